@@ -241,6 +241,34 @@ TRIAL: Mapping[str, Any] = {
     "is_best": True,
 }
 
+_STARTS = {"count": 120, "median_s": 42.0, "p90_s": 310.0, "median_ahead_s": 1260.0}
+_ROUND = {
+    "number": 4711,
+    "made_at": STEPPED,
+    "started": [JOB_ID],
+    "grew": [],
+    "shrank": [],
+    "left": [],
+    "failed": [],
+    "num_changes": 1,
+    "num_waiting": 9,
+    "num_running": 3,
+}
+_DECIDED = {
+    "job_id": JOB_ID,
+    "decision": "start",
+    "reason": None,
+    "num_workers": 2,
+    "node_ids": ["a1"],
+    "because_of": None,
+    "queue": "default",
+    "owner": "ann",
+    "priority": 50,
+    "left_s": 600.0,
+    "waited_s": 12.5,
+}
+
+
 VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Job": JOB,
     "JobPage": {"items": [JOB], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
@@ -397,8 +425,42 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "blocked_by": [OTHER_ID],
         "ahead": [_OTHER_JOB | {"id": NEXT_ID, "name": "wine", "state": "QUEUED"}],
         "running": [_OTHER_JOB],
+        "favoured": [
+            {
+                "code": "other_quota",
+                "message": "jobs within the quota of the queue 'night' come first",
+            }
+        ],
         "expected_start_at": "2026-11-21T09:45:00Z",
+        "start": {
+            "at": "2026-11-21T09:45:00Z",
+            "not_before": None,
+            "reason": None,
+            "num_assumed": 1,
+            "made_at": STEPPED,
+            "first_at": "2026-11-21T09:50:00Z",
+        },
+        "end": None,
+        "counterfactuals": [
+            {
+                "message": "starts now with 2 workers",
+                "at": STEPPED,
+                "num_workers": 2,
+                "queue": None,
+                "priority": None,
+            }
+        ],
+        "forecast_error": _STARTS,
     },
+    "DecisionPage": {"items": [_ROUND], "next_before": None},
+    "ReplayedDecision": {
+        **_ROUND,
+        "nodes": {"a1": {"CPU": 8.0, "GPU": 4.0}},
+        "is_same": True,
+        "decided": [_DECIDED],
+        "replayed": [_DECIDED],
+    },
+    "ForecastErrors": {"starts": _STARTS, "ends": {**_STARTS, "count": 90, "median_s": 31.0}},
     "Cluster": {
         "connected": True,
         "reason": None,
@@ -538,6 +600,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "queue_not_found": {
         "detail": "there is no queue 'night'",
         "hint": "`dray queue ls` shows the queues there are",
+    },
+    "decision_not_found": {
+        "detail": "no round 17 of the scheduler is kept",
+        "hint": "rounds are kept for 6 hours",
     },
     "unknown_queue": {
         "detail": "there is no queue 'nigth'; there are default, night",

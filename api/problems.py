@@ -36,6 +36,7 @@ STATUS: Mapping[str, int] = {
     "drill_not_found": 404,
     "code_not_found": 404,
     "queue_not_found": 404,
+    "decision_not_found": 404,
     "array_not_found": 404,
     "sweep_not_found": 404,
     "not_found": 404,

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from dray import functions, views
-from dray._http import costs, fault_injection, queues, sweeps
+from dray._http import costs, fault_injection, outlook, queues, sweeps
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import AsyncDriver
@@ -60,6 +60,9 @@ class AsyncClient:
 
     async def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
         return await self._driver.run(self._flows.submit(spec, idempotency_key))
+
+    async def dry_run(self, spec: Spec) -> views.Explanation:
+        return await self._driver.run(self._flows.dry_run(spec))
 
     async def upload_code(
         self,
@@ -284,6 +287,17 @@ class AsyncClient:
         until: datetime | None = None,
     ) -> views.CostReport:
         return await self._driver.run(costs.report(self._flows, by, since, until))
+
+    async def decisions(
+        self, *, before: int | None = None, limit: int = 100
+    ) -> list[views.Decision]:
+        return await self._driver.run(outlook.decisions(self._flows, before, limit))
+
+    async def decision(self, number: int) -> views.ReplayedDecision:
+        return await self._driver.run(outlook.decision(self._flows, number))
+
+    async def forecast_errors(self) -> views.ForecastErrors:
+        return await self._driver.run(outlook.forecast_errors(self._flows))
 
     async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
         return await self._driver.run(fault_injection.preempt(self._flows, job_id, grace_s))

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from dray import functions, views
-from dray._http import costs, fault_injection, queues, sweeps
+from dray._http import costs, fault_injection, outlook, queues, sweeps
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import SyncDriver
@@ -88,6 +88,11 @@ class Client:
         the field at fault, Unsatisfiable if the cluster could never run it.
         """
         return self._driver.run(self._flows.submit(spec, idempotency_key))
+
+    def dry_run(self, spec: Spec) -> views.Explanation:
+        """Whether and when the job would start if it were submitted now, and what would have it
+        start earlier; nothing is stored. Raises what `submit` raises."""
+        return self._driver.run(self._flows.dry_run(spec))
 
     def upload_code(
         self,
@@ -400,6 +405,20 @@ class Client:
         time zone; by default since this month began, in UTC. Admins see everybody's costs, others
         their own."""
         return self._driver.run(costs.report(self._flows, by, since, until))
+
+    def decisions(self, *, before: int | None = None, limit: int = 100) -> list[views.Decision]:
+        """The newest rounds of the scheduler that changed something, of the last hours; with
+        `before` those of lower numbers."""
+        return self._driver.run(outlook.decisions(self._flows, before, limit))
+
+    def decision(self, number: int) -> views.ReplayedDecision:
+        """A round of the scheduler: its view of the jobs, its decisions, and those of the policy on
+        the same view now. Raises DecisionNotFound if that round is not kept."""
+        return self._driver.run(outlook.decision(self._flows, number))
+
+    def forecast_errors(self) -> views.ForecastErrors:
+        """How far off the forecasts of starts and ends were of the last 7 days."""
+        return self._driver.run(outlook.forecast_errors(self._flows))
 
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
         """Have a job save a checkpoint within `grace_s` seconds (by default the server's setting),

@@ -51,6 +51,7 @@
           |   + DrillNotFound        drill_not_found
           |   + CodeNotFound         code_not_found
           |   + QueueNotFound        queue_not_found
+          |   + DecisionNotFound     decision_not_found
           |   + ArrayNotFound        array_not_found
           |   + SweepNotFound        sweep_not_found
           |   + RouteNotFound        not_found
@@ -430,6 +431,12 @@ class QueueNotFound(NotFound):
     """There is no queue of this name."""
 
     code = "queue_not_found"
+
+
+class DecisionNotFound(NotFound):
+    """No round of the scheduler of this number is kept."""
+
+    code = "decision_not_found"
 
 
 class ArrayNotFound(NotFound):

@@ -42,7 +42,9 @@ from service.jobs.status_cache import StatusCache
 from service.lifecycle import preemption
 from service.loops.autoscaler import Autoscaler
 from service.loops.cluster_watcher import NOT_ASKED, ClusterWatcher
+from service.loops.decision_recorder import DecisionRecorder
 from service.loops.fencing import LoopDatabase
+from service.loops.forecaster import Forecaster
 from service.loops.launches import Launches
 from service.loops.leader import Leader, Loops
 from service.loops.reconciler import Reconciler
@@ -175,6 +177,7 @@ class Runtime:
         self._launches = launches = Launches()
         self.watch = watch = ClusterWatcher(database, cluster, signals, settings, timings)
         self._autoscaler = Autoscaler(database, cluster, settings, timings)
+        recorder = DecisionRecorder(database)
         scheduler = Scheduler(
             database,
             cluster,
@@ -187,17 +190,21 @@ class Runtime:
             self._halted,
             self.prices,
             self._autoscaler,
+            recorder,
         )
         reconciler = Reconciler(
             *(database, cluster, self.storage, launches, signals, settings, timings),
             self.prices,
         )
+        forecaster = Forecaster(database, lambda: scheduler.view, signals, timings)
         retention = Retention(self.database, self.jobs.storage_watch, self.jobs, settings, timings)
         return [
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),
             ("reconciler", reconciler.run()),
             ("autoscaler", self._autoscaler.run()),
+            ("forecaster", forecaster.run()),
+            ("decision recorder", recorder.run()),
             ("retention", retention.run()),
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
@@ -72,14 +72,24 @@ class ListQuery(Query):
     """`next_cursor` of the previous page; the filters must be the same."""
 
 
+OF_A_DRY_RUN: dict[int | str, dict[str, Any]] = {
+    200: {"model": views.Explanation, "description": "Of a dry run"}
+}
+
+
+class SubmitQuery(Query):
+    dry_run: bool = False
+    """Answer whether and when the job would start, and store nothing."""
+
+
 @router.post(
     "",
     operation_id="submit_job",
     status_code=201,
     response_model=views.Job,
     openapi_extra=JOB_SPEC_BODY,
-    dependencies=[NoParameters],
-    responses=declare(
+    responses=OF_A_DRY_RUN
+    | declare(
         "malformed_request",
         "body_too_large",
         "unsupported_media_type",
@@ -110,16 +120,22 @@ async def submit(
     context: TheContext,
     jobs: TheJobs,
     owner: Caller,
+    query: Annotated[SubmitQuery, QueryParameters()],
     idempotency_key: KeyHeader = None,
 ) -> Response:
     """Queue a job, or with `array` or `sweep` many, of which the answer is the one of index 0.
 
     With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document
     again answers with the job of the first request.
+
+    With `dry_run=true` the document is checked as it would be and nothing is stored: the answer is
+    200 and the explanation that the job would have, with its expected start.
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
     _refuse_functions(spec, context.runtime.settings)
+    if query.dry_run:
+        return fresh(await jobs.dry_run(spec, owner=owner, project=DEFAULT_PROJECT), 200)
     job, _created = await jobs.submit(
         spec,
         owner=owner,

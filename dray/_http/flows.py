@@ -140,6 +140,11 @@ class Flows(Calls):
         content = _as_json(spec)
         return (yield from self.read(views.Job, Call("POST", "/v1/jobs", (), headers, content)))
 
+    def dry_run(self, spec: Spec) -> Flow[views.Explanation]:
+        headers = {"Content-Type": "application/json"}
+        call = Call("POST", "/v1/jobs", params(dry_run="true"), headers, _as_json(spec))
+        return (yield from self.read(views.Explanation, call))
+
     def upload_code(self, packed: PackedCode, on_progress: OnUpload | None) -> Flow[views.Code]:
         return code.upload(self, packed, on_progress)
 

@@ -10,6 +10,7 @@ import typer
 from dray.cli import exits
 from dray.cli.base import WrongUsage, app
 from dray.cli.commands import costs as _costs  # noqa: F401  registers its commands
+from dray.cli.commands import decisions as _decisions  # noqa: F401  registers its commands
 from dray.cli.commands import documents as _documents  # noqa: F401  registers its commands
 from dray.cli.commands import fault_injection as _faults  # noqa: F401  registers its commands
 from dray.cli.commands import jobs as _jobs  # noqa: F401  registers its commands

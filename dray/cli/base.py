@@ -18,6 +18,7 @@ from dray.cli.completion import job_ids
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from dray._http.transport import Retry
     from dray.client import Client
 
 ORDER = (
@@ -113,11 +114,12 @@ def server_url() -> str:
 
 
 @contextmanager
-def connect() -> Iterator[Client]:
+def connect(retry: Retry | None = None) -> Iterator[Client]:
+    """retry: of calls that fail; None for the client's own rule."""
     _travel_light()
     from dray.client import Client
 
-    with Client(_url) as client:
+    with Client(_url, retry=retry) as client:
         yield client
 
 

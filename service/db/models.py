@@ -59,6 +59,10 @@ class DeploymentRow(Base):
     created_at: Mapped[datetime]
 
 
+FIRST_POSITIONS = "position <= 20"
+"""The jobs that an explanation names of those ahead. They alone are in an index by their position,
+since each start changes the positions of all."""
+
 _LISTED_BY = ("name", "owner", "project", "queue", "state")
 
 
@@ -94,6 +98,12 @@ class JobRow(Base):
                 ("uq_jobs_array_id_array_index", ("array_id", "array_index")),
                 ("ix_jobs_array_id_state_array_index", ("array_id", "state", "array_index")),
             )
+        ),
+        Index(
+            "ix_jobs_first_positions",
+            "position",
+            sqlite_where=text(FIRST_POSITIONS),
+            postgresql_where=text(FIRST_POSITIONS),
         ),
         Index(
             "ix_jobs_array_head",
@@ -141,7 +151,12 @@ class JobRow(Base):
     reason_code: Mapped[str] = mapped_column(String(64))
     reason_message: Mapped[str]
     position: Mapped[int | None]
+    """The place of a waiting job in the newest plan, from 1."""
     blocked_by: Mapped[list[Any]]
+    kept_back_s: Mapped[float] = mapped_column(server_default=text("0"))
+    """Seconds in which the waiting job was held, waited for others to end, or for its array."""
+    kept_back_since: Mapped[datetime | None]
+    """Since when it is kept back now."""
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
@@ -200,6 +215,73 @@ class QueueRow(Base):
     max_priority: Mapped[int] = mapped_column(server_default=text("100"))
     budget: Mapped[float | None]
     monthly_budget: Mapped[float | None]
+
+
+class ForecastRow(Base):
+    """When an attempt was expected to start or to end, and when it did.
+
+    A row that is still open is of an attempt that has not started, or ended, yet.
+    """
+
+    __tablename__ = "forecasts"
+    __table_args__ = (
+        Index(
+            "ix_forecasts_open",
+            "of",
+            sqlite_where=text("came_at IS NULL"),
+            postgresql_where=text("came_at IS NULL"),
+        ),
+        Index(
+            "ix_forecasts_came_at",
+            "came_at",
+            sqlite_where=text("came_at IS NOT NULL"),
+            postgresql_where=text("came_at IS NOT NULL"),
+        ),
+    )
+    job_id: Mapped[str] = _job_key()
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """The one that starts or ends; of a waiting job the one after its newest."""
+    of: Mapped[str] = mapped_column(String(8), primary_key=True)
+    """`start` or `end`."""
+    expected_at: Mapped[datetime | None]
+    not_before: Mapped[datetime | None]
+    """Where no time is known, until when the forecast has reached."""
+    code: Mapped[str | None] = mapped_column(String(64))
+    """With `message` why no time is known."""
+    message: Mapped[str | None]
+    num_assumed: Mapped[int]
+    """Jobs of unknown length that the forecast made an assumption for."""
+    made_at: Mapped[datetime]
+    first_expected_at: Mapped[datetime | None]
+    """The first time that was told; its error is measured."""
+    first_made_at: Mapped[datetime | None]
+    came_at: Mapped[datetime | None]
+
+
+class OutlookRow(Base):
+    """The situation that the newest forecast began with, and errors of earlier ones; one row."""
+
+    __tablename__ = "outlook"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    made_at: Mapped[datetime]
+    situation: Mapped[bytes]
+    """`service.outlook.codec`; of many waiting jobs those that come first."""
+    errors: Mapped[dict[str, Any]]
+    """`views.ForecastErrors`."""
+
+
+class DecisionRow(Base):
+    """A round of the scheduler that changed something, kept for some hours."""
+
+    __tablename__ = "decisions"
+    __table_args__ = (Index("ix_decisions_made_at", "made_at"), {"sqlite_autoincrement": True})
+    number: Mapped[int] = mapped_column(BigId, primary_key=True)
+    made_at: Mapped[datetime]
+    summary: Mapped[dict[str, Any]]
+    """Jobs that started, grew and left, and how many waited."""
+    size_bytes: Mapped[int]
+    record: Mapped[bytes]
+    """The situation and the decisions: `service.outlook.codec`."""
 
 
 class JobLabelRow(Base):

@@ -10,6 +10,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         DrillNotFound       drill_not_found
         CodeNotFound        code_not_found
         QueueNotFound       queue_not_found
+        DecisionNotFound    decision_not_found
         ArrayNotFound       array_not_found
         SweepNotFound       sweep_not_found
       Conflict
@@ -98,6 +99,12 @@ class QueueNotFound(NotFound):
     """There is no queue of this name."""
 
     code = "queue_not_found"
+
+
+class DecisionNotFound(NotFound):
+    """No round of the scheduler of this number is kept, or it can't be read."""
+
+    code = "decision_not_found"
 
 
 class ArrayNotFound(NotFound):

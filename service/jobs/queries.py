@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
@@ -13,7 +12,7 @@ from dray.views import JobState
 from service.checkpoints import catalog
 from service.config.node_types import without_labels
 from service.config.settings import Settings
-from service.db.models import AttemptRow, CheckpointRow, JobRow
+from service.db.models import AttemptRow, CheckpointRow
 from service.db.notifications import Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
@@ -24,13 +23,13 @@ from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.errors import ArtifactNotFound, CodeNotFound
-from service.domain.ids import is_array_id
 from service.domain.scheduling import policy
 from service.ingest import hangs, silent_processes
 from service.jobs import serializers
 from service.jobs.service import found, not_found
 from service.lifecycle import resizing
 from service.nodes import quarantine
+from service.outlook import answers, decisions, forecasts
 from service.storage.storage import Storage
 from service.telemetry import log_reader, metric_reader
 
@@ -52,6 +51,7 @@ class Queries:
         self._storage = storage
         self._signals = signals
         self._settings = settings
+        self._answers = answers.Answers()
 
     async def metrics(
         self,
@@ -226,7 +226,8 @@ class Queries:
 
     async def explain(self, job_id: str) -> views.Explanation:
         """Why the job is in its state, and why its group is smaller than it should be; while the
-        job waits also its place, and the jobs in its way."""
+        job waits also its place, the jobs in its way, when it is expected to start, and what would
+        have it start; while it has slots, when it is expected to end."""
 
         def work(session: Session) -> views.Explanation:
             row = found(session, job_id)
@@ -239,9 +240,10 @@ class Queries:
             hung = faults_repository.has_hung(session, job_id, row.attempt)
             hang = hangs.how_to_see(job_id) if hung else None
             message = "; ".join(filter(None, (row.reason_message, smaller, silent, away, hang)))
-            num_ahead, ahead = (
-                repository.ahead_of(session, row, MAX_NAMED) if is_queued else (0, [])
-            )
+            now = self._database.time(session)
+            start, end = forecasts.of_job(session, row)
+            position = row.position if is_queued else None
+            ahead = [] if position is None else repository.first_in_queue(session, position)
             waits_for = blocked_by or in_its_way
             running = (
                 repository.holding_slots(session, waits_for, MAX_NAMED)
@@ -251,15 +253,35 @@ class Queries:
             return views.Explanation(
                 state=row.state,
                 reason=views.Reason(code=row.reason_code, message=message),
-                position=num_ahead + 1 if is_queued and row.held_by is None else None,
+                position=position,
                 queue_length=repository.count_queued(session) if is_queued else None,
                 blocked_by=waits_for,
                 ahead=[serializers.other_job(other) for other in ahead],
                 running=[serializers.other_job(other) for other in running if other.id != job_id],
-                expected_start_at=_expected_start(session, blocked_by),
+                favoured=self._answers.favoured(session, row, now) if is_queued else [],
+                expected_start_at=start and start.at,
+                start=start,
+                end=end,
+                counterfactuals=(
+                    self._answers.counterfactuals(session, row, now) if is_queued else []
+                ),
+                forecast_error=answers.error_of(session, row.state),
             )
 
         return await self._database.read(work)
+
+    async def decisions(self, *, before: int | None = None, limit: int = 100) -> views.DecisionPage:
+        """The newest rounds of the scheduler that are kept, or those before a number."""
+        return await self._database.read(lambda s: decisions.page(s, before, limit))
+
+    async def decision(self, number: int) -> views.ReplayedDecision:
+        """A round of the scheduler, and the decisions of the policy on it now. DecisionNotFound if
+        that round is not kept."""
+        return await self._database.read(lambda s: decisions.replay(s, number))
+
+    async def forecast_errors(self) -> views.ForecastErrors:
+        """How far off the forecasts of starts and ends were of late."""
+        return await self._database.read(answers.errors)
 
     async def cluster(self) -> views.Cluster:
         """The cluster as it was last seen, and the jobs on each node as the database has them."""
@@ -327,29 +349,6 @@ def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
     if not is_live or cluster is None or cluster.connected:
         return ""
     return f"the cluster does not answer: {cluster.reason}"
-
-
-def _expected_start(session: Session, blocked_by: Sequence[str]) -> datetime | None:
-    """When the last of the jobs in the way must have ended, if each of them has a time limit."""
-    ends: list[datetime] = []
-    for job_id in blocked_by:
-        if is_array_id(job_id):
-            return None
-        job = repository.get(session, job_id)
-        if job is None or job.state.is_terminal:
-            continue
-        end = _must_end_by(job, attempts_repository.get(session, job_id, job.attempt))
-        if end is None:
-            return None
-        ends.append(end)
-    return max(ends, default=None)
-
-
-def _must_end_by(job: JobRow, attempt: AttemptRow | None) -> datetime | None:
-    if job.max_runtime_s is None or attempt is None or attempt.finished_at is not None:
-        return None
-    since = attempt.started_at or attempt.created_at
-    return since + timedelta(seconds=max(0.0, job.max_runtime_s - job.runtime_used_s))
 
 
 def _nodes(session: Session) -> list[views.NodeSlots]:

@@ -93,7 +93,7 @@ def _progress(row: JobRow | Row[Any], is_silent: bool) -> views.Progress | None:
     return views.Progress(**shown) if shown else None
 
 
-def other_job(row: JobRow) -> views.OtherJob:
+def other_job(row: Row[Any]) -> views.OtherJob:
     return views.OtherJob(
         id=row.id,
         name=row.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +28,7 @@ from service.db.repositories import jobs as repository
 from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain.errors import (
+    CodeUnfit,
     JobFinished,
     JobLive,
     NotFound,
@@ -44,13 +46,34 @@ from service.lifecycle import dependencies
 from service.lifecycle.transitions import move
 from service.nodes import node_table
 from service.nodes.gpu_capabilities import refuse_missing_precision
-from service.planning.service import Plans
+from service.outlook.answers import Answers
+from service.planning.service import Plans, Resolved
 from service.queues import admission
 from service.storage.quota import StorageWatch, refuse_if_full
 from service.storage.storage import Storage
 from service.sweeps import submitting
+from service.sweeps.submitting import Trials
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _CheckedDocument:
+    """A document after the checks that need no transaction."""
+
+    resolved: Resolved
+    unfit: CodeUnfit | None
+    """Why its code can't run, which is told after what is wrong with the job itself."""
+    trials: Trials | None
+    """Those of a sweep."""
+
+
+class _NothingStored(Exception):
+    """Ends the transaction of a dry run."""
+
+    def __init__(self, answer: views.Explanation) -> None:
+        super().__init__("a dry run stores nothing")
+        self.answer = answer
 
 
 class Jobs:
@@ -72,6 +95,7 @@ class Jobs:
         self._clock = clock or database.clock
         self._keys_in_flight = KeysInFlight()
         self._plans = Plans(database)
+        self._answers = Answers()
         self.storage_watch = StorageWatch(database, storage, settings)
         self.code = CodeUploads(database, storage, settings, clock=clock)
         self.arrays = arrays.Arrays(database, storage, self._clock)
@@ -101,13 +125,7 @@ class Jobs:
         or has ended badly;
         IdempotencyMismatch if the key was used for another request.
         """
-        await data_policy.refuse_forbidden(spec, data_policy.policy_of(self._settings))
-        resolved = await self._plans.resolve_parallelism(spec)
-        spec = resolved.spec
-        unfit = await entrypoints.why_unfit(self.code, spec.script, owner)
-        unfit = unfit or await models.why_unfit(self.code, spec, owner, self._settings.storage_url)
-        arrays.refuse_too_large(spec, self._settings)
-        trials = await submitting.trials_of(spec)
+        prepared = await self._prepared(spec, owner)
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
 
@@ -119,25 +137,9 @@ class Jobs:
                 earlier = reserve(session, owner, idempotency, job_id, now)
                 if earlier is not None:
                     return serializers.job(session, found(session, earlier)), False
-            if resolved.refusal is not None:
-                raise resolved.refusal
-            request = policy.request_of(spec.resources, spec.elastic)
-            queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
-            admission.refuse_priority(queue, spec.priority)
-            _refuse_impossible(session, request, self._settings)
-            for one in submitting.with_each_precision(spec):
-                refuse_missing_precision(session, one)
-            refuse_if_full(session)
-            if unfit is not None:
-                raise unfit
-            _use_code(session, spec, owner, now)
-            origin = init_from.resolve(session, spec)
-            after = dependencies.hold(session, spec)
-            row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
-            if trials is not None:
-                row.spec = trials.document(0)
-            event = _submitted(row, resolved.explanation, actor, now)
-            arrays.insert(session, row, spec, trials, event, now)
+            row, after = self._accepted(session, prepared, job_id, owner, project, now)
+            event = _submitted(row, prepared.resolved.explanation, actor, now)
+            arrays.insert(session, row, prepared.resolved.spec, prepared.trials, event, now)
             dependencies_repository.insert_all(session, row.array_id or job_id, after)
             notify(session, job_id, QUEUE)
             session.flush()
@@ -145,6 +147,68 @@ class Jobs:
 
         with self._keys_in_flight.holding(owner, idempotency):
             return await self._database.write(work)
+
+    async def dry_run(
+        self, spec: JobSpec, *, owner: str = "default", project: str = "default"
+    ) -> views.Explanation:
+        """Whether and when the job would start if it were submitted now; of an array, its first.
+        Nothing is stored. The errors are those of `submit`."""
+        prepared = await self._prepared(spec, owner)
+        now = self._clock()
+        job_id = new_job_id(now)
+
+        def work(session: Session) -> views.Explanation:
+            row, after = self._accepted(session, prepared, job_id, owner, project, now)
+            at = self._database.time(session)
+            raise _NothingStored(self._answers.of_unsubmitted(session, row, after, at))
+
+        # The checks of a submit take locks and count uses, so they are made in a transaction that
+        # writes, and that never commits.
+        try:
+            return await self._database.write(work)
+        except _NothingStored as done:
+            return done.answer
+
+    async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
+        """The checks that need no transaction."""
+        await data_policy.refuse_forbidden(spec, data_policy.policy_of(self._settings))
+        resolved = await self._plans.resolve_parallelism(spec)
+        spec = resolved.spec
+        unfit = await entrypoints.why_unfit(self.code, spec.script, owner)
+        unfit = unfit or await models.why_unfit(self.code, spec, owner, self._settings.storage_url)
+        arrays.refuse_too_large(spec, self._settings)
+        return _CheckedDocument(resolved, unfit, await submitting.trials_of(spec))
+
+    def _accepted(
+        self,
+        session: Session,
+        prepared: _CheckedDocument,
+        job_id: str,
+        owner: str,
+        project: str,
+        now: datetime,
+    ) -> tuple[JobRow, list[tuple[str, bool]]]:
+        """The job's row, which is not added yet, and what it starts after; or the errors of
+        `submit`."""
+        spec = prepared.resolved.spec
+        if prepared.resolved.refusal is not None:
+            raise prepared.resolved.refusal
+        request = policy.request_of(spec.resources, spec.elastic)
+        queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
+        admission.refuse_priority(queue, spec.priority)
+        _refuse_impossible(session, request, self._settings)
+        for one in submitting.with_each_precision(spec):
+            refuse_missing_precision(session, one)
+        refuse_if_full(session)
+        if prepared.unfit is not None:
+            raise prepared.unfit
+        _use_code(session, spec, owner, now)
+        origin = init_from.resolve(session, spec)
+        after = dependencies.hold(session, spec)
+        row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
+        if prepared.trials is not None:
+            row.spec = prepared.trials.document(0)
+        return row, after
 
     async def get(self, job_id: str) -> views.Job:
         """NotFound if there is no such job."""
@@ -350,6 +414,7 @@ def _new_row(
         reason_code="submitted",
         reason_message="waits for the scheduler's first look",
         blocked_by=[],
+        kept_back_s=0.0,
         attempt=0,
         world_size=request.num_workers,
         yields=spec.script is None,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.spec import JobSpec
@@ -38,6 +39,9 @@ from service.domain.scheduling.slots import workers
 from service.domain.states import STOPPED_EARLY, Trigger, transition
 from service.lifecycle import dependencies, held_slots, sweeps
 
+KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
+"""Why a job waits that could not start if all slots were free: it is not waiting for its turn."""
+
 
 def move(
     session: Session,
@@ -64,6 +68,7 @@ def move(
         "position": None,
         "blocked_by": [],
         "held_by": None,
+        **_not_kept_back(job, now),
         **(values or {}),
     }
     if after.is_terminal:
@@ -272,20 +277,28 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
         # A job that was held or released since the plan saw it has told why by itself.
         if row is None or (row.held_by is None) == (wait.reason.code == HELD):
             continue
+        is_kept_back = wait.reason.code in KEPT_BACK
+        kept_back = _kept_back(row, now) if is_kept_back else _not_kept_back(row, now)
         shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))
-        if shown == (wait.reason.code, wait.reason.message, wait.position, wait.blocked_by):
+        is_as_shown = shown == (
+            wait.reason.code,
+            wait.reason.message,
+            wait.position,
+            wait.blocked_by,
+        )
+        if is_as_shown and is_kept_back == (row.kept_back_since is not None):
             continue
         if wait.reason.code == BUDGET_USED_UP != row.reason_code:
             stopped[wait.job_id] = wait.reason.message
-        notes.append(
-            {
-                "job_id": wait.job_id,
-                "new_reason_code": wait.reason.code,
-                "new_reason_message": wait.reason.message,
-                "new_position": wait.position,
-                "new_blocked_by": list(wait.blocked_by),
-            }
-        )
+        note = {
+            "reason_code": wait.reason.code,
+            "reason_message": wait.reason.message,
+            "position": wait.position,
+            "blocked_by": list(wait.blocked_by),
+            **kept_back,
+        }
+        new = {f"new_{name}": value for name, value in note.items()}
+        notes.append({"job_id": wait.job_id, **new})
     repository.note_waiting(session, notes)
     _tell_stopped(session, stopped, now)
     touch(session, *(note["job_id"] for note in notes))
@@ -315,6 +328,18 @@ def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) 
     ]
     arrays_repository.add_events(session, rows)
     notify(session, *(topic for row in changed for topic in (row.id, events_of(row.id))))
+
+
+def _kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
+    """Columns of a job that could not start now, were all slots free."""
+    return {"kept_back_s": job.kept_back_s, "kept_back_since": job.kept_back_since or now}
+
+
+def _not_kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
+    """Columns of one that could."""
+    since = job.kept_back_since
+    more_s = 0.0 if since is None else max(0.0, (now - since).total_seconds())
+    return {"kept_back_s": job.kept_back_s + more_s, "kept_back_since": None}
 
 
 def fail_impossible(

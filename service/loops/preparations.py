@@ -279,6 +279,8 @@ class EnvironmentGate:
         """Of the jobs and groups that are held."""
         self._ready: dict[str, tuple[NodeEnvironment, ...]] = {}
         self._told: set[str] = set()
+        self.seen: policy.Snapshot | None = None
+        """The snapshot of the last question to the policy, with the jobs that wait for a node."""
 
     def close(self) -> None:
         self._preparations.close()
@@ -298,7 +300,8 @@ class EnvironmentGate:
         for _ in range(MAX_PLANS):
             queue = tuple(replace(j, preparing=waiting.get(j.job_id)) for j in snapshot.queue)
             growing = tuple(g for g in snapshot.growing if g.job_id not in waiting)
-            decisions = policy.plan(replace(snapshot, queue=queue, growing=growing), now)
+            self.seen = replace(snapshot, queue=queue, growing=growing)
+            decisions = policy.plan(self.seen, now)
             held = await self._held(decisions, attempts, names)
             decisions = [d for d in decisions if not _is_for(d, held)]
             if not held:

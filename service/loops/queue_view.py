@@ -24,7 +24,7 @@ from service.domain.scheduling import forecast, policy
 from service.domain.scheduling.dependencies import ArrayLimit, Dependency
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
-from service.loops.earlier_runs import Kind, Runs
+from service.outlook.earlier_runs import Kind, Runs
 
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
@@ -85,7 +85,7 @@ def snapshot(
             request=policy.Request(job.num_workers, job.bundle, job.min_workers),
             not_before=job.not_before if job.not_before and job.not_before > now else None,
             left_s=_left_s(job, job.runtime_used_s, runs),
-            waited_s=(now - job.created_at).total_seconds() - job.runtime_used_s,
+            waited_s=_waited_s(job, now),
             yields=job.yields,
             ends_within_s=_ends_within_s(job),
             queue=job.queue,
@@ -146,7 +146,7 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         slices=slices,
         held_s=(now - attempt.created_at).total_seconds(),
         left_s=_left_s(job, used_s + ran_s, runs),
-        waited_s=(now - job.created_at).total_seconds() - used_s - ran_s,
+        waited_s=_waited_s(job, now) - ran_s,
         lost_s=0.0 if job.yields else ran_s,
         yields=job.yields,
         is_leaving=attempt.preempt_asked_at is not None or job.state is JobState.CANCELLING,
@@ -161,6 +161,16 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
 def _ends_within_s(job: Any) -> float | None:
     """An attempt is ended once all have run for `max_runtime_s` together."""
     return None if job.max_runtime_s is None else job.max_runtime_s - job.runtime_used_s
+
+
+def _waited_s(job: Any, now: datetime) -> float:
+    """Since it was submitted, without the time in which it ran or was kept back."""
+    since = job.kept_back_since
+    kept_back_s = float(job.kept_back_s)
+    if since is not None:
+        kept_back_s += (now - since).total_seconds()
+    there_s: float = (now - job.created_at).total_seconds()
+    return there_s - float(job.runtime_used_s) - kept_back_s
 
 
 def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:

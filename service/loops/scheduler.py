@@ -41,13 +41,16 @@ from service.lifecycle import preemption, resizing, transitions
 from service.loops import mtbf, preparations, queue_view
 from service.loops.autoscaler import Autoscaler
 from service.loops.cluster_watcher import ClusterWatcher
-from service.loops.earlier_runs import EarlierRuns
+from service.loops.decision_recorder import DecisionRecorder
 from service.loops.fencing import LoopDatabase
+from service.loops.forecaster import SchedulerView
 from service.loops.launches import Launches
 from service.loops.timings import LoopTimings
 from service.loops.trial_values import TrialValues
 from service.loops.used_shares import UsedShares
 from service.nodes import quarantine
+from service.outlook.decisions import SeenRound
+from service.outlook.earlier_runs import EarlierRuns
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +74,9 @@ class Scheduler:
         halted: asyncio.Event,
         prices: PricesFile,
         autoscaler: Autoscaler,
+        recorder: DecisionRecorder,
     ) -> None:
+        """recorder: keeps what it saw and decided."""
         self._database = database
         self._cluster = cluster
         self._watch = watch
@@ -82,6 +87,7 @@ class Scheduler:
         self._deployment_id = deployment_id
         self._halted = halted
         self._autoscaler = autoscaler
+        self._recorder = recorder
         self._impossible_since: dict[str, datetime] = {}
         self._earlier = EarlierRuns()
         self._used = UsedShares()
@@ -90,6 +96,8 @@ class Scheduler:
         """Slots that attempts held in the last round."""
         self._trial_values = TrialValues(database, signals)
         self._left_at: datetime | None = None
+        self.view: SchedulerView | None = None
+        """Its view in its last round."""
         self._gate = preparations.EnvironmentGate(
             database, preparations.Preparations(cluster, signals), settings
         )
@@ -122,6 +130,7 @@ class Scheduler:
             self._autoscaler.consider(snapshot, [], cluster, live, now)
             return 0
         decisions = await self._gate.plan(snapshot, now, cluster)
+        self._recorder.note(SeenRound(self._gate.seen or snapshot, tuple(decisions), now))
         decisions = self._autoscaler.consider(snapshot, decisions, cluster, live, now)
         have_run = {job.job_id for job in waiting if job.attempt > 0}
         decisions = [
@@ -153,21 +162,21 @@ class Scheduler:
         waiting, live = queue_view.snapshot(session, now, self._earlier.get(session, now))
         nodes = () if cluster is None else cluster.nodes
         total = order.total_of(node.resources for node in nodes if node.accepted)
-        snapshot = _snapshot(cluster, waiting, live)
-        if cluster is not None and cluster.shared and self._has_just_been_left(live, now):
-            leaving = tuple(
-                replace(job, spare=()) for job in snapshot.running if job.is_leaving or job.recalled
-            )
-            snapshot = replace(snapshot, running=leaving)
         queues = queues_repository.every(session)
         snapshot = replace(
-            snapshot,
+            _snapshot(cluster, waiting, live),
             queues=queues,
             used_up=self._budgets.get(session, queues, now),
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
             storage_problem=_storage_problem(session),
             to_come=self._autoscaler.expected(cluster),
         )
+        self.view = SchedulerView(snapshot, live, now)
+        if cluster is not None and cluster.shared and self._has_just_been_left(live, now):
+            leaving = tuple(
+                replace(job, spare=()) for job in snapshot.running if job.is_leaving or job.recalled
+            )
+            snapshot = replace(snapshot, running=leaving)
         return snapshot, live, now
 
     def _has_just_been_left(self, live: Sequence[queue_view.LiveAttempt], now: datetime) -> bool:

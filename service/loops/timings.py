@@ -43,6 +43,10 @@ class LoopTimings:
     """Between two renewals, of which two may be lost."""
     lease_retry_s: float = 1.0
     """Between two requests for the lease, at least, also where it is about to end."""
+    forecast_pause_s: float = 3.0
+    """Between two forecasts, at least."""
+    forecast_period_s: float = 15.0
+    """The same where nothing has changed in the queue."""
     retention_period_s: float = 10.0
     """Between two rounds of the retention loop."""
     expiry_period_s: float = 60.0

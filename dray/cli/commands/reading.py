@@ -22,6 +22,9 @@ if TYPE_CHECKING:
         Attempt,
         AutoscalingState,
         Event,
+        Explanation,
+        Forecast,
+        ForecastError,
         LogLine,
         NodeSlots,
         OtherJob,
@@ -84,13 +87,20 @@ def _event_line(event: Event) -> str:
 @app.command()
 def explain(job_id: JobId, as_json: AsJson = False) -> None:
     """Explain why a job is in its state."""
-    from dray.cli.display.output import say, write_json
+    from dray.cli.display.output import write_json
 
     with connect() as client:
         answer = client.explain(client.resolve(job_id))
     if as_json:
         write_json(answer)
-        return
+    else:
+        say_explanation(answer)
+
+
+def say_explanation(answer: Explanation) -> None:
+    """Say why a job waits or runs, until when, and what would change that."""
+    from dray.cli.display.output import say
+
     say(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
     if answer.position is not None:
         of = "" if answer.queue_length is None else f" of {answer.queue_length}"
@@ -108,8 +118,41 @@ def explain(job_id: JobId, as_json: AsJson = False) -> None:
     unnamed = set(answer.blocked_by) - {job.id for job in (*answer.ahead, *answer.running)}
     if unnamed:
         say(f"waits for: {', '.join(job_id for job_id in answer.blocked_by if job_id in unnamed)}")
-    if answer.expected_start_at is not None:
-        say(f"starts by: {answer.expected_start_at.isoformat()}")
+    for rule in answer.favoured:
+        say(f"order: {rule.message}")
+    for event, forecast in (("start", answer.start), ("end", answer.end)):
+        if forecast is not None:
+            say(f"expected {event}: {_expected(forecast)}")
+    if answer.forecast_error is not None and answer.forecast_error.count:
+        say(f"such forecasts were off by {_off(answer.forecast_error)}")
+    if answer.counterfactuals:
+        say("otherwise:")
+    for each in answer.counterfactuals:
+        say(f"  {each.message}", indent="    ")
+
+
+def _expected(forecast: Forecast) -> str:
+    """The time, and what the forecast assumes; or why nobody knows it."""
+    from dray.cli.display.output import cell
+
+    if forecast.at is None:
+        why = "nobody knows" if forecast.reason is None else forecast.reason.message
+        bound = forecast.not_before
+        return f"not known, {why}" + (f"; not before {cell(bound)}" if bound else "")
+    if not forecast.num_assumed:
+        return cell(forecast.at)
+    jobs = "1 job" if forecast.num_assumed == 1 else f"{forecast.num_assumed} jobs"
+    return f"{cell(forecast.at)}, if {jobs} of unknown length take as long as others of late"
+
+
+def _off(error: ForecastError) -> str:
+    from dray.cli.display.output import duration
+
+    median, most = error.median_s or 0.0, error.p90_s or 0.0
+    return (
+        f"{duration(median)} in the median, and {duration(most)} at most in nine of ten cases "
+        f"(of {error.count} in 7 days)"
+    )
 
 
 def _other(job: OtherJob) -> str:

@@ -85,7 +85,10 @@ def submit(
         bool, typer.Option("--watch", "-w", help="Show the job until it is over.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything here and send nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check everything, say when the job would start, and submit nothing."
+        ),
     ] = False,
     key: Annotated[
         str | None,
@@ -125,6 +128,8 @@ def submit(
     ]
     if dry_run:
         _check(document, source, packed, as_json)
+        if not as_json:
+            _forecast(document, packed, others)
         return
     with connect() as client:
         _name_others(client, document, others)
@@ -322,12 +327,35 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
     on = f"{workers} worker" if workers == 1 else f"{workers} workers"
     kind = "a job" if spec.array is None else f"an array of {spec.array.size}"
     kind = kind if spec.sweep is None else f"a sweep of {spec.num_jobs} trials"
-    say(f"{source} is {kind}: {what} on {on}. Nothing was sent.")
+    say(f"{source} is {kind}: {what} on {on}. Nothing was submitted.")
     if packed is not None:
         for file in packed.files:
             say(f"  {size(file.size_bytes):>9}  {file.path}")
         for entry in packed.left_out:
             say(f"  left out: {entry.path} {entry.why}")
+
+
+def _forecast(
+    document: dict[str, Any], packed: PackedCode | None, others: Sequence[tuple[str, str]]
+) -> None:
+    """Say whether and when the server would start the job, if a server answers."""
+    from dray._http.transport import Retry
+    from dray.cli.commands.reading import say_explanation
+    from dray.cli.display.output import say, warn
+    from dray.errors import TransportError
+
+    if packed is not None:  # which is not uploaded
+        part = "script" if "script" in document else "model"
+        document = {**document, part: {**document[part], "code": None}}
+    try:
+        with connect(Retry(patience_s=0.0)) as client:
+            _name_others(client, document, others)
+            explanation = client.dry_run(document)
+    except TransportError as error:
+        warn(f"nobody was asked when it would start: {error}")
+        return
+    say("If it were submitted now:")
+    say_explanation(explanation)
 
 
 @app.command("code")

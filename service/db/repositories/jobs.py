@@ -12,18 +12,17 @@ from sqlalchemy import (
     Row,
     Select,
     Update,
-    and_,
     bindparam,
     delete,
     func,
-    or_,
     select,
+    text,
     update,
 )
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
+from service.db.models import FIRST_POSITIONS, AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
 from service.db.repositories import sweeps
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
@@ -184,6 +183,7 @@ _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
     *("num_workers", "min_workers", "bundle", "not_before", "max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
+    *("kept_back_s", "kept_back_since"),
     *("reason_code", "reason_message", "position", "blocked_by"),
 )
 """Columns of a job that planning goes by."""
@@ -233,7 +233,10 @@ def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
 @cache
 def _note_waiting() -> Update:
     table = table_of(JobRow)
-    names = ("reason_code", "reason_message", "position", "blocked_by")
+    names = (
+        *("reason_code", "reason_message", "position", "blocked_by"),
+        *("kept_back_s", "kept_back_since"),
+    )
     return (
         update(table)
         .where(table.c.id == bindparam("job_id"), table.c.state == JobState.QUEUED)
@@ -262,40 +265,31 @@ def count_events_of_waiting(
     return found
 
 
-def ahead_of(session: Session, row: JobRow, limit: int) -> tuple[int, list[JobRow]]:
-    """How many jobs wait before this one and are not held, and the first of them."""
-    earlier = or_(
-        JobRow.priority > row.priority,
-        and_(
-            JobRow.priority == row.priority,
-            or_(
-                JobRow.rank < row.rank,
-                and_(JobRow.rank == row.rank, JobRow.number < row.number),
-            ),
-        ),
-    )
-    free = (JobRow.state == JobState.QUEUED, JobRow.held_by.is_(None), JobRow.deleted_at.is_(None))
-    which = (*free, earlier)
-    order = (JobRow.priority.desc(), JobRow.rank, JobRow.number)
-    first = select(JobRow).where(*which).order_by(*order)
-    count = session.scalar(select(func.count()).select_from(JobRow).where(*which))
-    return count or 0, list(session.scalars(first.limit(limit)))
+_NAMED: tuple[Any, ...] = (JobRow.id, JobRow.name, JobRow.state, JobRow.priority, JobRow.world_size)
+"""Columns of a job that the explanation of another names."""
+
+
+def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
+    """`_NAMED` of the first waiting jobs by the newest plan, up to 20, of those before this
+    position."""
+    # Only jobs that wait have a position; a condition on the state would mislead SQLite's planner.
+    query: Select[Any] = select(*_NAMED).where(text(FIRST_POSITIONS), JobRow.position < before)
+    return session.execute(query.order_by(JobRow.position, JobRow.number)).all()
 
 
 def count_queued(session: Session) -> int:
-    query = select(func.count()).select_from(JobRow)
-    return (
-        session.scalar(query.where(JobRow.state == JobState.QUEUED, JobRow.deleted_at.is_(None)))
-        or 0
-    )
+    # A job that waits is not deleted.
+    query = select(func.count()).select_from(JobRow).where(JobRow.state == JobState.QUEUED)
+    return session.scalar(query) or 0
 
 
-def holding_slots(session: Session, first: Sequence[str], limit: int) -> list[JobRow]:
-    """Jobs with an attempt that has not been seen gone: those of `first`, then the oldest."""
+def holding_slots(session: Session, first: Sequence[str], limit: int) -> Sequence[Row[Any]]:
+    """`_NAMED` of jobs with an attempt that has not been seen gone: those of `first`, then the
+    oldest."""
     live = select(AttemptRow.job_id).where(AttemptRow.finished_at.is_(None))
-    query = select(JobRow).where(JobRow.id.in_(live))
+    query: Select[Any] = select(*_NAMED).where(JobRow.id.in_(live))
     order = (JobRow.id.in_(first).desc(), JobRow.number)
-    return list(session.scalars(query.order_by(*order).limit(limit)))
+    return session.execute(query.order_by(*order).limit(limit)).all()
 
 
 def starting_from(session: Session, job_id: str) -> list[str]:

@@ -20,6 +20,9 @@ of all others. After the queue: an elastic group that trains below its size gets
 waiting job has reserved, by priority, then first come first served. Here jobs that back off reserve
 slots, too: a job that starts before them ends some day, but a group keeps what it has grown into.
 
+A job that backs off reserves nothing before the queue has been served, unless it is tried again
+soon: it was not at fault, as one whose node was lost, and keeps its place.
+
 A job that is held, that the limits of its queue keep back (`limits`), that waits for others to end,
 or whose array runs as many jobs as it may, reserves nothing.
 """
@@ -79,7 +82,8 @@ class WaitingJob:
     left_s: float | None = None
     """Seconds that it has left once it runs; None where nobody knows."""
     waited_s: float = math.inf
-    """Since it was submitted, without the time in which it ran."""
+    """Since it was submitted, without the time in which it ran, was held, waited for others to end
+    or for its array."""
     yields: bool = False
     """It saves its state when it is asked to leave its slots, and goes on from there."""
     ends_within_s: float | None = None
@@ -204,6 +208,8 @@ class Stay:
 
 Decision = Start | Wait | Impossible | Grow | Stay | Preempt | Shrink
 
+SOON_S = 15.0
+"""A job that backs off for no longer keeps its place: it was not at fault, or not often."""
 MAX_PREEMPTED = 100
 """Jobs that one plan asks for slots: those that are still in the way are asked by the next."""
 
@@ -448,7 +454,7 @@ class _Round:
         if (impossible := self._never_fits(gang)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
-            self._backing_off.append((job, gang))
+            self._back_off(job, gang, job.not_before)
             message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
             return Wait(job.job_id, Reason("backing_off", message), position)
         if job.array is not None and self._is_full(job.array):
@@ -487,6 +493,27 @@ class _Round:
         self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
         self._backfill.block(kind, least, rank)
         return Wait(job.job_id, reason, position, ahead)
+
+    def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
+        """Let a job that is tried again soon keep its place, as if it waited for slots."""
+        kind, most = gang.kind, gang.request.num_workers
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is not None:
+            most = min(most, limits.room(job.job_id, kind, gang.least).workers)
+        is_full = job.array is not None and self._is_full(job.array)
+        is_soon = (until - self._now).total_seconds() <= SOON_S
+        if not is_soon or is_full or most < gang.least:
+            self._backing_off.append((job, gang))
+            return
+        if limits is not None:
+            limits.keep_place(job.job_id, kind, most)
+        offer = self._passable if job.yields else self._open
+        slices = offer.now.pack_most(kind, gang.least, most)
+        if slices is None:
+            self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
+        else:
+            self._stock.promise(kind, slices)
+            self._obstacles.block(job.job_id, kind)
 
     def _never_fits(self, gang: Gang) -> Reason | None:
         if self._stock.whole(gang.kind) >= gang.least:

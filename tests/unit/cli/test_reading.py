@@ -19,10 +19,11 @@ def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
     def command(answer: dict[str, Any], *arguments: str) -> list[str]:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
-        monkeypatch.setattr(
-            "dray.cli.commands.reading.connect",
-            lambda: Client("http://localhost", transport=transport),
-        )
+        for module in ("reading", "decisions"):
+            monkeypatch.setattr(
+                f"dray.cli.commands.{module}.connect",
+                lambda: Client("http://localhost", transport=transport),
+            )
         assert run(list(arguments)) == 0
         return capsys.readouterr().out.splitlines()
 
@@ -86,6 +87,13 @@ def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
         "ahead": [other("job-q", "first", "QUEUED", priority=90)],
         "running": [other("job-a", "nightly", "RUNNING", world_size=2)],
         "expected_start_at": "2026-01-31T12:00:00Z",
+        "start": {
+            "at": "2026-01-31T12:00:00Z",
+            "num_assumed": 2,
+            "made_at": "2026-01-31T11:00:00Z",
+        },
+        "forecast_error": {"count": 7, "median_s": 30.0, "p90_s": 300.0, "median_ahead_s": 900.0},
+        "counterfactuals": [{"message": "starts now with 1 worker", "num_workers": 1}],
     }
     assert answered(explanation, "explain", JOB) == [
         "QUEUED: waits for 2 GPUs (waiting)",
@@ -96,8 +104,46 @@ def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
         "hold slots:",
         "  job-a nightly: RUNNING, 2 workers, priority 50",
         "waits for: job-b",
-        "starts by: 2026-01-31T12:00:00+00:00",
+        "expected start: 2026-01-31 12:00:00Z, if 2 jobs of unknown length take as long as others "
+        "of late",
+        "such forecasts were off by 30.0 s in the median, and 5m00s at most in nine of ten cases "
+        "(of 7 in 7 days)",
+        "otherwise:",
+        "  starts now with 1 worker",
     ]
+
+
+def test_a_job_that_nobody_knows_the_start_of_says_why_and_until_when_not(answered: Any) -> None:
+    start = {
+        "not_before": "2026-01-31T12:00:00Z",
+        "reason": {"code": "beyond_forecast", "message": "the forecast ends 3 hours from now"},
+        "made_at": "2026-01-31T09:00:00Z",
+    }
+    reason = {"code": "waiting", "message": "waits for 2 GPUs"}
+    lines = answered({"state": "QUEUED", "reason": reason, "start": start}, "explain", JOB)
+    assert lines[-1] == (
+        "expected start: not known, the forecast ends 3 hours from now; not before "
+        "2026-01-31 12:00:00Z"
+    )
+
+
+def test_a_round_that_is_decided_otherwise_now_shows_both(answered: Any) -> None:
+    waits = {"job_id": "job-a", "decision": "wait", "reason": {"code": "x", "message": "full"}}
+    starts = {"job_id": "job-a", "decision": "start", "num_workers": 2, "node_ids": ["n1"]}
+    counts = {"num_changes": 1, "num_waiting": 1, "num_running": 0}
+    told = {"number": 3, "made_at": "2026-01-31T12:00:00Z", **counts, "nodes": {}}
+    shown = {**told, "is_same": False, "decided": [starts], "replayed": [waits]}
+    lines = answered(shown, "queue", "decisions", "3")
+    assert lines[0] == "round 3 at 2026-01-31 12:00:00Z: 1 job waited"
+    assert "The policy decides otherwise now:" in lines
+    assert any("2 workers on n1" in line for line in lines)
+    assert any("full" in line for line in lines)
+
+
+def test_errors_of_forecasts_are_shown_by_kind(answered: Any) -> None:
+    starts = {"count": 4, "median_s": 1.5, "p90_s": 90.0, "median_ahead_s": 600.0}
+    lines = answered({"starts": starts, "ends": {"count": 0}}, "queue", "forecasts")
+    assert lines[1].split() == ["starts", "4", "1.5", "s", "1m30s", "10m00s"]
 
 
 def test_an_attempt_shows_where_it_went_on_what_it_passed_over_and_the_loss(answered: Any) -> None:

@@ -74,7 +74,7 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
 ) -> None:
     (folder / "once.txt").write_text(str(folder))
     shown = cli("submit", "--dry-run", "--", "train.py")
-    assert "Nothing was sent" in shown
+    assert "Nothing was submitted" in shown
     assert "once.txt" in shown
     assert "left out: .env may hold secrets" in shown
     files = [{"path": "a", "size_bytes": 1, "parts": []}]

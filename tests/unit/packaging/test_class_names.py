@@ -24,6 +24,7 @@ SHARED = {
     "Cnn": DOCUMENTS,
     "Connections": APART,
     "Context": APART,
+    "Counterfactual": VIEWS,
     "Drill": VIEWS,
     "Gpt": DOCUMENTS,
     "Hang": VIEWS,

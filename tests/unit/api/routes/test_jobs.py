@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from ray_workers.shared.contracts import Cause
+from tests.unit.api.matrix import held
 from tests.unit.api.serving import LiveServer, serving, wait_until
 
 JOB = {"recipe": "image_classification"}
@@ -335,3 +336,29 @@ def test_a_job_that_is_not_there_is_a_404_everywhere(
 def test_explain_says_why_a_job_waits(http: httpx.Client, server: LiveServer) -> None:
     answer = http.get(f"/v1/jobs/{server.submit()}/explain").json()
     assert (answer["state"], answer["reason"]["code"]) == ("QUEUED", "submitted")
+
+
+def test_a_dry_run_answers_as_explain_and_stores_nothing(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    before = held(server)
+    response = http.post("/v1/jobs?dry_run=true", json=JOB)
+    assert response.status_code == 200
+    told = response.json()
+    assert (told["state"], told["reason"]["code"]) == ("QUEUED", "no_forecast")
+    assert "location" not in response.headers
+    for document, code in (({"recipe": "cooking"}, 422), ({**JOB, "queue": "nowhere"}, 422)):
+        assert http.post("/v1/jobs?dry_run=true", json=document).status_code == code
+    assert http.post("/v1/jobs?dry_run=perhaps", json=JOB).json()["code"] == ("invalid_parameter")
+    assert held(server) == before
+
+
+def test_rounds_of_the_scheduler_are_listed_and_one_that_is_not_kept_is_a_404(
+    http: httpx.Client,
+) -> None:
+    assert http.get("/v1/decisions").json() == {"items": [], "next_before": None}
+    response = http.get("/v1/decisions/7")
+    assert (response.status_code, response.json()["code"]) == (404, "decision_not_found")
+    assert http.get("/v1/decisions?limit=0").json()["code"] == "invalid_parameter"
+    assert http.get("/v1/decisions/0").json()["code"] == "invalid_parameter"
+    assert http.get("/v1/forecasts").json()["starts"]["count"] == 0

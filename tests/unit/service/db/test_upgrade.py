@@ -235,6 +235,7 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     span = {"since": START, "until": START + timedelta(seconds=40)}
     yield models.AttemptCostRow, {**of, **span, **cost}
     yield from faults()
+    yield from forecasts()
     yield from surroundings()
 
 
@@ -268,6 +269,30 @@ def faults() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
             "struck_at": START,
             "finished_at": START,
         },
+    )
+
+
+def forecasts() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
+    """When the job that waits is expected to start, and what the policy saw."""
+    yield (
+        models.ForecastRow,
+        {
+            "job_id": WAITING,
+            "attempt": 1,
+            "of": "start",
+            "expected_at": START,
+            "num_assumed": 1,
+            "made_at": START,
+            "first_expected_at": START,
+            "first_made_at": START,
+        },
+    )
+    packed = b"packed"
+    yield models.OutlookRow, {"id": 1, "made_at": START, "situation": packed, "errors": {}}
+    summary = {"started": [JOB], "num_waiting": 1}
+    yield (
+        models.DecisionRow,
+        {"made_at": START, "summary": summary, "size_bytes": 6, "record": packed},
     )
 
 

@@ -11,6 +11,7 @@ from dray.spec import Resources
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import label_resources
 from service.domain.scheduling.policy import (
+    SOON_S,
     Decision,
     Holder,
     Impossible,
@@ -145,8 +146,19 @@ def test_without_a_cluster_every_job_waits_and_none_is_impossible(nodes: tuple[N
     assert {d.reason.code for d in decisions if isinstance(d, Wait)} == {"cluster_unavailable"}
 
 
-def test_a_job_that_backs_off_waits_without_blocking_those_behind() -> None:
-    early = job("early", 2, seq=1, not_before=NOW + timedelta(seconds=5))
+def test_a_job_that_is_tried_again_soon_keeps_its_place() -> None:
+    again = job("again", 2, seq=1, not_before=NOW + timedelta(seconds=SOON_S))
+    decisions = decide(again, job("small", seq=2), nodes=[node("n", CPU=2.0)])
+    assert started(decisions) == []
+    decisions = decide(again, job("small", seq=2), nodes=[node("n", CPU=3.0)])
+    assert started(decisions) == ["small"]
+    # A node was lost: the rest of the slots is too little for it, and yet nobody takes them.
+    decisions = decide(again, job("small", seq=2), nodes=[node("n", 1, CPU=2.0)])
+    assert started(decisions) == []
+
+
+def test_a_job_that_backs_off_for_long_waits_without_blocking_those_behind() -> None:
+    early = job("early", 2, seq=1, not_before=NOW + timedelta(seconds=SOON_S + 1))
     decisions = decide(early, job("late", 2, seq=2), nodes=[node("n", CPU=2.0)])
     assert isinstance(decisions[0], Wait)
     assert decisions[0].reason.code == "backing_off"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dray.views import JobState
+from ray_workers.shared.contracts import Cause, Phase
 from service.db.notifications import QUEUE
 from service.db.repositories import jobs as repository
 from service.domain.errors import (
@@ -23,7 +24,7 @@ from service.domain.scheduling import policy
 from service.lifecycle import transitions
 from service.loops import queue_view
 from tests.marks import RULES
-from tests.unit.service.helpers import Service, events_of
+from tests.unit.service.helpers import Service, events_of, metrics
 
 pytestmark = [pytest.mark.anyio, RULES]
 
@@ -49,12 +50,14 @@ async def test_a_held_job_says_who_holds_it_and_how_it_goes_on(service: Service)
     assert (released.held_by, released.reason.code) == (None, "released")
     events = await events_of(service, job_id, "queue")
     assert [(e.code, e.actor) for e in events] == [("held", "ann"), ("released", "ann")]
+    note(service)
     assert (await service.reading.explain(job_id)).position == 1
 
 
 async def test_a_held_job_is_not_ahead_of_others(service: Service) -> None:
     first, second = await service.submit(), await service.submit()
     await service.change(first, held=True)
+    note(service)
     told = await service.reading.explain(second)
     assert (told.position, told.ahead) == (1, [])
 
@@ -72,9 +75,62 @@ async def test_a_plan_that_did_not_know_of_the_hold_does_not_hide_it(service: Se
 
 
 def plan_of(service: Service) -> list[policy.Wait]:
+    """On a node of which others have taken all."""
     waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
-    plan = policy.plan(policy.Snapshot(waiting, (), connected=False), service.now)
+    nodes = (policy.Node("n", {"CPU": 8.0}, {"CPU": 0.0}),)
+    plan = policy.plan(policy.Snapshot(waiting, nodes, connected=True), service.now)
     return [decision for decision in plan if isinstance(decision, policy.Wait)]
+
+
+def note(service: Service) -> None:
+    """Store the plan, as the scheduler does."""
+    service.database.write_sync(
+        lambda s: transitions.note_waiting(s, plan_of(service), service.now)
+    )
+
+
+async def test_the_jobs_ahead_are_those_that_the_plan_takes_first(service: Service) -> None:
+    long, short = [await service.running() for _ in range(2)]
+    for job_id, step in ((long, 10), (short, 50)):
+        service.advance(100)
+        service.report(job_id, 1, [metrics(step, {"x": 1.0}, total_steps=100)])
+        service.end(job_id, 1, Cause.PREEMPTED)
+    service.advance(60)
+    note(service)
+    told = await service.reading.explain(long)
+    assert (told.position, [job.id for job in told.ahead]) == (2, [short])
+    assert (await service.reading.explain(short)).position == 1
+
+
+def waited_s(service: Service, job_id: str) -> float:
+    waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
+    return next(job.waited_s for job in waiting if job.job_id == job_id)
+
+
+async def test_time_in_which_a_job_was_held_is_no_waiting(service: Service) -> None:
+    job_id = await service.submit()
+    service.advance(100)
+    await service.change(job_id, held=True)
+    note(service)
+    for _ in range(2):
+        service.advance(1000)
+        note(service)
+    assert waited_s(service, job_id) == 100
+    await service.change(job_id, held=False)
+    note(service)
+    service.advance(10)
+    assert waited_s(service, job_id) == 110
+    await service.change(job_id, held=True)
+    note(service)
+    service.advance(1000)
+    await service.change(job_id, held=False)
+    note(service)
+    assert service.claim(job_id) is not None
+    service.report(job_id, 1, phase=Phase.RUNNING)
+    service.advance(50)
+    service.end(job_id, 1, Cause.PREEMPTED)
+    service.advance(7)
+    assert waited_s(service, job_id) == 117
 
 
 async def test_a_repeated_change_is_none(service: Service) -> None:
@@ -104,6 +160,7 @@ async def test_a_job_moves_before_all_others_of_its_priority(service: Service) -
     await service.change(c, first=True)
     await service.change(b, first=True)
     assert order(service) == [urgent, b, c, a, other]
+    note(service)
     told = await service.reading.explain(a)
     assert (told.position, [job.id for job in told.ahead]) == (4, [urgent, b, c])
     await service.change(b, priority=51)

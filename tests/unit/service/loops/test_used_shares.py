@@ -8,9 +8,10 @@ import pytest
 
 from ray_workers.shared.contracts import Cause
 from service.domain.scheduling.shares import HALF_LIFE_S
-from service.loops import earlier_runs, queue_view, used_shares
-from service.loops.earlier_runs import EarlierRuns, Kind
+from service.loops import queue_view, used_shares
 from service.loops.used_shares import UsedShares
+from service.outlook import earlier_runs
+from service.outlook.earlier_runs import EarlierRuns, Kind
 from tests.unit.service.helpers import Service
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,66 @@
+"""/v1/decisions and /v1/forecasts: what the scheduler decided, and how far off forecasts were."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi import Query as QueryParameters
+from pydantic import Field
+
+from api.context import Caller, NoParameters, Query, TheReading
+from api.http.caching import answer
+from api.problems import declare
+from dray import views
+
+router = APIRouter(prefix="/v1", tags=["queues"])
+
+MAX_NUMBER = 2**63 - 1
+Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
+
+
+class DecisionsQuery(Query):
+    before: Annotated[int, Field(ge=1, le=MAX_NUMBER)] | None = None
+    """Only rounds of a lower number: `next_before` of the previous page."""
+    limit: Annotated[int, Field(ge=1, le=500)] = 100
+
+
+@router.get(
+    "/decisions",
+    operation_id="list_decisions",
+    response_model=views.DecisionPage,
+    responses=declare("invalid_parameter"),
+)
+async def list_decisions(
+    request: Request,
+    reading: TheReading,
+    _: Caller,
+    query: Annotated[DecisionsQuery, QueryParameters()],
+) -> Response:
+    """List the rounds of the scheduler of the last hours that changed something, newest first."""
+    return answer(request, await reading.decisions(before=query.before, limit=query.limit))
+
+
+@router.get(
+    "/decisions/{number}",
+    operation_id="replay_decision",
+    response_model=views.ReplayedDecision,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "decision_not_found"),
+)
+async def replay(request: Request, reading: TheReading, _: Caller, number: Number) -> Response:
+    """Show what the scheduler saw in a round and what it decided, and have the policy decide it
+    again."""
+    return answer(request, await reading.decision(number))
+
+
+@router.get(
+    "/forecasts",
+    operation_id="forecast_errors",
+    response_model=views.ForecastErrors,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter"),
+)
+async def forecasts(request: Request, reading: TheReading, _: Caller) -> Response:
+    """Show how far off the forecasts of starts and ends were of the last 7 days."""
+    return answer(request, await reading.forecast_errors())

@@ -1,0 +1,42 @@
+"""SQL on rounds of the scheduler that are kept, to be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, delete, func, select
+from sqlalchemy.orm import Session
+
+from service.db.models import DecisionRow
+
+
+def add(session: Session, made_at: datetime, summary: Mapping[str, Any], record: bytes) -> None:
+    session.add(
+        DecisionRow(made_at=made_at, summary=dict(summary), size_bytes=len(record), record=record)
+    )
+
+
+def get(session: Session, number: int) -> DecisionRow | None:
+    return session.get(DecisionRow, number)
+
+
+def newest(session: Session, before: int | None, limit: int) -> Sequence[Row[Any]]:
+    """(number, made_at, summary), the newest first; only those below the number `before`."""
+    query = select(DecisionRow.number, DecisionRow.made_at, DecisionRow.summary)
+    if before is not None:
+        query = query.where(DecisionRow.number < before)
+    return session.execute(query.order_by(DecisionRow.number.desc()).limit(limit)).all()
+
+
+def forget(session: Session, before: datetime, most_bytes: int) -> None:
+    """Delete those made earlier, and the oldest of those that together are larger."""
+    row = DecisionRow
+    in_bulk = {"synchronize_session": False}
+    session.execute(delete(row).where(row.made_at < before).execution_options(**in_bulk))
+    total = func.sum(row.size_bytes).over(order_by=row.number.desc())
+    sizes = select(row.number, total.label("total")).subquery()
+    last = session.scalar(select(func.max(sizes.c.number)).where(sizes.c.total > most_bytes))
+    if last is not None:
+        session.execute(delete(row).where(row.number <= last).execution_options(**in_bulk))

@@ -1,0 +1,61 @@
+"""The recorder: a loop that keeps what the scheduler saw and decided, beside the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from service.loops.fencing import LoopDatabase
+from service.outlook import decisions
+from service.outlook.decisions import SeenRound
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING = 32
+"""Rounds that wait to be kept; of more the oldest are not kept. The scheduler never waits."""
+FORGET_S = 60.0
+"""Between two searches for rounds that are too old or too many."""
+
+
+class DecisionRecorder:
+    """A loop beside the scheduler, which hands it its rounds."""
+
+    def __init__(self, database: LoopDatabase) -> None:
+        self._database = database
+        self._rounds: deque[SeenRound] = deque(maxlen=MOST_WAITING)
+        self._woken = asyncio.Event()
+        self._forget_at = 0.0
+
+    def note(self, seen: SeenRound) -> None:
+        """Keep a round that changed something, soon."""
+        if seen.changes:
+            self._rounds.append(seen)
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._woken.wait()
+            try:
+                await self.run_once()
+            except Exception:
+                logger.exception("a round of the scheduler could not be kept; it goes on")
+
+    async def run_once(self) -> int:
+        """Keep the rounds that wait; answers how many."""
+        self._woken.clear()
+        kept = 0
+        while self._rounds:
+            seen = self._rounds.popleft()
+            await self._keep(seen)
+            kept += 1
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._forget_at:
+            self._forget_at = loop.time() + FORGET_S
+            await self._database.write(decisions.forget)
+        return kept
+
+    async def _keep(self, seen: SeenRound) -> None:
+        summary, data = await asyncio.to_thread(decisions.record, seen)
+        await self._database.write(lambda s, _: decisions.store(s, seen, summary, data))

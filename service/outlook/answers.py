@@ -1,0 +1,257 @@
+"""Answers about changes that would have a job start, and about jobs that are not submitted yet.
+
+Any process answers, by what the newest forecast began with: the process that runs the loops stores
+it every few seconds (`service.loops.forecaster`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from math import prod
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.views import JobState
+from service.db.models import JobRow
+from service.db.repositories import forecasts as repository
+from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import queues as queues_repository
+from service.domain.scheduling import forecast, policy
+from service.domain.scheduling.counterfactuals import Choices, Counterfactual, JobQuestions
+from service.domain.scheduling.dependencies import Dependency
+from service.domain.scheduling.obstacles import Reason
+from service.domain.scheduling.outlook import Expected, Situation
+from service.domain.scheduling.queues import Queue
+from service.outlook import codec
+from service.outlook.earlier_runs import EarlierRuns, Kind
+
+CURRENT_FOR = timedelta(minutes=2)
+"""An older situation says nothing about now: no process runs the loops."""
+FOR_SLOTS = frozenset(
+    {
+        *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
+        *("queue_limit", "user_limit"),
+    }
+)
+"""Why jobs wait that could start at once elsewhere, smaller, or with a higher priority."""
+AXES = ("shard", "tensor", "pipeline", "context")
+MAX_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """The newest situation, decoded once."""
+
+    made_at: datetime
+    situation: Situation | None
+    """None of one that another release wrote, whose process still runs the loops."""
+    answers: dict[tuple[Any, ...], list[views.Counterfactual]] = field(default_factory=dict)
+    """By the job and all that may be changed of it."""
+
+
+class Answers:
+    """Answers by the newest situation."""
+
+    def __init__(self) -> None:
+        self._earlier = EarlierRuns()
+        self._newest: _Newest | None = None
+
+    def counterfactuals(
+        self, session: Session, row: JobRow, now: datetime
+    ) -> list[views.Counterfactual]:
+        """Of a job that waits for slots; nothing of any other, and nothing where no forecast is
+        current."""
+        newest = self._current(session, now)
+        if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
+            return []
+        key = (row.id, row.attempt, row.priority, row.queue, row.rank)
+        if key not in newest.answers:
+            job = self._waiting(session, newest.situation, row, now)
+            questions = JobQuestions(newest.situation, job, newest.made_at)
+            why = Reason(row.reason_code, row.reason_message)
+            found = questions.answers(_choices(session, row), why)
+            if len(newest.answers) >= MAX_KEPT:
+                newest.answers.clear()
+            newest.answers[key] = [_view(each) for each in found]
+        return newest.answers[key]
+
+    def favoured(self, session: Session, row: JobRow, now: datetime) -> list[views.Reason]:
+        """Rules by which jobs of others come before one that waits for slots."""
+        newest = self._current(session, now)
+        if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
+            return []
+        return _favoured(newest.situation, row)
+
+    def of_unsubmitted(
+        self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
+    ) -> views.Explanation:
+        """As `explain` would answer of a job that was submitted now. row: as it would be stored;
+        after: the jobs and arrays that it would wait for."""
+        newest = self._current(session, now)
+        queue_length = jobs_repository.count_queued(session) + 1
+        if newest is None or newest.situation is None:
+            return views.Explanation(state=row.state, reason=NO_FORECAST, queue_length=queue_length)
+        waits_for = tuple(Dependency(each, on, "has not ended") for each, on in after)
+        job = replace(self._as_waiting(session, row, now), after=waits_for)
+        questions = JobQuestions(newest.situation, job, now)
+        decision = questions.decision
+        waits = decision if isinstance(decision, policy.Wait) else None
+        start = _forecast(questions.expected(), now)
+        found: list[Counterfactual] = []
+        if isinstance(decision, policy.Wait | policy.Impossible) and not after:
+            found = questions.answers(_choices(session, row), decision.reason)
+        return views.Explanation(
+            state=row.state,
+            reason=_reason(decision),
+            position=waits and waits.position,
+            queue_length=queue_length,
+            blocked_by=list(waits.blocked_by) if waits else [],
+            favoured=_favoured(newest.situation, row),
+            expected_start_at=start.at,
+            start=start,
+            counterfactuals=[_view(each) for each in found],
+            forecast_error=errors(session).starts,
+        )
+
+    def _current(self, session: Session, now: datetime) -> _Newest | None:
+        made_at = repository.outlook_made_at(session)
+        if made_at is None or now - made_at > CURRENT_FOR:
+            return None
+        newest = self._newest
+        if newest is None or newest.made_at != made_at:
+            found = repository.outlook(session)
+            assert found is not None, "nothing deletes it"
+            self._newest = newest = _Newest(found.made_at, _decoded(found.situation))
+        return newest
+
+    def _waiting(
+        self, session: Session, there: Situation, row: JobRow, now: datetime
+    ) -> policy.WaitingJob:
+        """The job as the scheduler saw it, at the place that it has now."""
+        seen = next((job for job in there.snapshot.queue if job.job_id == row.id), None)
+        if seen is None:
+            return self._as_waiting(session, row, now)
+        return replace(seen, priority=row.priority, queue=row.queue, place=row.rank)
+
+    def _as_waiting(self, session: Session, row: JobRow, now: datetime) -> policy.WaitingJob:
+        progress: Mapping[str, Any] = row.progress or {}
+        total = progress.get("total_steps")
+        earlier = self._earlier.get(session, now)
+        return policy.WaitingJob(
+            job_id=row.id,
+            attempt=row.attempt,
+            priority=row.priority,
+            seq=row.number or NEWEST_SEQ,
+            request=policy.Request(row.num_workers, row.bundle, row.min_workers),
+            left_s=forecast.seconds_left(
+                min(1.0, progress.get("step", 0) / total) if total else None,
+                row.runtime_used_s,
+                earlier.get(Kind(row.owner, row.name, row.num_workers), ()),
+            ),
+            waited_s=max(0.0, (now - row.created_at).total_seconds() - row.runtime_used_s),
+            yields=row.yields,
+            queue=row.queue,
+            owner=row.owner,
+            place=row.rank or 0,
+        )
+
+
+WOULD_START = views.Reason(code="would_start", message="would start now")
+NO_FORECAST = views.Reason(
+    code="no_forecast",
+    message="no forecast has been made of late: the scheduler's loops do not run",
+)
+
+
+def _decoded(data: bytes) -> Situation | None:
+    try:
+        return codec.decode(data)
+    except codec.Unreadable:
+        return None
+
+
+def _reason(decision: policy.Decision) -> views.Reason:
+    if isinstance(decision, policy.Start | policy.Grow):
+        return WOULD_START
+    return views.Reason(code=decision.reason.code, message=decision.reason.message)
+
+
+def errors(session: Session) -> views.ForecastErrors:
+    """How far off forecasts were, as the newest one has measured it."""
+    found = repository.errors(session)
+    if not found:
+        nothing = views.ForecastError(count=0)
+        return views.ForecastErrors(starts=nothing, ends=nothing)
+    return views.ForecastErrors.model_validate(found)
+
+
+def error_of(session: Session, state: JobState) -> views.ForecastError | None:
+    """Of forecasts of the next event of a job in this state."""
+    if state.is_terminal:
+        return None
+    found = errors(session)
+    return found.starts if state is JobState.QUEUED else found.ends
+
+
+NEWEST_SEQ = 2**63 - 1
+"""Of a job that was not submitted: it would come after all others."""
+
+
+def _favoured(there: Situation, row: JobRow) -> list[views.Reason]:
+    found = there.favoured(row.queue, row.owner)
+    return [views.Reason(code=each.code, message=each.message) for each in found]
+
+
+def _choices(session: Session, row: JobRow) -> Choices:
+    queues = queues_repository.every(session)
+    here = next((queue for queue in queues if queue.name == row.queue), Queue(row.queue))
+    others = (queue for queue in queues if queue is not here)
+    return Choices(
+        worker_step=worker_step(row.spec),
+        queues=tuple(queue for queue in others if _takes(session, queue, row.owner)),
+        max_priority=here.max_priority,
+    )
+
+
+def _takes(session: Session, queue: Queue, owner: str) -> bool:
+    """Whether the queue would take one more job of the owner."""
+    bounds = ((queue.max_queued, None), (queue.max_queued_per_user, owner))
+    return all(
+        most is None or queues_repository.count_waiting(session, queue.name, of) < most
+        for most, of in bounds
+    )
+
+
+def worker_step(document: Mapping[str, Any]) -> int | None:
+    """The number of which the workers of a job must be a multiple; None where they can't change
+    alone."""
+    script, parallel = document.get("script") or {}, document.get("parallel") or {}
+    if script.get("roles") or parallel.get("data", "auto") != "auto":
+        return None
+    return prod(int(parallel.get(axis, 1)) for axis in AXES)
+
+
+def _forecast(expected: Expected, now: datetime) -> views.Forecast:
+    why = expected.why
+    return views.Forecast(
+        at=expected.at,
+        not_before=expected.not_before,
+        reason=None if why is None else views.Reason(code=why.code, message=why.message),
+        num_assumed=expected.num_assumed,
+        made_at=now,
+        first_at=expected.at,
+    )
+
+
+def _view(each: Counterfactual) -> views.Counterfactual:
+    return views.Counterfactual(
+        message=each.message,
+        at=each.at,
+        num_workers=each.num_workers,
+        queue=each.queue,
+        priority=each.priority,
+    )

@@ -1,0 +1,317 @@
+"""Expected starts: the policy played forward gives each job the time at which it would start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.dependencies import ArrayLimit, Dependency
+from service.domain.scheduling.eviction import MIN_RUN_S, RunningJob
+from service.domain.scheduling.lanes import Lanes
+from service.domain.scheduling.outlook import (
+    HORIZON_S,
+    LEAVING_S,
+    RESOLUTION,
+    Expected,
+    Simulation,
+    Situation,
+)
+from service.domain.scheduling.policy import (
+    Holder,
+    Node,
+    Preempt,
+    Request,
+    Shrink,
+    Snapshot,
+    Start,
+    WaitingJob,
+    held_on,
+    offered,
+    plan,
+)
+from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.slots import with_shared_gpus
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+HOUR = 3600.0
+
+
+def waits(name: str, gpus: int = 1, *, left_s: float | None = HOUR, **more: Any) -> WaitingJob:
+    seq = more.pop("seq", 100)
+    request = Request(gpus, {"GPU": 1.0}, more.pop("min_workers", None))
+    job = WaitingJob(name, 0, more.pop("priority", 50), seq, request, left_s=left_s, waited_s=0.0)
+    return replace(job, **more)
+
+
+def runs(name: str, slices: dict[str, int], left_s: float | None = HOUR, **more: Any) -> RunningJob:
+    parts = tuple(Slice(node, number) for node, number in slices.items())
+    request = Request(sum(slices.values()), {"GPU": 1.0})
+    return replace(RunningJob(name, 50, 1, request, parts, MIN_RUN_S, left_s), **more)
+
+
+def situation(
+    queue: list[WaitingJob],
+    running: list[RunningJob],
+    totals: Mapping[str, float] | None = None,
+    **more: Any,
+) -> Situation:
+    holders = tuple(Holder(j.job_id, j.slices, j.request.bundle, j.queue) for j in running)
+    nodes = []
+    for name, gpus in (totals or {"n": 4.0}).items():
+        total = {"GPU": gpus}
+        nodes.append(Node(name, total, offered(total, total, held_on(name, holders))))
+    facts = {key: more.pop(key) for key in ("queues", "running_of_arrays") if key in more}
+    snapshot = Snapshot(tuple(queue), tuple(nodes), True, holders, running=tuple(running), **facts)
+    return Situation(snapshot, **more)
+
+
+def starts(
+    queue: list[WaitingJob], running: list[RunningJob], *args: Any, **more: Any
+) -> dict[str, Expected]:
+    return Simulation(situation(queue, running, *args, **more), NOW).run()
+
+
+def in_s(found: Mapping[str, Expected], name: str) -> float:
+    at = found[name].at
+    assert at is not None, found[name].why
+    return (at - NOW).total_seconds()
+
+
+def test_a_job_starts_when_what_holds_its_slots_ends() -> None:
+    found = starts([waits("a", 4)], [runs("r", {"n": 4}, 600.0)])
+    assert in_s(found, "a") == 600.0
+    assert found["a"].num_assumed == 0
+
+
+def test_jobs_start_one_after_the_other_in_the_order_of_the_policy() -> None:
+    queue = [waits("long", 4, left_s=9000.0, seq=1), waits("short", 4, left_s=1000.0, seq=2)]
+    found = starts(queue, [runs("r", {"n": 4}, 600.0)])
+    assert in_s(found, "short") == 600.0
+    assert in_s(found, "long") == pytest.approx(1600.0, rel=RESOLUTION)
+
+
+def test_a_job_that_would_start_now_is_expected_now() -> None:
+    assert in_s(starts([waits("a")], []), "a") == 0.0
+
+
+def test_a_time_limit_ends_a_job_that_would_run_on() -> None:
+    found = starts([waits("a", 4)], [runs("r", {"n": 4})], runtime_left_s={"r": 60.0})
+    assert in_s(found, "a") == 60.0
+
+
+def test_a_job_of_unknown_length_is_assumed_to_be_as_long_as_usual_and_it_is_told() -> None:
+    running = [runs("r", {"n": 4}, None, held_s=400.0)]
+    found = starts([waits("a", 4)], running, usual_s=1000.0)
+    assert in_s(found, "a") == 600.0
+    assert found["a"].num_assumed == 1
+    overdue = [runs("r", {"n": 4}, None, held_s=4000.0)]
+    assert in_s(starts([waits("a", 4)], overdue, usual_s=1000.0), "a") == 4000.0
+
+
+def test_a_job_of_higher_priority_starts_once_others_have_made_room_and_they_go_on_after_it() -> (
+    None
+):
+    low = runs("low", {"n": 4}, HOUR, yields=True)
+    found = starts([waits("high", 4, priority=90, left_s=600.0), waits("next", 4)], [low])
+    assert in_s(found, "high") == LEAVING_S
+    # `low` has clearly less... no more than `next`: it goes on first, and `next` comes after it.
+    assert in_s(found, "next") >= HOUR
+
+
+def test_a_job_waits_until_those_that_run_may_be_asked() -> None:
+    low = runs("low", {"n": 4}, HOUR, held_s=MIN_RUN_S - 100.0)
+    found = starts([waits("high", 4, priority=90)], [low])
+    assert in_s(found, "high") == pytest.approx(100.0 + LEAVING_S, rel=RESOLUTION)
+
+
+def test_a_held_job_has_no_time_and_says_why() -> None:
+    found = starts([waits("a", held="ann")], [])
+    assert found["a"].at is None
+    assert found["a"].why is not None
+    assert found["a"].why.code == "held"
+
+
+def test_a_job_that_no_node_could_hold_has_no_time_and_says_why() -> None:
+    found = starts([waits("a", 9)], [])
+    assert found["a"].at is None
+    assert found["a"].why is not None
+    assert found["a"].why.code == "unsatisfiable"
+
+
+def test_a_job_starts_after_the_jobs_and_arrays_that_it_waits_for() -> None:
+    queue = [
+        waits("second", after=(Dependency("first", True, "QUEUED"),)),
+        waits("last", after=(Dependency("array-1", False, "2 of its jobs have not ended"),)),
+    ]
+    running = [
+        runs("first", {"n": 1}, 60.0),
+        runs("m1", {"n": 1}, 30.0),
+        runs("m2", {"n": 1}, 90.0),
+    ]
+    found = starts(queue, running, arrays={"m1": "array-1", "m2": "array-1"})
+    assert (in_s(found, "second"), in_s(found, "last")) == (60.0, 90.0)
+
+
+def test_a_job_after_one_that_is_held_has_no_time() -> None:
+    after = (Dependency("first", True, "QUEUED"),)
+    found = starts([waits("first", held="ann"), waits("second", after=after)], [])
+    assert found["second"].at is None
+    why = found["second"].why
+    assert why is not None
+    assert why.code == "waiting_for_jobs"
+
+
+def test_a_job_that_backs_off_starts_when_it_is_tried_again() -> None:
+    found = starts([waits("a", not_before=NOW + timedelta(seconds=30))], [])
+    assert in_s(found, "a") == 30.0
+
+
+def test_members_of_an_array_start_as_its_limit_allows() -> None:
+    limit = ArrayLimit("array-1", 1)
+    queue = [waits("m2", array=limit, left_s=100.0, seq=1), waits("m3", array=limit, seq=2)]
+    running = [runs("m1", {"n": 1}, 60.0)]
+    arrays = {"m1": "array-1", "m2": "array-1", "m3": "array-1"}
+    found = starts(queue, running, arrays=arrays, running_of_arrays={"array-1": 1})
+    assert in_s(found, "m2") == 60.0
+    assert in_s(found, "m3") == pytest.approx(160.0, rel=RESOLUTION)
+
+
+def test_a_queue_in_which_nothing_runs_gives_no_time() -> None:
+    found = starts([waits("a", queue="night")], [], queues=(Queue("night", max_running=0),))
+    why = found["a"].why
+    assert found["a"].at is None
+    assert why is not None
+    assert why.code == "queue_limit"
+
+
+def test_an_elastic_job_that_starts_smaller_takes_longer() -> None:
+    queue = [waits("a", 4, min_workers=2, left_s=1000.0, seq=1), waits("b", 4, left_s=9e4, seq=2)]
+    found = starts(queue, [runs("r", {"n": 2}, 10.0)])
+    assert in_s(found, "a") == 0.0
+    assert in_s(found, "b") == pytest.approx(2000.0, rel=RESOLUTION)
+
+
+def test_an_elastic_group_gives_slots_back_and_takes_longer() -> None:
+    parts = (Slice("n1", 2), Slice("n2", 2))
+    wide = runs("wide", {"n1": 2, "n2": 2}, 1000.0, spare=parts[1:])
+    queue = [waits("a", 2, left_s=9e4, seq=1), waits("b", 4, left_s=9e5, seq=2)]
+    found = starts(queue, [wide], {"n1": 2.0, "n2": 2.0})
+    assert in_s(found, "a") == LEAVING_S
+    # `wide` has half of its workers left, so the rest of its work takes twice as long.
+    ends_s = 2 * (1000.0 - LEAVING_S) + LEAVING_S
+    assert in_s(found, "b") >= 9e4
+    narrow = starts([queue[0], waits("c", 2, left_s=9e5, seq=3)], [wide], {"n1": 2.0, "n2": 2.0})
+    assert in_s(narrow, "c") == pytest.approx(ends_s, rel=RESOLUTION)
+
+
+def test_a_gpu_is_whole_again_once_all_that_share_it_have_ended() -> None:
+    part = Request(2, {"GPU": 0.5})
+    shares = replace(runs("shares", {"n": 2}, 600.0), request=part)
+    there = situation([waits("a", 4)], [shares])
+    (node,) = there.snapshot.nodes
+    free = with_shared_gpus(node.available_to_us, node.total, [(0.5, 2)])
+    nodes = (replace(node, available_to_us=free),)
+    there = replace(there, snapshot=replace(there.snapshot, nodes=nodes))
+    assert in_s(Simulation(there, NOW).run(), "a") == 600.0
+
+
+def test_slots_of_a_job_that_has_ended_come_back_soon() -> None:
+    there = situation([waits("a", 4)], [runs("r", {"n": 4})])
+    there = replace(there, snapshot=replace(there.snapshot, running=()))
+    assert in_s(Simulation(there, NOW).run(), "a") == LEAVING_S
+
+
+def test_a_play_that_is_cut_off_says_until_when_a_job_has_not_started() -> None:
+    queue = [waits(f"j{n}", 4, seq=n) for n in range(50)]
+    there = situation(queue, [runs("r", {"n": 4})])
+    found = Simulation(there, NOW, max_plans=20).run()
+    first, last = found["j0"], found["j49"]
+    assert first.at is not None
+    assert last.at is None
+    assert last.why is not None
+    assert last.why.code == "beyond_forecast"
+    assert last.not_before is not None
+    assert last.not_before > first.at
+
+
+def test_no_play_goes_beyond_the_horizon() -> None:
+    found = starts([waits("a", 4)], [runs("r", {"n": 4}, 2 * HORIZON_S)])
+    assert found["a"].at is None
+
+
+def test_without_a_cluster_nobody_has_a_time() -> None:
+    there = situation([waits("a")], [])
+    there = replace(there, snapshot=replace(there.snapshot, connected=False))
+    why = Simulation(there, NOW).run()["a"].why
+    assert why is not None
+    assert why.code == "cluster_unavailable"
+
+
+def test_rules_by_which_others_come_first_are_named() -> None:
+    queues = (Queue("default"), Queue("night", quota={"GPU": 2.0}), Queue("idle", quota={"GPU": 1}))
+    queue = [waits("a", owner="ann"), waits("b", owner="bob"), waits("c", queue="night")]
+    there = situation(queue, [], queues=queues)
+    assert told(there, "ann") == ["other_quota"]
+    used = {("default", "ann"): 9e5, ("night", "default"): 0.0}
+    there = replace(there, snapshot=replace(there.snapshot, used_s=used))
+    assert told(there, "ann") == ["other_quota", "queue_is_ahead", "user_is_ahead"]
+    assert told(there.first_jobs(), "bob") == ["other_quota", "queue_is_ahead"]
+
+
+def told(there: Situation, owner: str) -> list[str]:
+    return [reason.code for reason in there.favoured("default", owner)]
+
+
+JOBS = st.lists(
+    st.builds(
+        lambda gpus, priority, left, yields, owner, impatient: (
+            gpus,
+            {
+                "priority": priority,
+                "left_s": left,
+                "yields": yields,
+                "owner": owner,
+                "waited_s": 1e6 if impatient else 0.0,
+            },
+        ),
+        st.integers(1, 9),
+        st.sampled_from([40, 50, 60]),
+        st.sampled_from([None, 60.0, 4000.0, 90000.0]),
+        st.booleans(),
+        st.sampled_from(["ann", "bob"]),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(JOBS, st.lists(st.tuples(st.integers(1, 2), st.booleans(), st.booleans()), max_size=6))
+def test_a_plan_of_the_heads_of_all_lanes_starts_and_evicts_what_the_whole_queue_does(
+    jobs: list[tuple[int, dict[str, Any]]], held: list[tuple[int, bool, bool]]
+) -> None:
+    running = []
+    free = {"n1": 4, "n2": 4, "n3": 2}
+    for number, (gpus, yields, is_old) in enumerate(held):
+        name = next((name for name, left in free.items() if left >= gpus), None)
+        if name is not None:
+            free[name] -= gpus
+            held_s = MIN_RUN_S if is_old else 0.0
+            running.append(runs(f"r{number}", {name: gpus}, yields=yields, held_s=held_s))
+    queue = [waits(f"j{n}", gpus, seq=n, **more) for n, (gpus, more) in enumerate(jobs)]
+    there = situation(queue, running, {"n1": 4.0, "n2": 4.0, "n3": 2.0}).snapshot
+    whole = plan(there, NOW)
+    by_id = {job.job_id: job for job in queue}
+    in_order = [by_id[d.job_id] for d in whole if d.job_id in by_id]
+    lanes = Lanes(in_order, there.queues, there.nodes)
+    heads = lanes.heads({node.id: node.available_to_us for node in there.nodes})
+    found = plan(replace(there, queue=tuple(heads)), NOW)
+    changes = [d for d in whole if isinstance(d, Start | Preempt | Shrink)]
+    assert [d for d in found if isinstance(d, Start | Preempt | Shrink)] == changes

@@ -1,0 +1,119 @@
+"""Rounds that are kept: as small as the decisions allow, bounded, and decided the same again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sqlalchemy.orm import Session
+
+from ray_workers.shared.contracts import Slice
+from service.db.repositories import decisions as repository
+from service.domain.errors import DecisionNotFound
+from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
+from service.outlook import codec, decisions
+from service.outlook.decisions import SeenRound
+from tests.unit.service.domain.test_outlook import NOW, runs, situation, waits
+from tests.unit.service.helpers import Service
+
+
+def seen(num_waiting: int = 1, *, gpus: int = 1) -> SeenRound:
+    """A round on four GPUs, of which a job holds one."""
+    queue = [waits(f"j{n}", gpus, seq=n) for n in range(num_waiting)]
+    snapshot = situation(queue, [runs("r", {"n": 1})]).snapshot
+    return SeenRound(snapshot, tuple(plan(snapshot, NOW)), NOW)
+
+
+def keep(service: Service, round_: SeenRound) -> int:
+    summary, data = decisions.record(round_)
+    service.database.write_sync(lambda s: decisions.store(s, round_, summary, data))
+    return service.database.read_sync(lambda s: repository.newest(s, None, 1))[0].number
+
+
+def test_a_kept_round_is_decided_the_same_again(service: Service) -> None:
+    round_ = seen(5)
+    number = keep(service, round_)
+    found = service.database.read_sync(lambda s: decisions.replay(s, number))
+    assert found.is_same
+    assert (found.started, found.num_waiting) == (["j0", "j1", "j2"], 5)
+    assert [each.decision for each in found.decided] == ["start"] * 3 + ["wait"] * 2
+    assert found.decided[0].node_ids == ["n"]
+    assert found.decided[3].reason is not None
+    assert found.decided[3].reason.code == "waiting_for_slots"
+    assert found.decided[3].left_s == 3600.0
+    assert found.nodes == {"n": {"GPU": 3.0}}
+
+
+def test_a_round_that_the_policy_decides_otherwise_now_is_said_to_differ(service: Service) -> None:
+    other = replace(seen(), decisions=(Start("j0", (Slice("elsewhere", 1),)),))
+    number = keep(service, other)
+    found = service.database.read_sync(lambda s: decisions.replay(s, number))
+    assert not found.is_same
+    assert (found.decided[0].node_ids, found.replayed[0].node_ids) == (["elsewhere"], ["n"])
+
+
+def test_jobs_that_changed_nothing_are_not_kept() -> None:
+    round_ = seen(1000)
+    summary, data = decisions.record(round_)
+    there, _, _ = codec.decode_record(data)
+    assert len(there.snapshot.queue) < 20
+    assert summary["num_waiting"] == 1000
+    assert len(data) < 4000
+
+
+def test_a_round_in_which_all_wait_as_before_has_no_changes() -> None:
+    assert seen(3, gpus=4).changes == []
+    assert [type(each) for each in seen(1, gpus=9).changes] == [Impossible]
+
+
+def test_a_job_that_is_asked_to_leave_is_told_with_the_job_that_comes(service: Service) -> None:
+    queue = [waits("high", 4, priority=90)]
+    snapshot = situation(queue, [runs("low", {"n": 2})]).snapshot
+    round_ = SeenRound(snapshot, tuple(plan(snapshot, NOW)), NOW)
+    assert [type(each) for each in round_.changes] == [Preempt]
+    number = keep(service, round_)
+    found = service.database.read_sync(lambda s: decisions.replay(s, number))
+    assert (found.is_same, found.left) == (True, ["low"])
+    leaves = found.decided[-1]
+    assert (leaves.decision, leaves.because_of, leaves.priority) == ("preempt", "high", 50)
+
+
+def test_old_rounds_and_the_oldest_of_too_many_are_forgotten(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = [keep(service, seen()) for _ in range(5)]
+    sizes = len(decisions.record(seen())[1])
+    monkeypatch.setattr(decisions, "MAX_BYTES", 3 * sizes + sizes // 2)
+    service.database.write_sync(lambda s: decisions.forget(s, NOW))
+    page = service.database.read_sync(lambda s: decisions.page(s, None, 2))
+    assert [item.number for item in page.items] == [numbers[4], numbers[3]]
+    page = service.database.read_sync(lambda s: decisions.page(s, page.next_before, 2))
+    assert [item.number for item in page.items] == [numbers[2]]
+    with pytest.raises(DecisionNotFound):
+        service.database.read_sync(lambda s: decisions.replay(s, numbers[0]))
+    later = NOW + decisions.KEPT_FOR + timedelta(seconds=1)
+    service.database.write_sync(lambda s: decisions.forget(s, later))
+    assert service.database.read_sync(lambda s: decisions.page(s, None, 2)).items == []
+
+
+def test_a_record_of_another_release_is_not_found_and_says_so(service: Service) -> None:
+    number = keep(service, seen())
+
+    def spoil(session: Session) -> None:
+        row = repository.get(session, number)
+        assert row is not None
+        row.record = b"else"
+
+    service.database.write_sync(spoil)
+    with pytest.raises(DecisionNotFound, match="another release"):
+        service.database.read_sync(lambda s: decisions.replay(s, number))
+    with pytest.raises(codec.Unreadable):
+        codec.decode(codec._packed({"document": {"snapshot": 3}, "used_s": []}))
+
+
+def test_a_situation_comes_back_as_it_was() -> None:
+    there = situation([waits("a", held="ann")], [runs("r", {"n": 1})], runtime_left_s={"r": 3.0})
+    there = replace(there, snapshot=replace(there.snapshot, used_s={("default", "ann"): 2.5}))
+    there = replace(there, accounts=frozenset({("default", "ann")}), left_out={"a": 7})
+    assert codec.decode(codec.encode(there)) == there
