@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from service.domain.scheduling.eviction import MIN_RUN_S, Ask, RunningJob, Trial, has_right
+from service.domain.scheduling.eviction import MIN_RUN_S, Ask, RunningJob, SlotCheck, has_right
 from service.domain.scheduling.gangs import Gangs, WorkerKind
 from service.domain.scheduling.order import SETTLING_S, Rank
 from service.domain.scheduling.pools import Pool
@@ -72,7 +72,7 @@ class Backfill:
             if job.job_id not in self._gone
         ]
         leaving.sort(key=lambda each: each[0])
-        trial = Trial(kind, self._pool, self._gangs)
+        trial = SlotCheck(kind, self._pool, self._gangs)
         for seconds, job in leaving:
             room += trial.returned(Ask(job, job.slices, True), 1)
             if room >= least:

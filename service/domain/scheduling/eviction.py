@@ -170,7 +170,7 @@ def victims(
 
     pool: what is free, or will be when those have left that were asked before.
     """
-    trial = Trial(kind, pool, gangs)
+    trial = SlotCheck(kind, pool, gangs)
     room = pool.room(kind)
     chosen: list[Ask] = []
     for ask in candidates:
@@ -197,7 +197,7 @@ def victims(
     return Asked(tuple(reversed(needed)), room)
 
 
-class Trial:
+class SlotCheck:
     """A pool to which some slots were returned."""
 
     def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:

@@ -65,6 +65,7 @@ def ids(server: LiveServer) -> dict[str, str | int]:
         "step": 5,
         "path": "manifest.json",
         "name": "fuzzed",
+        "number": 1,  # of no decision: this server plans nothing
     }
 
 
