@@ -98,10 +98,22 @@ def snapshot(
         for job in jobs
         if job.state is JobState.QUEUED
     )
+    return waiting, _live(session, now, jobs, runs)
+
+
+def live(session: Session, now: datetime) -> tuple[LiveAttempt, ...]:
+    """Every attempt that may still hold slots, however many jobs wait."""
+    return _live(session, now, repository.of_live_attempts(session), {})
+
+
+def _live(
+    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs
+) -> tuple[LiveAttempt, ...]:
+    """jobs: theirs, and perhaps others."""
     by_id = {job.id: job for job in jobs}
     attempts = attempts_repository.live_columns(session)
     drills = _drills(session) if attempts else {}
-    live = tuple(
+    return tuple(
         LiveAttempt(
             job_id=row.job_id,
             attempt=row.attempt,
@@ -127,7 +139,6 @@ def snapshot(
         )
         for row in attempts
     )
-    return waiting, live
 
 
 def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.RunningJob | None:

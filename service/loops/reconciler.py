@@ -85,7 +85,7 @@ class Reconciler:
 
     async def run_once(self) -> None:
         """Start the missing followers, pass on commands, end attempts that nobody owns."""
-        _, live = await self._database.read(queue_view.snapshot)
+        live = await self._database.read(queue_view.live)
         for attempt in live:
             key = (attempt.job_id, attempt.attempt)
             if self._launches.is_under_way(*key):
@@ -241,7 +241,7 @@ class Reconciler:
         self._unowned_at = asyncio.get_running_loop().time() + self._timings.unowned_period_s
         try:
             known = await self._cluster.attempts()
-            _, live = await self._database.read(queue_view.snapshot)
+            live = await self._database.read(queue_view.live)
             owned = {(a.job_id, a.attempt) for a in live} | set(self._followers)
             for ref in known:
                 key = (ref.job_id, ref.attempt)

@@ -204,6 +204,18 @@ def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
     )
 
 
+def of_live_attempts(session: Session) -> Sequence[Row[Any]]:
+    """`_PLANNED` of the jobs with an attempt that has not been seen gone."""
+    return session.connection().execute(_of_live_attempts()).all()
+
+
+@cache
+def _of_live_attempts() -> Select[Any]:
+    c = JobRow.__table__.c
+    live = select(AttemptRow.job_id).where(AttemptRow.finished_at.is_(None))
+    return select(*(c[name] for name in _PLANNED)).where(c.id.in_(live))
+
+
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
     """(owner, name, num_workers, runtime_used_s) of the jobs that succeeded last, newest first."""
     c = JobRow.__table__.c

@@ -19,7 +19,7 @@ from service.db.repositories import jobs as repository
 from service.domain.scheduling import policy
 from service.domain.states import IllegalTransition, Trigger
 from service.lifecycle import transitions
-from service.loops.queue_view import snapshot
+from service.loops.queue_view import live, snapshot
 from service.nodes import node_table
 from tests.marks import RULES
 from tests.unit.service.helpers import START, Service
@@ -50,6 +50,18 @@ async def test_of_many_claims_at_once_one_wins(service: Service) -> None:
     assert len((await service.reading.attempts(job_id)).items) == 1
     events = (await service.reading.events(job_id)).items
     assert [event.to_state for event in events] == [JobState.QUEUED, JobState.STARTING]
+
+
+async def test_live_attempts_are_the_same_with_and_without_the_queue(service: Service) -> None:
+    running, cancelled = [await service.submit() for _ in range(2)]
+    await service.submit()
+    assert service.claim(running) is not None
+    assert service.claim(cancelled) is not None
+    await service.jobs.cancel(cancelled)
+    alone = service.database.read_sync(lambda s: live(s, service.now))
+    waiting, beside_the_queue = service.database.read_sync(lambda s: snapshot(s, service.now))
+    assert [attempt.job_id for attempt in alone] == [running, cancelled]
+    assert (alone, len(waiting)) == (beside_the_queue, 1)
 
 
 async def test_a_claim_and_a_cancel_at_once_leave_one_story(service: Service) -> None:
