@@ -331,7 +331,7 @@ class _Standings:
 
 def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
     """The jobs that their queues guarantee their slots. Jobs count against a quota by priority, of
-    equal ones those first that run; those that can't start now do not count."""
+    equal ones those first that run; those that can't start now do not count, also for a limit."""
     having = {queue.name for queue in snapshot.queues if queue.quota}
     if not having:
         return set()
@@ -341,12 +341,36 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
     ]
     there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
     in_arrays = Counter(snapshot.running_of_arrays)
+    limits = _limits(snapshot, gangs)
     claims = []
     for job in there:
-        if isinstance(job, RunningJob) or _may_claim(job, in_arrays, snapshot.used_up):
-            gang = gangs.of(job.request)
+        gang = gangs.of(job.request)
+        if isinstance(job, RunningJob) or (
+            _may_claim(job, in_arrays, snapshot.used_up) and _takes_room(job, gang, limits)
+        ):
             claims.append(shares.Claim(job.job_id, job.queue, gang.kind.counted, gang.least))
     return shares.within_quota(snapshot.queues, claims)
+
+
+def _takes_room(job: WaitingJob, gang: Gang, limits: QueueLimits) -> bool:
+    """Take what the limits leave for the job; False if that is not enough for it to start."""
+    of_account = limits.of((job.queue, job.owner))
+    if of_account is None:
+        return True
+    if of_account.room(job.job_id, gang.kind, gang.least).workers < gang.least:
+        return False
+    of_account.take(job.job_id, gang.kind, gang.least)
+    return True
+
+
+def _limits(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
+    """With what groups that run hold and lack."""
+    limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
+    for group in snapshot.growing:
+        of_account = limits.of((group.queue, group.owner))
+        if of_account is not None:
+            of_account.take(group.job_id, gangs.of(group.request).kind, group.lacking)
+    return limits
 
 
 def _is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
@@ -420,11 +444,7 @@ class _Round:
         self._backfill = Backfill(snapshot.running, ranks, soon, gangs)
         if all(job.ends_within_s is None for job in snapshot.queue):
             self._backfill.close()
-        self._limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
-        for group in snapshot.growing:
-            limits = self._limits.of((group.queue, group.owner))
-            if limits is not None:
-                limits.take(group.job_id, gangs.of(group.request).kind, group.lacking)
+        self._limits = _limits(snapshot, gangs)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free)
         self._to_come = snapshot.to_come
         self._impossible: dict[Gang, Reason | None] = {}

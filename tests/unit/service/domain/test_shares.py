@@ -7,6 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,19 @@ def test_borrowed_slots_go_back_to_the_queue_whose_quota_they_are() -> None:
     there = [running("a", "own", gpus=4), *there[:0], running("b", "other", gpus=4, yields=False)]
     seen = snapshot([waiting("more", "own", gpus=1)], there, queues, Used())
     assert "b" not in leaving(seen), "the quota is in use"
+
+
+@pytest.mark.parametrize("limit", [{"user_limit": {"GPU": 1.0}}, {"max_running_per_user": 1}])
+def test_jobs_that_a_limit_keeps_back_use_up_no_quota(limit: dict[str, Any]) -> None:
+    queues = [Queue("own", quota={"GPU": 4.0}, **limit), Queue("other")]
+    there = [running("a0", "own"), running("borrows", "other", gpus=7, yields=False)]
+    queue = [
+        *(waiting(f"a{n}", "own", seq=n) for n in range(1, 5)),
+        waiting("b", "own", "bob", seq=9),
+    ]
+    assert leaving(snapshot(queue, there, queues, Used())) == {
+        "borrows": "is within its queue's quota"
+    }
 
 
 def test_what_runs_within_a_quota_is_not_pushed_out_by_the_work_of_others() -> None:

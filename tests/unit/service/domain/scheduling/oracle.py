@@ -50,7 +50,6 @@ class Oracle:
         self.nodes = [node for node in snapshot.nodes if node.accepted]
         self.queues = {queue.name: queue for queue in snapshot.queues}
         self.total = order.total_of(node.total for node in self.nodes)
-        self.guaranteed = self.within_quota()
         self.free, self.now_free, self.soon_free = self.copy(), self.copy(), self.copy()
         self.aside: dict[bool, list[tuple[Request, int]]] = {False: [], True: []}
         """Of jobs ahead: for those that may not pass on what is reserved, and for those that may
@@ -70,6 +69,9 @@ class Oracle:
         self.stand_by = False
         for group in snapshot.growing:
             self.holds(group, group.lacking)
+        held = dict(self.holding)
+        self.guaranteed = self.within_quota()
+        self.holding = held
         for job in snapshot.running:
             self.change(self.soon_free, job.request, job.slices if job.is_leaving else job.recalled)
 
@@ -102,6 +104,10 @@ class Oracle:
                     arrays[job.array.array_id] += 1
                     if arrays[job.array.array_id] > job.array.max_running:
                         continue
+                left_under = [self.left_under(job, of_user=of_user) for of_user in (True, False)]
+                if min(left_under) < job.request.least:
+                    continue
+                self.holds(job, job.request.least)
             quota = left.get(job.queue, {})
             claim = amounts(job.request.bundle, job.request.least)
             main = "GPU" if claim.get("GPU") else "CPU"
