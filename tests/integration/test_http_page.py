@@ -54,7 +54,10 @@ def test_every_block_does_what_the_page_says(
     for series in metrics["series"].values():
         assert series["steps"][-1] == metrics["next_step"]
         assert len(series["steps"]) <= 5
-    assert read.endswith("ended\nevery rank ended with code 0\n4.0\n")
+    state, why, started, count, cpus = read.splitlines()[-5:]
+    assert (state, why, cpus) == ("ended", "every rank ended with code 0", "4.0")
+    assert re.fullmatch(r"\['job-\w+'\]", started)
+    assert int(count) >= 0
     assert "the same" in saved
     assert (tmp_path / "whole").stat().st_size > 100
     assert ended.splitlines()[0] == "job_live"
