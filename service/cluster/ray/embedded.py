@@ -51,7 +51,8 @@ MEMORY_LIMITS = {
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
 """How many dead actors, workers and nodes, and finished calls, Ray remembers. By its own defaults,
-such as 100,000 actors, the GCS grows for months; the dashboard shows the newest."""
+such as 100,000 actors, the GCS grows for months; the dashboard shows the newest. There is no such
+limit for placement groups that were removed, a few kB each."""
 PLACE = "place"
 """File in the temp-dir of a Ray that says on which host and in which container it runs."""
 
