@@ -91,5 +91,8 @@ def cluster_node(node_id: str, resources: Mapping[str, float], **fields: Any) ->
         "full": None,
         "quarantined": (),
         "drained_by": None,
+        "labels": {},
+        "is_starting": False,
+        "is_released": False,
     }
     return ClusterNode(node_id, resources=resources, **{**plain, **fields})

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -162,7 +163,7 @@ class Parameter(Document):
             if self.log or any(one is not None for one in ranges):
                 raise ValueError("has choices, which have no min, max, step, log or type")
             texts = [json.dumps(choice, sort_keys=True) for choice in self.choices]
-            twice = next((text for text in texts if texts.count(text) > 1), None)
+            twice = next((text for text, number in Counter(texts).items() if number > 1), None)
             if twice is not None:
                 raise ValueError(f"lists the value {twice} twice")
             return self

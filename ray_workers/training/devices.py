@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ray_workers.training.core import compat_torch
+
 CPU = torch.device("cpu")
 
 
@@ -30,7 +32,7 @@ def module_of(device: torch.device) -> Any:
 def cap_memory_when_used(share: float) -> None:
     """Have this process take no more than this share of its GPU's memory, from when its program
     first uses CUDA; until then CUDA stays untouched, so that the program may still fork."""
-    torch.cuda._lazy_call(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))  # type: ignore[no-untyped-call]
+    compat_torch.when_cuda_is_used(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))
 
 
 def synchronize(device: torch.device) -> None:

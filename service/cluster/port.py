@@ -7,7 +7,7 @@ same conformance suite as the fake and the simulated cluster of the tests (`test
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, Recall
@@ -42,11 +42,11 @@ class ClusterNode:
     drained_by: float | None
     """Unix time when the node goes, `math.inf` if nobody said when; None if it stays. One that
     goes is not accepted any more."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str]
     """Ray's labels of the node, such as `ray.io/market-type`."""
-    is_starting: bool = False
+    is_starting: bool
     """It is not accepted yet, and nothing speaks against it."""
-    is_released: bool = False
+    is_released: bool
     """Nothing of dray is on it, as `Cluster.request_nodes` asked; it is not accepted meanwhile."""
 
 

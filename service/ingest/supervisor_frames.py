@@ -97,7 +97,7 @@ class SupervisorFrames:
         refusals.tell(self._session, self._job, self._now)
 
     def _take(self, frame: Frame) -> None:
-        at = time_of(frame, self._now)
+        at = min(time_of(frame, self._now), self._now)  # a node's clock may be ahead
         session, job, now = self._session, self._job, self._now
         match decode(frame):
             case RegroupingReport() as report:

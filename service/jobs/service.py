@@ -71,9 +71,9 @@ class _CheckedDocument:
 class _NothingStored(Exception):
     """Ends the transaction of a dry run."""
 
-    def __init__(self, answer: views.Explanation) -> None:
+    def __init__(self, row: JobRow, after: list[tuple[str, bool]]) -> None:
         super().__init__("a dry run stores nothing")
-        self.answer = answer
+        self.row, self.after = row, after
 
 
 class Jobs:
@@ -157,17 +157,18 @@ class Jobs:
         now = self._clock()
         job_id = new_job_id(now)
 
-        def work(session: Session) -> views.Explanation:
-            row, after = self._accepted(session, prepared, job_id, owner, project, now)
-            at = self._database.time(session)
-            raise _NothingStored(self._answers.of_unsubmitted(session, row, after, at))
+        def check(session: Session) -> None:
+            raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
 
         # The checks of a submit take locks and count uses, so they are made in a transaction that
-        # writes, and that never commits.
+        # writes, and that never commits. The answer takes longer, and needs none of its locks.
         try:
-            return await self._database.write(work)
-        except _NothingStored as done:
-            return done.answer
+            await self._database.write(check)
+        except _NothingStored as accepted:
+            row, after = accepted.row, accepted.after
+        return await self._database.read(
+            lambda s: self._answers.of_unsubmitted(s, row, after, self._database.time(s))
+        )
 
     async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
         """The checks that need no transaction."""

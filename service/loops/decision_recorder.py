@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING = 32
 """Rounds that wait to be kept; of more the oldest are not kept. The scheduler never waits."""
+MOST_JOBS = 20_000
+"""Waiting jobs of all these rounds together."""
 FORGET_S = 60.0
 """Between two searches for rounds that are too old or too many."""
 
@@ -31,7 +33,12 @@ class DecisionRecorder:
         """Keep a round that changed something, soon."""
         if seen.changes:
             self._rounds.append(seen)
+            while len(self._rounds) > 1 and self._num_jobs() > MOST_JOBS:
+                self._rounds.popleft()
             self._woken.set()
+
+    def _num_jobs(self) -> int:
+        return sum(len(seen.snapshot.queue) for seen in self._rounds)
 
     async def run(self) -> None:
         """Until cancelled."""

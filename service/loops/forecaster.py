@@ -68,6 +68,8 @@ class Forecaster:
                     await self.run_once()
                 except Exception:
                     logger.exception("the forecaster failed a round; it goes on")
+                    # It may be stored though the answer was lost: read it anew.
+                    self._forecasts = forecasts.Forecasts()
                 took_s = loop.time() - began
                 await asyncio.sleep(max(took_s, self._timings.forecast_pause_s))
                 await woken.wait(self._timings.forecast_period_s)

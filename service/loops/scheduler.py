@@ -122,6 +122,7 @@ class Scheduler:
             return 0
         cluster = self._watch.latest
         snapshot, live, now = await self._database.read(lambda s, now: self._look(s, now, cluster))
+        snapshot = self._without_lost_trials(snapshot)
         waiting = snapshot.queue
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:
@@ -130,13 +131,15 @@ class Scheduler:
             self._autoscaler.consider(snapshot, [], cluster, live, now)
             return 0
         decisions = await self._gate.plan(snapshot, now, cluster)
-        self._recorder.note(SeenRound(self._gate.seen or snapshot, tuple(decisions), now))
+        planned = tuple(decisions)
         decisions = self._autoscaler.consider(snapshot, decisions, cluster, live, now)
         have_run = {job.job_id for job in waiting if job.attempt > 0}
         decisions = [
             self._patient(decision, place, now, has_run=decision.job_id in have_run)
             for place, decision in enumerate(decisions)
         ]
+        if any(not isinstance(decision, policy.Wait | policy.Stay) for decision in decisions):
+            self._recorder.note(SeenRound(self._gate.seen or snapshot, planned, now))
         attempts = {a.job_id: a.attempt for a in live}
         await self._database.write(lambda s, at: self._note(s, decisions, attempts, at))
         for decision in decisions:
@@ -178,6 +181,17 @@ class Scheduler:
             )
             snapshot = replace(snapshot, running=leaving)
         return snapshot, live, now
+
+    def _without_lost_trials(self, snapshot: policy.Snapshot) -> policy.Snapshot:
+        """Trials whose sampler has failed take no slots until it is asked again."""
+        failed = self._trial_values.failed
+        if not failed:
+            return snapshot
+        queue = tuple(
+            replace(job, preparing=failed[job.job_id]) if job.job_id in failed else job
+            for job in snapshot.queue
+        )
+        return replace(snapshot, queue=queue)
 
     def _has_just_been_left(self, live: Sequence[queue_view.LiveAttempt], now: datetime) -> bool:
         """Whether slots may be free that Ray does not show yet: nobody is asked to leave for want
@@ -341,7 +355,7 @@ def _snapshot(
         held = quarantine.with_kept(ours, node.quarantined or ())
         free = policy.offered(node.resources, available, held)
         if shares_gpus and node.resources.get("GPU"):
-            free = with_shared_gpus(free, node.resources, parts_on(node.node_id, holders))
+            free = with_shared_gpus(free, parts_on(node.node_id, holders))
         nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
     here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
     return policy.Snapshot(

@@ -47,6 +47,8 @@ class TrialValues:
         self._signals = signals
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
+        self.failed: dict[str, str] = {}
+        """Why a trial has no values, by job, until its sampler is asked again."""
 
     def close(self) -> None:
         for task in self._asking.values():
@@ -71,8 +73,10 @@ class TrialValues:
             logger.warning("no values for the trial %s: %r", job_id, error)
             said = f"its sampler gave no values: {error}"
             await self._database.write(lambda s, at: _note(s, job_id, said, at))
+            self.failed[job_id] = said
             await asyncio.sleep(ASK_AGAIN_S)
         finally:
+            self.failed.pop(job_id, None)
             del self._asking[job_id]
         self._signals.publish(QUEUE)
 

@@ -69,15 +69,16 @@ class Answers:
         if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
             return []
         key = (row.id, row.attempt, row.priority, row.queue, row.rank)
-        if key not in newest.answers:
+        answers = newest.answers.get(key)  # another thread may clear them
+        if answers is None:
             job = self._waiting(session, newest.situation, row, now)
             questions = JobQuestions(newest.situation, job, newest.made_at)
             why = Reason(row.reason_code, row.reason_message)
             found = questions.answers(_choices(session, row), why)
             if len(newest.answers) >= MAX_KEPT:
                 newest.answers.clear()
-            newest.answers[key] = [_view(each) for each in found]
-        return newest.answers[key]
+            newest.answers[key] = answers = [_view(each) for each in found]
+        return answers
 
     def favoured(self, session: Session, row: JobRow, now: datetime) -> list[views.Reason]:
         """Rules by which jobs of others come before one that waits for slots."""
@@ -154,6 +155,7 @@ class Answers:
             ),
             waited_s=max(0.0, (now - row.created_at).total_seconds() - row.runtime_used_s),
             yields=row.yields,
+            ends_within_s=row.max_runtime_s and row.max_runtime_s - row.runtime_used_s,
             queue=row.queue,
             owner=row.owner,
             place=row.rank or 0,

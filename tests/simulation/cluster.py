@@ -99,6 +99,9 @@ class SimCluster:
                     full=None,
                     quarantined=(),
                     drained_by=node.drained_by,
+                    labels={},
+                    is_starting=False,
+                    is_released=False,
                 )
                 for node_id, node in self.nodes.items()
             ),

@@ -7,7 +7,7 @@ changed it. (`torch._foreach_*` is documented, and used where it is needed.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +53,12 @@ def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
     """How long operations of a group may take from now on. Public is only the limit at its start,
     which is for connecting as well."""
     distributed_c10d._set_pg_timeout(limit, group)
+
+
+def when_cuda_is_used(call: Callable[[], None]) -> None:
+    """Call when this process first uses CUDA, or now if it has. Public functions of torch.cuda
+    begin with CUDA at once, after which a process can't be forked."""
+    torch.cuda._lazy_call(call)  # type: ignore[no-untyped-call]
 
 
 def abort_groups() -> None:

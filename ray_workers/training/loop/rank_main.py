@@ -184,7 +184,7 @@ def _run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     assert spec.recipe is not None
     if is_gpu(device := torch.device(task.device)):
         module_of(device).set_device(0)
-        if (share := spec.resources.gpus_per_worker) < 1:
+        if 0 < (share := spec.resources.gpus_per_worker) < 1:
             module_of(device).set_per_process_memory_fraction(share, 0)
     if isinstance(spec.model, Imported):
         sys.path.insert(0, task.work_dir)

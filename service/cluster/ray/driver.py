@@ -117,8 +117,12 @@ class RayCluster:
         available = await asyncio.to_thread(compat_ray.available_by_node)
         drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
-        # Ray never ends the head, so an agent is in nobody's way there.
-        heads = {node["NodeID"] for node in alive if HEAD_RESOURCE in node["Resources"]}
+        # Ray never ends the head, and supervisors live on control nodes, which have no slots.
+        heads = {
+            node["NodeID"]
+            for node in alive
+            if {HEAD_RESOURCE, CONTROL_RESOURCE} & node["Resources"].keys()
+        }
         there = [node["NodeID"] for node in alive]
         self._agents.meet(there, heads, wants_news=self._prestarter.awaits_news)
         for node in alive:

@@ -90,7 +90,8 @@ def between(
         sum_.add(part, _share(part, since, until))
     counts = select(key.label("key"), c.currency, func.count(c.job_id.distinct()).label("n"))
     for row in session.execute(counts.where(*narrowed).group_by(key, c.currency)):
-        found[row.key, row.currency].num_jobs = row.n
+        # The first of a key may have come between the two statements.
+        found.setdefault((row.key, row.currency), CostSum()).num_jobs = row.n
     return found
 
 

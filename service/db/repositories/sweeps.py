@@ -44,8 +44,12 @@ def rank_on_rung(
 ) -> tuple[int, int]:
     """How many trials were judged on the rung, and how many of them are better than this value."""
     better = func.count().filter(_is_better(value, maximises))
+    # A trial that has failed since is never the best one: none is stopped for its sake.
+    failed = select(JobRow.id).where(JobRow.array_id == array_id, JobRow.state == JobState.FAILED)
     query = select(func.count(), better).where(
-        TrialRungRow.array_id == array_id, TrialRungRow.rung == rung
+        TrialRungRow.array_id == array_id,
+        TrialRungRow.rung == rung,
+        TrialRungRow.job_id.not_in(failed),
     )
     num_judged, num_better = session.execute(query).one()
     return num_judged, num_better
@@ -138,11 +142,8 @@ def without_values(session: Session, job_ids: Collection[str]) -> set[str]:
 def set_values(
     session: Session, job_id: str, parameters: Mapping[str, Any], document: Mapping[str, Any]
 ) -> bool:
-    """Give a trial its values, unless it has some; False if it has, or no longer waits for its
-    first start."""
-    waits = select(JobRow.id).where(
-        JobRow.id == job_id, JobRow.state == JobState.QUEUED, JobRow.attempt == 0
-    )
+    """Give a trial its values, unless it has some; False if it has, or no longer waits."""
+    waits = select(JobRow.id).where(JobRow.id == job_id, JobRow.state == JobState.QUEUED)
     if session.scalar(waits.with_for_update()) is None:
         return False
     took = session.execute(

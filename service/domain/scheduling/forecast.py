@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 NEWEST = 9
 """Earlier runs that count: jobs change, and the newest tell most."""
+LONGEST_S = 10 * 365 * 86400.0
+"""A job whose total number of steps stands for "without end" has no longer left than this."""
 
 
 def seconds_left(
@@ -23,7 +25,7 @@ def seconds_left(
     if share_done is None:
         usual_s = statistics.median(earlier_s[-NEWEST:]) if earlier_s else 0.0
         return usual_s - ran_s if ran_s < usual_s else ran_s or None
-    own = ran_s * (1 - share_done) / share_done if share_done > 0 else None
+    own = min(ran_s * (1 - share_done) / share_done, LONGEST_S) if share_done > 0 else None
     if not earlier_s:
         return own
     like_them = statistics.median(earlier_s[-NEWEST:]) * (1 - share_done)

@@ -97,9 +97,9 @@ class Gangs:
     def _measure(self, kind: WorkerKind) -> None:
         """No two workers of a job share a GPU: parts of GPUs need as many GPUs as workers, whole
         ones need GPUs of which nobody has a part. A part may be the only one on its GPU."""
-        taken = {**kind.bundle, NUM_GPUS: 0.0, WHOLE_GPUS: math.ceil(kind.bundle.get("GPU", 0.0))}
+        is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
+        taken = {**kind.bundle, NUM_GPUS: 0.0 if is_part else gpus, WHOLE_GPUS: gpus}
         kind.vector = tuple([taken.get(name, 0.0) for name in self.names])
-        is_part = is_part_of_gpu(kind.bundle)
         needed = {**taken, NUM_GPUS: 1.0, WHOLE_GPUS: 0.0} if is_part else taken
         kind.demand = tuple(
             (at, needed[name]) for at, name in enumerate(self.names) if needed.get(name, 0.0) > 0

@@ -232,7 +232,7 @@ class Simulation:
         free = self._free[node.id]
         if not self._shares_gpus or not node.total.get("GPU"):
             return free
-        return with_shared_gpus(free, node.total, parts_on(node.id, holders))
+        return with_shared_gpus(free, parts_on(node.id, holders))
 
     def _as_of_now(self, job: WaitingJob) -> WaitingJob:
         passed_s = (self._now - self._began).total_seconds()

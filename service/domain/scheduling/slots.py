@@ -22,7 +22,7 @@ Kind = tuple[tuple[str, float], ...]
 """A bundle, to look things up by it."""
 
 NUM_GPUS = "number of GPUs"
-"""Of what a node has free: how many GPUs it has. Workers never ask for it."""
+"""Of what a node has free: how many of its GPUs nobody has whole. Workers never ask for it."""
 WHOLE_GPUS = "whole GPUs"
 """The same: GPUs of which nobody has a part. Both are there only while GPUs are shared."""
 
@@ -150,7 +150,7 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]
 
 
 def with_shared_gpus(
-    free: Mapping[str, float], total: Mapping[str, float], parts: Sequence[tuple[float, int]]
+    free: Mapping[str, float], parts: Sequence[tuple[float, int]]
 ) -> dict[str, float]:
     """The free resources of a node with `NUM_GPUS` and `WHOLE_GPUS`.
 
@@ -161,7 +161,8 @@ def with_shared_gpus(
     held = math.fsum(part * number for part, number in parts)
     touched = max([math.ceil(held - EPSILON), *(number for _, number in parts)])
     whole = math.floor(free.get("GPU", 0.0) + held + EPSILON) - touched
-    return {**free, NUM_GPUS: math.floor(total.get("GPU", 0.0)), WHOLE_GPUS: max(0, whole)}
+    not_whole = math.floor(free.get("GPU", 0.0) + held + EPSILON)
+    return {**free, NUM_GPUS: not_whole, WHOLE_GPUS: max(0, whole)}
 
 
 def count(slices: Sequence[Slice]) -> int:
@@ -173,7 +174,9 @@ def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None
     for name, amount in bundle.items():
         free[name] = free.get(name, 0.0) + times * amount
     if WHOLE_GPUS in free:  # a worker's part may be the only one on its GPU
-        free[WHOLE_GPUS] += times * math.ceil(bundle.get("GPU", 0.0))
+        gpus = math.ceil(bundle.get("GPU", 0.0))
+        free[WHOLE_GPUS] += times * gpus
+        free[NUM_GPUS] += 0 if is_part_of_gpu(bundle) else times * gpus
 
 
 def needs(request: Request) -> str:

@@ -74,6 +74,9 @@ def node(name: str, problem: str | None = None) -> ClusterNode:
         full=None,
         quarantined=(),
         drained_by=None,
+        labels={},
+        is_starting=False,
+        is_released=False,
     )
 
 

@@ -216,7 +216,7 @@ def test_a_gpu_is_whole_again_once_all_that_share_it_have_ended() -> None:
     shares = replace(runs("shares", {"n": 2}, 600.0), request=part)
     there = situation([waits("a", 4)], [shares])
     (node,) = there.snapshot.nodes
-    free = with_shared_gpus(node.available_to_us, node.total, [(0.5, 2)])
+    free = with_shared_gpus(node.available_to_us, [(0.5, 2)])
     nodes = (replace(node, available_to_us=free),)
     there = replace(there, snapshot=replace(there.snapshot, nodes=nodes))
     assert in_s(Simulation(there, NOW).run(), "a") == 600.0

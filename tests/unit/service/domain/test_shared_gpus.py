@@ -39,7 +39,7 @@ def holder(name: str, workers: int, bundle: dict[str, float]) -> Holder:
 def decide(*jobs: WaitingJob, gpus: int, holders: Sequence[Holder] = ()) -> list[Decision]:
     total = {"GPU": float(gpus)}
     free = offered(total, total, held_on("n", holders))
-    free = with_shared_gpus(free, total, parts_on("n", holders))
+    free = with_shared_gpus(free, parts_on("n", holders))
     node = Node("n", total, free)
     return plan(Snapshot(jobs, (node,), connected=True, holders=tuple(holders)), NOW)
 
@@ -65,6 +65,12 @@ def test_two_jobs_share_the_gpus() -> None:
     assert started(decide(job("b", 2, HALF), gpus=2, holders=[holder("a", 2, HALF)])) == ["b"]
     full = [holder("a", 2, HALF), holder("b", 2, HALF)]
     assert started(decide(job("c", 1, {"GPU": 0.25}), gpus=2, holders=full)) == []
+
+
+def test_parts_do_not_start_for_a_gpu_that_another_has_whole() -> None:
+    held = [holder("w", 1, WHOLE)]
+    assert started(decide(job("a", 2, HALF), gpus=2, holders=held)) == []
+    assert started(decide(job("a", 1, HALF), gpus=2, holders=held)) == ["a"]
 
 
 def test_jobs_of_one_plan_count_beside_each_other() -> None:
@@ -96,12 +102,12 @@ def test_a_whole_gpu_is_one_of_which_nobody_has_a_part() -> None:
     ],
 )
 def test_whole_gpus_are_counted(free: float, parts: list[tuple[float, int]], whole: int) -> None:
-    shared = with_shared_gpus({"GPU": free}, {"GPU": 4.0}, parts)
+    shared = with_shared_gpus({"GPU": free}, parts)
     assert fits(WHOLE, shared) == whole
 
 
 def test_what_is_taken_and_returned_leaves_the_same() -> None:
-    free = with_shared_gpus({"GPU": 4.0}, {"GPU": 4.0}, [])
+    free = with_shared_gpus({"GPU": 4.0}, [])
     before = dict(free)
     add(free, HALF, -2)
     assert (fits(WHOLE, free), fits(HALF, free)) == (2, 4)
