@@ -122,7 +122,7 @@ class Scheduler:
             return 0
         cluster = self._watch.latest
         snapshot, live, now = await self._database.read(lambda s, now: self._look(s, now, cluster))
-        snapshot = self._without_lost_trials(snapshot)
+        snapshot = replace(snapshot, queue=self._trial_values.in_queue(snapshot.queue))
         waiting = snapshot.queue
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:
@@ -131,6 +131,7 @@ class Scheduler:
             self._autoscaler.consider(snapshot, [], cluster, live, now)
             return 0
         decisions = await self._gate.plan(snapshot, now, cluster)
+        decisions = [self._trial_values.reason(decision) for decision in decisions]
         planned = tuple(decisions)
         decisions = self._autoscaler.consider(snapshot, decisions, cluster, live, now)
         have_run = {job.job_id for job in waiting if job.attempt > 0}
@@ -181,17 +182,6 @@ class Scheduler:
             )
             snapshot = replace(snapshot, running=leaving)
         return snapshot, live, now
-
-    def _without_lost_trials(self, snapshot: policy.Snapshot) -> policy.Snapshot:
-        """Trials whose sampler has failed take no slots until it is asked again."""
-        failed = self._trial_values.failed
-        if not failed:
-            return snapshot
-        queue = tuple(
-            replace(job, preparing=failed[job.job_id]) if job.job_id in failed else job
-            for job in snapshot.queue
-        )
-        return replace(snapshot, queue=queue)
 
     def _has_just_been_left(self, live: Sequence[queue_view.LiveAttempt], now: datetime) -> bool:
         """Whether slots may be free that Ray does not show yet: nobody is asked to leave for want

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 5.0
 """After a sampler failed."""
+UNAVAILABLE = "sampler_unavailable"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,22 @@ class TrialValues:
     def close(self) -> None:
         for task in self._asking.values():
             task.cancel()
+
+    def in_queue(self, queue: Sequence[policy.WaitingJob]) -> tuple[policy.WaitingJob, ...]:
+        """Trials whose sampler has failed take no slots until it is asked again."""
+        if not self.failed:
+            return tuple(queue)
+        return tuple(
+            replace(job, preparing=self.failed[job.job_id]) if job.job_id in self.failed else job
+            for job in queue
+        )
+
+    def reason(self, decision: policy.Decision) -> policy.Decision:
+        """The same, with the reason of such a trial."""
+        said = self.failed.get(decision.job_id)
+        if said is None or not isinstance(decision, policy.Wait):
+            return decision
+        return replace(decision, reason=policy.Reason(UNAVAILABLE, said))
 
     async def have(self, job_ids: Sequence[str]) -> set[str]:
         """Those of these jobs that have all values that they need. The samplers are asked for the
@@ -126,5 +143,5 @@ def _document(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
 
 
 def _note(session: Session, job_id: str, said: str, now: datetime) -> None:
-    reason = policy.Reason("sampler_unavailable", said)
+    reason = policy.Reason(UNAVAILABLE, said)
     transitions.note_waiting(session, [policy.Wait(job_id, reason, 1)], now)

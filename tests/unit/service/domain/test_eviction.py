@@ -149,6 +149,7 @@ def test_one_that_yields_passes_a_blocked_job_until_that_has_waited_for_long() -
 def test_progress_and_earlier_runs_tell_how_long_a_job_has_left() -> None:
     assert forecast.seconds_left(0.0, 100.0) is None
     assert forecast.seconds_left(0.25, 100.0) == 300.0
+    assert forecast.seconds_left(1e-12, 100.0) == forecast.LONGEST_S, "it has no end"
     assert forecast.seconds_left(0.0, 0.0, [500.0, 400.0, 600.0]) == 500.0
     assert forecast.seconds_left(0.5, 100.0, [400.0]) == 150.0
     assert forecast.seconds_left(1.0, 100.0, [400.0]) == 0.0

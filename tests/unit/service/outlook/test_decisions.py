@@ -12,6 +12,7 @@ from ray_workers.shared.contracts import Slice
 from service.db.repositories import decisions as repository
 from service.domain.errors import DecisionNotFound
 from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
+from service.loops import decision_recorder
 from service.outlook import codec, decisions
 from service.outlook.decisions import SeenRound
 from tests.unit.service.domain.test_outlook import NOW, runs, situation, waits
@@ -65,6 +66,15 @@ def test_jobs_that_changed_nothing_are_not_kept() -> None:
 def test_a_round_in_which_all_wait_as_before_has_no_changes() -> None:
     assert seen(3, gpus=4).changes == []
     assert [type(each) for each in seen(1, gpus=9).changes] == [Impossible]
+
+
+def test_of_large_rounds_few_wait_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision_recorder, "MOST_JOBS", 25)
+    recorder = decision_recorder.DecisionRecorder(None)  # type: ignore[arg-type]
+    for num_waiting in (10, 10, 10, 40):
+        recorder.note(seen(num_waiting))
+        assert recorder._num_jobs() <= max(25, num_waiting)
+    assert recorder._num_jobs() == 40, "the newest is kept"
 
 
 def test_a_job_that_is_asked_to_leave_is_told_with_the_job_that_comes(service: Service) -> None:
