@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_workers.training.core import compat_torch
-
 CPU = torch.device("cpu")
 
 
@@ -27,12 +25,6 @@ def on_gpu(tensor: Tensor) -> bool:
 def module_of(device: torch.device) -> Any:
     """torch's module for the kind of GPU, with its streams and events."""
     return torch.get_device_module(device)
-
-
-def cap_memory_when_used(share: float) -> None:
-    """Have this process take no more than this share of its GPU's memory, from when its program
-    first uses CUDA; until then CUDA stays untouched, so that the program may still fork."""
-    compat_torch.when_cuda_is_used(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))
 
 
 def synchronize(device: torch.device) -> None:

@@ -7,7 +7,7 @@ changed it. (`torch._foreach_*` is documented, and used where it is needed.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -55,10 +55,11 @@ def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
     distributed_c10d._set_pg_timeout(limit, group)
 
 
-def when_cuda_is_used(call: Callable[[], None]) -> None:
-    """Call when this process first uses CUDA, or now if it has. Public functions of torch.cuda
-    begin with CUDA at once, after which a process can't be forked."""
-    torch.cuda._lazy_call(call)  # type: ignore[no-untyped-call]
+def cap_memory_when_used(share: float) -> None:
+    """Have this process take no more than this share of its GPU's memory, from when its program
+    first uses CUDA. The public function begins with CUDA at once, and the program may still fork
+    before that."""
+    torch.cuda._lazy_call(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))  # type: ignore[no-untyped-call]
 
 
 def abort_groups() -> None:

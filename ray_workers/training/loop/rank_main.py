@@ -24,9 +24,9 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.shared.folders.script_paths import checkpoint_dir, output_dir
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
-from ray_workers.training.core import elastic_error, gpu_memory_cap
+from ray_workers.training.core import compat_torch, elastic_error, gpu_memory_cap
 from ray_workers.training.core.errors import cause_of
-from ray_workers.training.devices import cap_memory_when_used, is_gpu, module_of
+from ray_workers.training.devices import is_gpu, module_of
 from ray_workers.training.loop import frameworks, job_environment
 from ray_workers.training.loop.ending import RankEnd, flush_output
 from ray_workers.training.loop.run import run
@@ -65,7 +65,7 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
         job_environment.enter(task, spec.environment, program)
         if program is not None:
             if 0 < (share := spec.resources.gpus_per_worker) < 1:
-                cap_memory_when_used(share)
+                compat_torch.cap_memory_when_used(share)
             run_script(program, task, page)
         else:
             _run_recipe(task, spec, page)

@@ -123,16 +123,6 @@ def _cuts(rank: int) -> None:
     assert not isinstance(over_tensor, compat_torch.StridedShard)
 
 
-def test_a_call_waits_until_cuda_is_used() -> None:
-    calls: list[None] = []
-    compat_torch.when_cuda_is_used(lambda: calls.append(None))
-    assert calls == [], CHANGED
-    queued = torch.cuda._queued_calls
-    queued[-1][0]()
-    assert calls == [None], CHANGED
-    queued.pop()
-
-
 def test_what_torch_imports_late_is_there() -> None:
     for name in compat_torch.IMPORTED_LATE:
         assert importlib.util.find_spec(name) is not None, CHANGED

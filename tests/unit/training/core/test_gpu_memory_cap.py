@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from dray.spec import JobSpec
-from ray_workers.training import devices
-from ray_workers.training.core import gpu_memory_cap
+from ray_workers.training.core import compat_torch, gpu_memory_cap
 from ray_workers.training.loop import rank_main
 from tests.wire import rank_task
 
@@ -79,7 +78,7 @@ def test_a_script_is_capped_when_it_first_uses_cuda(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda *given: capped.append(given)
     )
-    devices.cap_memory_when_used(0.25)
+    compat_torch.cap_memory_when_used(0.25)
     assert not capped
     (call,) = queued
     call()
