@@ -28,9 +28,6 @@ from service.outlook.forecasts import Key
 
 logger = logging.getLogger(__name__)
 
-REST = 4.0
-"""How long it rests after each step, as a multiple of the processor's time that the step took."""
-
 
 @dataclass(frozen=True)
 class SchedulerView:
@@ -101,7 +98,7 @@ class Forecaster:
     async def _restful(self, step: Callable[[], bool]) -> bool:
         """One step in a thread, and a rest after it."""
         goes_on, took_s = await asyncio.to_thread(_timed, step)
-        await asyncio.sleep(REST * took_s)
+        await asyncio.sleep(self._timings.forecast_rest * took_s)
         return goes_on
 
     def _read(self, session: Session) -> forecasts.Facts:

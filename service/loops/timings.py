@@ -45,6 +45,9 @@ class LoopTimings:
     """Between two requests for the lease, at least, also where it is about to end."""
     forecast_pause_s: float = 3.0
     """Between two forecasts, at least."""
+    forecast_rest: float = 4.0
+    """How long the forecaster rests after each step, as a multiple of the processor's time that the
+    step took."""
     forecast_period_s: float = 15.0
     """The same where nothing has changed in the queue."""
     retention_period_s: float = 10.0

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 T = TypeVar("T")
-TIMINGS = LoopTimings(launch_grace_s=8.0, refresh_s=60.0)
+# A rest would be as long as the processor's time, and no storm the same again.
+TIMINGS = LoopTimings(launch_grace_s=8.0, refresh_s=60.0, forecast_rest=0.0)
 """A simulation is of a few minutes, in which less is to happen by the clock alone."""
 
 
