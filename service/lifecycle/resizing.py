@@ -1,7 +1,7 @@
 """Groups that change their size: the slots that they hold, are granted, and are asked to give back.
 
 From the grant on its slots are in the attempt's row, as held, and slots that are asked back stay
-there. So nobody else is given them while the group is told of the grant or the recall, which is
+there. So nobody else is given them while the grant or the recall is sent to the group, which is
 repeated until the group reports what it holds then.
 """
 
@@ -99,7 +99,7 @@ def spare(
 
 
 def recalled(attempt: AttemptRow | Row[Any]) -> Recall | None:
-    """The recall that the group is told of until it reports what it holds."""
+    """The recall that is sent to the group until it reports its slots."""
     if attempt.recalled is None:
         return None
     return Recall(attempt.grants, as_slices(attempt.recalled))

@@ -90,7 +90,7 @@ def demand(
 
     present: all nodes; accepted are those that carry ranks or are about to, and not those that are
     refused, or drained and still there: Ray counts these as room. to_come: see `may_come`. in_use:
-    ids of nodes that carry anything, whoever's it is.
+    ids of nodes that carry anything, of dray or of others.
     """
     asking = _Asking(snapshot, present, to_come)
     for decision in decisions:
