@@ -82,6 +82,16 @@ async def test_without_prices_nothing_costs_anything(service: Service) -> None:
     assert (report.items, [w.code for w in report.warnings]) == ([], ["no_prices"])
 
 
+async def test_a_node_whose_clock_is_ahead_costs_no_more(priced: Service) -> None:
+    right, ahead = [await trains(priced, workers=2) for _ in range(2)]
+    priced.advance(HOUR)
+    for job_id, clock_s in ((right, 0.0), (ahead, 6 * HOUR)):
+        at = priced.now + timedelta(seconds=clock_s)
+        priced.report(job_id, 1, [spent(at=at, useful=2 * HOUR)])
+        priced.end(job_id, 1)
+    assert (await cost(priced, ahead)).total == (await cost(priced, right)).total > 0
+
+
 async def test_a_job_costs_what_it_holds_divided_by_its_ledger(priced: Service) -> None:
     job_id = await trains(priced)
     assert (await priced.jobs.get(job_id)).cost is None
