@@ -174,6 +174,7 @@ class Scheduler:
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
             storage_problem=_storage_problem(session),
             to_come=self._autoscaler.expected(cluster),
+            min_run_s=self._settings.min_run_s,
         )
         self.view = SchedulerView(snapshot, live, now)
         if cluster is not None and cluster.shared and self._has_just_been_left(live, now):

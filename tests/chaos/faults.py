@@ -17,7 +17,7 @@ from pathlib import Path
 from dray import errors
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.checkpoint.direct_io import folders
-from tests.chaos import memory
+from tests.chaos import crowding, memory
 from tests.chaos.ground import PASSING, patiently
 from tests.chaos.scene import STORE, Missed, Scene, pid_of
 from tests.chaos.stopping import STOPPABLE, stop, stop_briefly
@@ -219,6 +219,9 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "drill stall": lambda s: drill(s, "stall", s.rng.randrange(s.kind.num_ranks)),
     "drill preempt": lambda s: drill(s, "preempt", 0),
     "preempted": preempt,
+    "outranked": crowding.outrank,
+    "quota claimed": crowding.claim_quota,
+    "slots recalled": crowding.recall,
     "machine shut down": stop_service,
     "service restarted": stop_service,
     "node drained": drain_node,
@@ -233,6 +236,8 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
 }
 ONE_AFTER_THE_OTHER = frozenset({"replacement killed", "survivor killed meanwhile"})
 """They strike the rank themselves whose loss they come after, so that they know which."""
+CROWDED = frozenset({"outranked", "quota claimed", "slots recalled"})
+"""Others come and take the slots."""
 HARMLESS = frozenset(f"{kind} stopped briefly" for kind in STOPPABLE)
 """Nothing may come of them."""
 UNDISTURBED = frozenset(

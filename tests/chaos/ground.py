@@ -35,6 +35,9 @@ DRAINED_WITHIN_S = 60
 SILENCE_LIMIT_S = 16.0
 """Of the service: small, so that what is stopped is noticed within a turn."""
 SILENCE = {"DRAY_SILENCE_LIMIT_S": f"{SILENCE_LIMIT_S:g}"}
+MIN_RUN_S = 5.0
+"""For which a job holds its slots before it may be asked for them: small, for the same reason."""
+RULES = {**SILENCE, "DRAY_MIN_RUN_S": f"{MIN_RUN_S:g}"}
 PASSING = (errors.TransportError, errors.Unavailable)
 """What a client meets while the service or its database is away."""
 T = TypeVar("T")
@@ -229,7 +232,7 @@ def _jobs_on(node_id: str) -> set[str]:
 @contextlib.contextmanager
 def embedded(folder: Path) -> Iterator[Ground]:
     """A service on SQLite with an embedded Ray."""
-    service = Service(folder / "home", {**SILENCE, "DRAY_LOCAL_SLOTS": "6"})
+    service = Service(folder / "home", {**RULES, "DRAY_LOCAL_SLOTS": "6"})
     try:
         service.start()
         yield Ground(plan.EMBEDDED, service)
@@ -248,7 +251,7 @@ def cluster(folder: Path) -> Iterator[Ground]:
         service = JoinedService(
             folder / "home",
             {
-                **SILENCE,
+                **RULES,
                 "DRAY_DATABASE_URL": postgres.get_uri(),
                 "DRAY_RAY_ADDRESS": raylets.address,
                 "DRAY_RAY_TOKEN_FILE": str(raylets.token_file),

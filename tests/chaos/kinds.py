@@ -11,6 +11,9 @@ import numpy as np
 from dray.views import JobState
 from tests.integration.harness import digits, script
 
+ALL, SOME = "takes all", "takes some"
+"""Kinds of jobs that come while others hold the slots: as many as there are, and as an elastic
+group can spare."""
 TICKS = """\
 import time
 from dray import train
@@ -36,10 +39,20 @@ class Kind:
     """A recipe's weights must be those of a run without faults, to the bit."""
     cancel: bool = False
     """It is cancelled when all faults have struck."""
+    is_trial: bool = False
+    """Others may be so much better that it is stopped."""
 
     @property
     def num_ranks(self) -> int:
         return int(self.spec["resources"]["num_workers"])
+
+    @property
+    def is_sweep(self) -> bool:
+        return "sweep" in self.spec
+
+    def trial(self, index: int) -> Kind:
+        """What is known of a trial of a sweep."""
+        return replace(self, name=f"{self.name}, trial {index}", is_trial=True)
 
 
 STEPS_PER_EPOCH = 45
@@ -77,6 +90,25 @@ def _read_by_loaders(folder: Path) -> Kind:
     return replace(kind, num_steps=LARGE_STEPS)
 
 
+def _sweep() -> Kind:
+    """Trials of one rank, two at a time, which leave the victim its slots."""
+    kind = _digits("sweep", 1, 6, 25)
+    rates = [0.03, 3e-3, 1e-3, 1e-5]
+    kind.spec["sweep"] = {
+        "metric": "val/loss",
+        "sampler": "grid",
+        "parameters": {"train.optimizer.lr": rates},
+        "max_running": 2,
+        "early_stopping": {"min_steps": STEPS_PER_EPOCH, "eta": 2},
+    }
+    return kind
+
+
+def _comes(name: str, path: Path, num_workers: int) -> Kind:
+    spec = script(path, name=name, resources={"num_workers": num_workers}, max_retries=20)
+    return Kind(name, spec, 100, is_recipe=False)
+
+
 def kinds(folder: Path) -> dict[str, Kind]:
     """All of them by name; their scripts are written into `folder`."""
     for name, text in (("ticks", SHORT), ("long_ticks", LONG), ("raises", RAISES)):
@@ -102,6 +134,9 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("long", 2, 45, 50),
         _digits("short", 2, 3, 25),
         _digits("cancelled", 2, 400, 50, ends_as=JobState.CANCELLED, cancel=True),
+        _sweep(),
+        _comes(ALL, folder / "ticks.py", 6),
+        _comes(SOME, folder / "ticks.py", 2),
         *scripts,
     )
     by_name = {kind.name: kind for kind in found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,11 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("node agent killed", "service killed"): ANY,
     ("rank's init stopped", "rank killed"): LONG,
     ("node agent killed", "forkserver stopped"): LONG,
+    ("outranked",): ANY,
+    ("outranked", "rank killed"): GROUPS,
+    ("outranked", "service killed"): ANY,
+    ("quota claimed",): ANY,
+    ("quota claimed", "supervisor killed"): ANY,
 }
 """What may strike, and whom, on either ground."""
 ON_EMBEDDED: Mapping[Blow, frozenset[str]] = {
@@ -60,6 +66,8 @@ ON_EMBEDDED: Mapping[Blow, frozenset[str]] = {
     ("cluster killed", "service killed"): ANY,
 }
 ON_CLUSTER: Mapping[Blow, frozenset[str]] = {
+    ("slots recalled",): frozenset({"elastic"}),
+    ("slots recalled", "rank killed"): frozenset({"elastic"}),
     ("node killed",): ANY,
     ("node drained",): ANY,
     ("node drained", "service killed"): RECIPES,
@@ -114,7 +122,9 @@ VICTIMS = (
     *("two ranks", "long", "four ranks", "often saved", "long script", "elastic"),
     *("long", "read by loaders", "one rank", "long", "script"),
 )
-BYSTANDERS = ("short", "script", "fails", "cancelled")
+BYSTANDERS = ("short", "sweep", "fails", "cancelled", "script")
+TURNS = 22
+"""Of a whole run, on each ground."""
 BLOWS_OF_A_TURN = 4
 LONG_UNTIL = 0.5
 """Share of a long job within which it is struck: the rest is for the last blow to be noticed."""
@@ -139,22 +149,23 @@ class Turn:
 
 
 class Deck:
-    """Deals each card once before any comes again."""
+    """Deals each card about as often as any other."""
 
     def __init__(self, cards: Sequence[Blow], rng: random.Random) -> None:
         self.cards = list(cards)
         self._rng = rng
-        self._left: list[Blow] = []
+        self._num_dealt = Counter[Blow]()
 
     def deal(self, fits: Mapping[Blow, frozenset[str]], victim: str) -> Blow:
-        """The next card that fits the victim."""
-        for _ in range(2):
-            for card in self._left:
-                if victim in fits[card]:
-                    self._left.remove(card)
-                    return card
-            self._left += self._rng.sample(self.cards, len(self.cards))
-        raise ValueError(f"nothing strikes {victim!r}")
+        """Of the cards that fit the victim one of those that were dealt least; of these one that
+        fits few others, since it has few chances."""
+        fitting = [card for card in self.cards if victim in fits[card]]
+        if not fitting:
+            raise ValueError(f"nothing strikes {victim!r}")
+        self._rng.shuffle(fitting)
+        card = min(fitting, key=lambda each: (self._num_dealt[each], len(fits[each])))
+        self._num_dealt[card] += 1
+        return card
 
 
 def drawn(card: Blow, ground: str, victim: str, rng: random.Random) -> Blow:
@@ -173,7 +184,7 @@ def turns(seed: int, ground: str, only: str = "") -> Iterator[Turn]:
     rng = random.Random(f"{seed} {ground}")
     blows = {**BLOWS[ground], **DRAWN}
     cards = [blow for blow in blows if only in " ".join(blow)]
-    deck = Deck([*cards, *(card for card in cards if card == TWO)], rng)
+    deck = Deck(cards, rng)
     last = Deck([blow for blow in LAST if only in " ".join(blow)], rng)
     # Of a few blows, whom most of them fit.
     victims = [v for v in VICTIMS if not only or 2 * sum(v in blows[c] for c in cards) > len(cards)]

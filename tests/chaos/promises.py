@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -37,6 +38,7 @@ LOSS = "train/loss"
 DECLARED = frozenset({"unavailable", "database_unavailable", "storage_unavailable"})
 """Codes of the 503s that the API says it may answer."""
 PAUSE_S = 0.25
+HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 
 
 def breaches(
@@ -119,6 +121,20 @@ def _seen(look: Callable[[], object]) -> object:
         return f"not seen: {error}"
 
 
+def of_sweep(client: Client, sweep_id: str) -> Iterator[str]:
+    """Of a sweep whose trials have ended."""
+    trials = patiently(lambda: list(client.trials(sweep_id)))
+    best = patiently(lambda: client.sweep(sweep_id)).best
+    values = {trial.job_id: trial.value for trial in trials if trial.state is JobState.SUCCEEDED}
+    if None in values.values():
+        yield f"a trial of {sweep_id} has succeeded without a value: {values}"
+    elif best is None or best.value != min(values.values(), default=None):
+        yield f"the best trial of {sweep_id} is {best}, of {values}"
+    for trial in trials:
+        if trial.state is JobState.CANCELLED and trial.reason.code != "stopped_early":
+            yield f"trial {trial.index} of {sweep_id} was cancelled: {trial.reason.message}"
+
+
 def weights(client: Client, job_id: str) -> str:
     """Hash of what a job has learned."""
     with tempfile.TemporaryDirectory() as folder:
@@ -133,6 +149,7 @@ class Onlooker:
     def __init__(self, service: Service) -> None:
         self.breaches: list[str] = []
         self.job_ids: list[str] = []
+        self.arrays: list[str] = []
         self._service = service
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look_around, daemon=True)
@@ -155,6 +172,7 @@ class Onlooker:
     def _paths(self) -> Iterator[str]:
         for job_id in list(self.job_ids):
             yield from (f"/v1/jobs/{job_id}{part}" for part in ("", "/metrics", "/explain"))
+        yield from (f"/v1/sweeps/{sweep_id}" for sweep_id in list(self.arrays))
 
     def _ask(self, http: httpx.Client, path: str) -> None:
         try:
@@ -165,6 +183,8 @@ class Onlooker:
             self.breaches.append(f"I9: {path} was answered by {answer.status_code} {answer.text}")
         elif path == "/v1/cluster" and answer.status_code == 200:
             self.breaches += of_books(answer.json()["nodes"])
+        elif path.startswith("/v1/sweeps/") and answer.status_code == 200:
+            self.breaches += of_running_trials(answer.json())
 
 
 def live_attempts() -> set[tuple[str, int]]:
@@ -193,6 +213,14 @@ def _is_declared(answer: httpx.Response) -> bool:
         and kind.startswith("application/problem+json")
         and answer.json()["code"] in DECLARED
     )
+
+
+def of_running_trials(sweep: dict[str, Any]) -> Iterator[str]:
+    """I3: no more trials run than may."""
+    most, counts = sweep["max_running"], sweep["counts"]
+    num_running = sum(counts.get(state, 0) for state in HOLDING)
+    if most is not None and num_running > most:
+        yield f"I3: {num_running} trials run of {sweep['id']}, which may have {most}"
 
 
 def of_books(nodes: list[dict[str, dict[str, float]]]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tests.chaos.ground import SILENCE_LIMIT_S
+from tests.chaos.ground import MIN_RUN_S, SILENCE_LIMIT_S
 from tests.chaos.turn import ENDED, FROM_CHECKPOINT, IN_PLACE, UNTOUCHED, Blown, Result
 
 HOWS = (IN_PLACE, FROM_CHECKPOINT, UNTOUCHED, ENDED)
@@ -81,6 +81,11 @@ def page(results: Sequence[Result], machine: Mapping[str, str], seed: int, took_
         "place. *Stopped briefly* is for half the time after which users are told, and nothing may "
         f"come of it. `DRAY_SILENCE_LIMIT_S` is {SILENCE_LIMIT_S:g} in these runs, so that the "
         "limits of [faults](faults.md) are that much shorter.\n\n"
+        "*Outranked* is a job of a higher priority that takes all slots, *quota claimed* one of a "
+        "queue with a guarantee of them, and *slots recalled* one for which an elastic group "
+        f"shrinks; `DRAY_MIN_RUN_S` is {MIN_RUN_S:g} in these runs. The seconds are until the "
+        "job that left trains again, so they hold the run of the one that came. A turn in five "
+        "has a sweep beside the job that is struck: four trials with early stopping.\n\n"
         "Checked of every job: it is listed and ended as it must, once; no two attempts of it "
         "lived at a time; no node gave more than it has; each step of each series is there, once; "
         "its weights are those of a run without faults, to the bit, unless it is elastic; its "
@@ -88,5 +93,8 @@ def page(results: Sequence[Result], machine: Mapping[str, str], seed: int, took_
         "placement group or spool of it is left; the API answered nothing of 500 and more but a "
         "declared 503. Checked of what was stopped: an event said that it did not answer; it was "
         "replaced, and is not there any more when the jobs have ended; no attempt that it cost was "
-        "charged to the user.\n"
+        "charged to the user. Checked of jobs that made room: each had held its slots for the "
+        "minimum run time, and was not charged. Checked of sweeps: no more trials ran than may, "
+        "none was cancelled but by early stopping, those that went to their end have the "
+        "weights of the same trial alone, and the best has the best value.\n"
     )

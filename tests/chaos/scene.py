@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dray import Client
@@ -50,6 +51,10 @@ class Scene:
     job_id: str
     kind: Kind
     rng: random.Random
+    known: Mapping[str, Kind]
+    """Kinds of jobs that may come, by name."""
+    came: list[tuple[str, Kind]] = field(default_factory=list)
+    """Ids of jobs that came since, with their kinds."""
     damaged_step: int = 0
     """Of a checkpoint that was damaged: whoever resumes must pass over it."""
     stopped: list[Stopped] = field(default_factory=list)

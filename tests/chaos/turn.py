@@ -11,8 +11,8 @@ from functools import partial
 
 from dray import Client
 from dray.views import Event, JobState
-from tests.chaos import promises
-from tests.chaos.faults import HARMLESS, UNDISTURBED, strike
+from tests.chaos import crowding, promises
+from tests.chaos.faults import CROWDED, HARMLESS, UNDISTURBED, strike
 from tests.chaos.ground import Ground, patiently
 from tests.chaos.kinds import Kind
 from tests.chaos.plan import Blow, Turn
@@ -94,11 +94,12 @@ class Runner:
         return result
 
     def _play(self, client: Client, turn: Turn, result: Result, onlooker: Onlooker) -> None:
-        jobs = [(client.submit(kind.spec).id, kind) for kind in self._kinds_of(turn)]
+        jobs = [each for kind in self._kinds_of(turn) for each in submit(client, kind)]
         onlooker.job_ids += [job_id for job_id, _ in jobs]
-        result.num_jobs = len(jobs)
+        onlooker.arrays += arrays_of(client, onlooker.job_ids)
         job_id, kind = jobs[0]
-        scene = Scene(self._ground, client, job_id, kind, random.Random(turn.seed))
+        rng = random.Random(turn.seed)
+        scene = Scene(self._ground, client, job_id, kind, rng, self._kinds)
         self._scenes.append(scene)
         cancelled = False
         blows: list[tuple[Blown, Mark]] = []
@@ -112,15 +113,20 @@ class Runner:
             blows.append((blown, before))
             cancelled |= "cancelled meanwhile" in each.blow
             result.breaches += self._of_damage(scene)
+        jobs += scene.came
+        result.num_jobs = len(jobs)
         ended = [self._await_end(client, job_id, kind) for job_id, kind in jobs]
         result.breaches += of_telling(scene, blows)
         result.breaches += of_stopped(scene)
         let_go_at = time.time() if scene.stopped else 0.0
         let_go(scene)
         for (job_id, kind), state in zip(jobs, ended, strict=True):
-            if cancelled and kind is scene.kind:
+            if kind.is_trial or (cancelled and kind is scene.kind):
                 kind = cancelled_kind(kind, state)
             result.breaches += self._of_end(client, job_id, kind, state, let_go_at)
+        result.breaches += [
+            breach for sweep_id in onlooker.arrays for breach in promises.of_sweep(client, sweep_id)
+        ]
 
     def _kinds_of(self, turn: Turn) -> tuple[Kind, Kind]:
         return self._kinds[turn.victim], self._kinds[turn.bystander]
@@ -155,6 +161,7 @@ class Runner:
     ) -> list[str]:
         """Breaches of a job that has ended."""
         found = list(promises.breaches(self._ground, client, job_id, kind, let_go_at=let_go_at))
+        found += crowding.breaches(client, job_id)
         if ended is JobState.SUCCEEDED and kind.name in self._weights:
             learned = promises.weights(client, job_id)
             if learned != self._weights[kind.name]:
@@ -176,9 +183,11 @@ class Runner:
         has_weights = kind.is_recipe and kind.keeps_weights and not kind.cancel
         if not has_weights or name in self._weights:
             return
-        job = client.wait(client.submit(kind.spec).id, timeout_s=ENDS_WITHIN_S)
-        assert job.state is JobState.SUCCEEDED, job.reason
-        self._weights[name] = promises.weights(client, job.id)
+        for job_id, each in submit(client, to_the_end(kind)):
+            job = client.wait(job_id, timeout_s=ENDS_WITHIN_S)
+            assert job.state is JobState.SUCCEEDED, job.reason
+            self._weights[each.name] = promises.weights(client, job.id)
+        self._weights.setdefault(name, "")
 
     def _clear(self, client: Client) -> None:
         """What failed must not hold the slots of the next turn, nor leave it without a service."""
@@ -187,6 +196,29 @@ class Runner:
             if not job.state.is_terminal:
                 patiently(lambda job=job: client.cancel(job.id))
                 await_end(client, job.id)
+
+
+def submit(client: Client, kind: Kind) -> list[tuple[str, Kind]]:
+    """The job and its kind; of a sweep its trials."""
+    job = client.submit(kind.spec)
+    if not kind.is_sweep:
+        return [(job.id, kind)]
+    assert job.array_id is not None
+    return [(each.job_id, kind.trial(each.index)) for each in client.trials(job.array_id)]
+
+
+def arrays_of(client: Client, job_ids: list[str]) -> list[str]:
+    """Without those of which there is one."""
+    found = [patiently(lambda id_=id_: client.get(id_)).array_id for id_ in job_ids]
+    return [array for array in dict.fromkeys(found) if array is not None]
+
+
+def to_the_end(kind: Kind) -> Kind:
+    """As it is, without a reason to stop a trial of it."""
+    if not kind.is_sweep:
+        return kind
+    sweep = {key: value for key, value in kind.spec["sweep"].items() if key != "early_stopping"}
+    return replace(kind, spec={**kind.spec, "sweep": sweep})
 
 
 def of_stopped(scene: Scene) -> list[str]:
@@ -204,8 +236,9 @@ def of_stopped(scene: Scene) -> list[str]:
 
 
 def of_blow(scene: Scene, blown: Blown, before: Mark) -> list[str]:
-    """I12: users did not pay for what did not answer, nor noticed what did so briefly."""
-    if blown.how == ENDED or not any("stopped" in name for name in blown.blow):
+    """I12: users paid neither for what did not answer, nor for others who came, and noticed nothing
+    of what was away briefly."""
+    if blown.how == ENDED or not any("stopped" in n or n in CROWDED for n in blown.blow):
         return []
     found = []
     events = patiently(lambda: list(scene.client.events(scene.job_id)))
@@ -335,12 +368,12 @@ def look(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown | No
         before.furthest_step = max(before.furthest_step, step)
     events = patiently(lambda: list(scene.client.events(scene.job_id)))
     since = [event for event in events if event.seq > before.seq]
-    back = [event for event in since if trains_again(event, before)]
+    back = [event for event in since if trains_again(event, before, blow)]
     # A job that was mended, and lost again meanwhile, is over it only when it trains.
     if back and (job.state is JobState.RUNNING or job.state.is_terminal):
         first, last = back[0], back[-1]
         if last.attempt == before.attempt:
-            lost = sum(event.data["steps_lost"] or 0 for event in back)
+            lost = sum(event.data.get("steps_lost") or 0 for event in back)
             return made(IN_PLACE, seconds_of(first, last, struck_at, blow), lost)
         attempts = patiently(lambda: scene.client.attempts(scene.job_id))
         lost = (
@@ -361,14 +394,14 @@ def seconds_of(first: Event, last: Event, struck_at: float, blow: Blow) -> float
 
     Its figure begins where it sees the loss, which of a rank that is only stopped comes late.
     """
-    told = first.data["recovery_s"]
+    told = first.data.get("recovery_s")
     was_stopped = any(name.endswith(" stopped") for name in blow)
     if first is last and told is not None and not was_stopped:
         return float(told)
     return last.time.timestamp() - struck_at
 
 
-def trains_again(event: Event, before: Mark) -> bool:
-    if event.code == "recovered":
+def trains_again(event: Event, before: Mark, blow: Blow) -> bool:
+    if event.code == "recovered" or (event.code == "resized" and blow[0] == "slots recalled"):
         return True
     return event.code == "running" and event.attempt > before.attempt

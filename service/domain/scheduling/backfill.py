@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from service.domain.scheduling.eviction import MIN_RUN_S, Ask, RunningJob, SlotCheck, has_right
+from service.domain.scheduling.eviction import Ask, RunningJob, SlotCheck, has_right
 from service.domain.scheduling.gangs import Gangs, WorkerKind
 from service.domain.scheduling.order import SETTLING_S, Rank
 from service.domain.scheduling.pools import Pool
@@ -31,12 +31,14 @@ class Backfill:
         ranks: Mapping[str, Rank],
         pool: Pool,
         gangs: Gangs,
+        min_run_s: float,
     ) -> None:
         """pool: what will be free once those have left that were asked to, reserved or not."""
         self._running = running
         self._ranks = ranks
         self._pool = pool
         self._gangs = gangs
+        self._min_run_s = min_run_s
         self._gone: set[str] = {job.job_id for job in running if job.is_leaving}
         self._num_blocked = 0
         self._free_s = math.inf
@@ -67,7 +69,7 @@ class Backfill:
         if room >= least:
             return 0.0  # others that are ahead of it may give up what they have reserved
         leaving = [
-            (leaves_in_s(rank, job, self._ranks[job.job_id]), job)
+            (leaves_in_s(rank, job, self._ranks[job.job_id], self._min_run_s), job)
             for job in self._running
             if job.job_id not in self._gone
         ]
@@ -80,11 +82,11 @@ class Backfill:
         return 0.0  # it waits for slots that nobody of ours holds
 
 
-def leaves_in_s(coming: Rank, running: RunningJob, rank: Rank) -> float:
+def leaves_in_s(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> float:
     """Seconds for which a running job of this rank surely keeps its slots."""
     if running.is_leaving or running.recalled or running.left_s is None:
         return 0.0
     goes_on_s = SURE * running.left_s
     if running.yields or running.spare or has_right(coming, running, rank):
-        return min(goes_on_s, max(0.0, MIN_RUN_S - running.held_s))
+        return min(goes_on_s, max(0.0, min_run_s - running.held_s))
     return goes_on_s

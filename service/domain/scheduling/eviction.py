@@ -3,8 +3,8 @@
 A job is asked to leave by one of higher priority, and by one that its queue's quota guarantees its
 slots. If it saves its state when asked and goes on from there, it is asked also by one whose queue
 or user has used less than its share, and by one that has clearly less work left. None leaves before
-it has held its slots for `MIN_RUN_S`, so no two jobs push each other out in turn, and a job is
-pushed out at most once in that time. Those that lose the least work leave first.
+it has held its slots for a minimum run time, so no two jobs push each other out in turn, and a job
+is pushed out at most once in that time. Those that lose the least work leave first.
 
 Before anybody leaves, elastic groups that have more than their least size give slots back.
 """
@@ -23,7 +23,7 @@ from service.domain.scheduling.shares import Turn
 from service.domain.scheduling.slots import Request
 
 MIN_RUN_S = 300.0
-"""How long a job holds its slots before it may be asked to leave them."""
+"""How long a job holds its slots before it may be asked for them, unless the operator says."""
 CLEARLY_LESS = 0.5
 """The work left of the job that comes, over that of the one that leaves for it."""
 
@@ -59,9 +59,9 @@ class RunningJob:
     """Slots that it was asked to give back."""
 
 
-def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
+def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
     """Whether a job of rank `coming` may have a running one leave now; rank: of the running one."""
-    if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
+    if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
     return has_right(coming, running, rank)
 
@@ -79,10 +79,10 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
     return running.yields and (is_owed or has_less)
 
 
-def may_shrink(coming: Rank, running: RunningJob, rank: Rank) -> bool:
+def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
     """Whether a job of rank `coming` may have a group give its spare slots back: a group keeps what
     it has beyond its least size from nobody who stands as well as it does."""
-    if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S or not running.spare:
+    if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
     stands = coming.turn, coming.falling_priority, coming.user_is_ahead
     return stands <= (rank.turn, rank.falling_priority, rank.user_is_ahead)
@@ -122,8 +122,11 @@ class Ask(NamedTuple):
 class Candidates:
     """The slots that running jobs may be asked for, in the order in which they are."""
 
-    def __init__(self, running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> None:
+    def __init__(
+        self, running: Iterable[RunningJob], ranks: Mapping[str, Rank], min_run_s: float
+    ) -> None:
         """running: the cheapest first."""
+        self._min_run_s = min_run_s
         self._all = [(job, ranks[job.job_id]) for job in running]
         self._first: Rank | None = None
         self._shrinking: list[RunningJob] = []
@@ -135,14 +138,15 @@ class Candidates:
         # Of ranks that differ in their work alone, one with more of it may ask fewer.
         if self._first is None or coming < self._first or coming[:-2] != self._first[:-2]:
             self._first = coming
-            self._shrinking = [job for job, rank in self._all if may_shrink(coming, job, rank)]
-            self._leaving = [each for each in self._all if may_evict(coming, *each)]
+            every, least_s = self._all, self._min_run_s
+            self._shrinking = [job for job, rank in every if may_shrink(coming, job, rank, least_s)]
+            self._leaving = [each for each in every if may_evict(coming, *each, least_s)]
         shrinking = [job for job in self._shrinking if job.job_id not in but]
         for job in shrinking:
             yield from (Ask(job, (part,), False) for part in job.spare)
         asked = {job.job_id for job in shrinking}
         for job, rank in self._leaving:
-            if job.job_id not in but and may_evict(coming, job, rank):
+            if job.job_id not in but and may_evict(coming, job, rank, self._min_run_s):
                 yield Ask(job, _rest(job) if job.job_id in asked else job.slices, True)
 
 

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import order, policy
 from service.domain.scheduling.dependencies import waits_for
-from service.domain.scheduling.eviction import MIN_RUN_S, RunningJob
+from service.domain.scheduling.eviction import RunningJob
 from service.domain.scheduling.lanes import Lanes
 from service.domain.scheduling.limits import HELD, held_message
 from service.domain.scheduling.obstacles import Reason
@@ -326,9 +326,10 @@ class Simulation:
 
     def _next_moment(self) -> datetime | None:
         moments = [active.ends_at for active in self._active.values()]
+        min_run_s = self._situation.snapshot.min_run_s
         for active in self._active.values():
-            if active.job.held_s < MIN_RUN_S:
-                may_leave_s = MIN_RUN_S - active.job.held_s
+            if active.job.held_s < min_run_s:
+                may_leave_s = min_run_s - active.job.held_s
                 moments.append(active.since + timedelta(seconds=may_leave_s))
         moments += [each.shrinks_at for each in self._active.values() if each.shrinks_at]
         moments += self._lanes.not_before()

@@ -133,6 +133,8 @@ class Snapshot:
     growing: tuple[Growing, ...] = ()
     running: tuple[RunningJob, ...] = ()
     """Jobs that may be asked to leave their slots."""
+    min_run_s: float = eviction.MIN_RUN_S
+    """How long a job holds its slots before it is."""
     queues: tuple[Queue, ...] = ()
     used_s: Mapping[shares.Account, float] = field(default_factory=dict)
     """Cluster-seconds that users have used of late, by queue and user."""
@@ -423,7 +425,7 @@ class _Round:
         self._ranks = ranks
         self._stock = Stock(nodes, gangs)
         running = eviction.cheapest_first(snapshot.running, ranks)
-        self._candidates = eviction.Candidates(running, ranks)
+        self._candidates = eviction.Candidates(running, ranks, snapshot.min_run_s)
         self._leaving: dict[str, int] = {}
         """By job, its place among those that leave or shrink."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
@@ -441,7 +443,7 @@ class _Round:
         self._unreserved = Pool(self._stock, When.NOW)
         """Also with what is reserved."""
         soon = Pool(self._stock, When.SOON)
-        self._backfill = Backfill(snapshot.running, ranks, soon, gangs)
+        self._backfill = Backfill(snapshot.running, ranks, soon, gangs, snapshot.min_run_s)
         if all(job.ends_within_s is None for job in snapshot.queue):
             self._backfill.close()
         self._limits = _limits(snapshot, gangs)

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from dray.views import JobState
-from service.domain.scheduling import eviction, resizing
+from service.domain.scheduling import resizing
 from service.runtime import Runtime
 from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import (
@@ -72,14 +72,13 @@ async def grown(world: World, runtime: Runtime) -> str:
 
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody holds slots for a while before they may be asked back, or granted again."""
-    monkeypatch.setattr(eviction, "MIN_RUN_S", 0.0)
+    """A group that has given slots back is granted them again at once."""
     monkeypatch.setattr(resizing, "GROWING_PAUSE", timedelta(0))
 
 
 @pytest.mark.usefixtures("_at_once")
 async def test_it_gives_slots_back_to_a_job_that_waits_and_goes_on(world: World) -> None:
-    runtime = await world.open()
+    runtime = await world.open(min_run_s=0)
     job_id = await grown(world, runtime)
     coming = await world.submit(runtime, "waits", workers=3)
     await comes_to(runtime, coming, JobState.RUNNING)
@@ -103,7 +102,7 @@ async def test_it_gives_slots_back_to_a_job_that_waits_and_goes_on(world: World)
 
 @pytest.mark.usefixtures("_at_once")
 async def test_a_recall_that_the_group_was_not_told_of_outlives_the_service(world: World) -> None:
-    runtime = await world.open()
+    runtime = await world.open(min_run_s=0)
     job_id = await grown(world, runtime)
     world.fake.loses_grants = True
     coming = await world.submit(runtime, "waits", workers=3)
@@ -116,7 +115,7 @@ async def test_a_recall_that_the_group_was_not_told_of_outlives_the_service(worl
     assert (await runtime.jobs.get(coming)).state is JobState.QUEUED
     await world.drop(runtime)
     world.fake.loses_grants = False
-    again = await world.open()
+    again = await world.open(min_run_s=0)
     await comes_to(again, coming, JobState.RUNNING)
     await has(again, job_id, 1)
     for each in (job_id, coming):

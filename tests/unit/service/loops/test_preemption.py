@@ -14,7 +14,6 @@ from dray.requests import DrillRequest
 from dray.train.checkpoints import CheckpointRef
 from dray.views import DrillState, JobState
 from ray_workers.shared.contracts import FrameKind, attempt_prefix
-from service.domain.scheduling import eviction
 from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
 from tests.marks import RULES
@@ -255,11 +254,8 @@ async def test_what_a_supervisor_tells_comes_to_the_job(world: World) -> None:
     assert (await runtime.faults.slot_seconds())["useful"] == 3.0
 
 
-async def test_a_long_job_makes_room_for_a_new_one_and_goes_on_after_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eviction, "MIN_RUN_S", 0.0)
-    runtime = await world.open()
+async def test_a_long_job_makes_room_for_a_new_one_and_goes_on_after_it(world: World) -> None:
+    runtime = await world.open(min_run_s=0)
     long_id = await world.submit(runtime, "leaves", workers=4, max_retries=0)
     await reports_step(runtime, long_id, 1)
     new_id = await world.submit(runtime, "trains", workers=2)
@@ -273,11 +269,8 @@ async def test_a_long_job_makes_room_for_a_new_one_and_goes_on_after_it(
     await keeps_its_promises(world, runtime, long_id)
 
 
-async def test_a_script_makes_room_only_for_a_higher_priority(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eviction, "MIN_RUN_S", 0.0)
-    runtime = await world.open()
+async def test_a_script_makes_room_only_for_a_higher_priority(world: World) -> None:
+    runtime = await world.open(min_run_s=0)
     script = {"recipe": None, "script": {"entrypoint": "train.py"}}
     script_id = await world.submit(runtime, "waits", workers=4, **script)
     await comes_to(runtime, script_id, JobState.RUNNING)
