@@ -35,7 +35,7 @@ DRAINED_WITHIN_S = 60
 SILENCE_LIMIT_S = 16.0
 """Of the service: small, so that what is stopped is noticed within a turn."""
 SILENCE = {"DRAY_SILENCE_LIMIT_S": f"{SILENCE_LIMIT_S:g}"}
-MIN_RUN_S = 5.0
+MIN_RUN_S = 1.0
 """For which a job holds its slots before it may be asked for them: small, for the same reason."""
 RULES = {**SILENCE, "DRAY_MIN_RUN_S": f"{MIN_RUN_S:g}"}
 PASSING = (errors.TransportError, errors.Unavailable)
