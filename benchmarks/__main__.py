@@ -62,6 +62,12 @@ def _first_step(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _short_jobs(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.short_jobs import measure
+
+    return measure(num_rounds, progress)
+
+
 def _step_time(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.step_time.measure import measure
 
@@ -172,6 +178,7 @@ def _planner(num_rounds: int, progress: Progress) -> report.Result:
 
 BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "submit_to_first_step": _first_step,
+    "short_jobs": _short_jobs,
     "step_time": _step_time,
     "scripts": _scripts,
     "status_get": _status_get,
