@@ -25,12 +25,12 @@ PROGRAM = f"import time\ntime.sleep({JOB_S})\n"
 
 METHOD = (
     f"An array of {NUM_JOBS} jobs is submitted to a running `python -m api` with an embedded Ray "
-    f"of {NUM_SLOTS} slots. Each is a script of one process that sleeps for {JOB_S:g} s, so that the "
-    "cores are free for all that dray does.",
+    f"of {NUM_SLOTS} slots. Each is a script of one process that sleeps for {JOB_S:g} s, so that "
+    "the cores are free for all that dray does.",
     "Seconds from before the submit to the end of the last job, by its `finished_at`.",
     f"Ratio: over the jobs' net time, {NUM_JOBS} times {JOB_S:g} s over {NUM_SLOTS} slots. A/A: "
-    "odd rounds against even ones. A round begins when the machine is quiet; one round before them is "
-    "not counted.",
+    "odd rounds against even ones. A round begins when the machine is quiet; one round before "
+    "them is not counted.",
 )
 
 
