@@ -175,6 +175,8 @@ class GroupMonitor:
             lost = [m for m in self._group.placed if m.exit in ended and m.end.exit_code != 0]
             if lost and (outcome := self._as_asked(lost)):
                 return outcome
+            if outcome := await self._lost_at_the_end(lost):
+                return outcome
             if lost and not await self._recovers(lost):
                 if self._hang_outcome is None:
                     await self._let_echoes_end()
@@ -212,6 +214,28 @@ class GroupMonitor:
         self._hung -= ranks
         began_at = self._drills.injected_at(ranks, time.time())
         return await self._recovery.recover(lost, kind=kind, began_at=began_at)
+
+    async def _lost_at_the_end(self, lost: Sequence[Member]) -> Outcome | None:
+        """An Outcome if ranks were lost, now or in a recovery that goes on, and another is through:
+        it does not come into another round, so a replacement would wait for it in vain.
+
+        A rank of a recipe ends with 0 only when the result is stored and all ranks are at their end
+        (`Trainer.finish`). One of a script may leave work to the others.
+        """
+        through = [end.rank for end in self._group.ended() if end.exit_code == 0]
+        regrouping = self._recovery.state.regrouping
+        ranks = {m.rank for m in lost if (m.end.exit_code or -1) < 0}
+        ranks |= set() if regrouping is None else set(regrouping.ranks)
+        if not (through and ranks) or (self._is_script and regrouping is None):
+            return None
+        others = {m.exit for m in self._group.running if m.exit and m.rank not in ranks}
+        if others:
+            await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
+        names = " and ".join(str(rank) for rank in sorted(ranks))
+        message = f"rank {through[0]} had ended with code 0 when rank {names} was lost"
+        if self._is_script:
+            return Outcome.of(Cause.WORKER_LOST, message, min(ranks))
+        return Outcome.of(Cause.SUCCEEDED, f"{message}: the result was stored, and all were done")
 
     async def _let_echoes_end(self) -> None:
         """Give the other ranks a moment to fail by themselves, so that their errors are reported.

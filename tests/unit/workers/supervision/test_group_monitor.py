@@ -127,6 +127,12 @@ class Standing:
         self.placed[rank].end = RankExit.of(rank, code)
         self._exits[rank].set_result(self.placed[rank].end)
 
+    def replace(self, rank: int) -> bool:
+        """Another process runs in the place of one that has ended."""
+        self._exits[rank] = asyncio.get_running_loop().create_future()
+        self.placed[rank] = self._member(rank, self._exits[rank])
+        return True
+
     async def signal(self, node_id: str, seat: int, number: int) -> bool:
         self.signals.append((seat, number))
         if number == signal.SIGKILL and self.takes_signals:
@@ -338,6 +344,48 @@ async def test_a_killed_rank_of_a_script_is_replaced_if_the_script_is_prepared(
         await group.signal("n", 0, signal.SIGKILL)
     assert await asyncio.wait_for(watching, PATIENCE_S) is None
     assert bool(asked) is is_prepared
+
+
+async def test_a_recipe_whose_rank_is_lost_when_another_is_through_has_succeeded() -> None:
+    group, watching = watched(RECIPE, Reports())
+    group.end(0, 0)
+    await group.signal("n", 1, signal.SIGKILL)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome is not None
+    assert outcome.cause is Cause.SUCCEEDED
+    assert outcome.message.startswith("rank 0 had ended with code 0 when rank 1 was lost")
+
+
+async def test_an_error_of_a_rank_when_another_is_through_is_its_own() -> None:
+    group, watching = watched(RECIPE | UNRECOVERED["a sharded model"], Reports())
+    group.end(0, 0)
+    group.end(1, 1)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
+
+
+@pytest.mark.parametrize(
+    ("document", "cause"), [(RECIPE, Cause.SUCCEEDED), (SCRIPT, Cause.WORKER_LOST)]
+)
+async def test_a_replacement_does_not_wait_for_a_rank_that_is_through(
+    document: dict[str, Any], cause: Cause, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Standing(2)
+
+    async def recover(recovery: RecoveryController, lost: Sequence[Any], **_: Any) -> bool:
+        recovery.state = recovery.state.begin([member.rank for member in lost], 0.0, 10)
+        replaced = group.replace(1)
+        group.end(0, 0)  # it was at its end already
+        return replaced
+
+    monkeypatch.setattr(RecoveryController, "recover", recover)
+    monitor = monitor_of(document, group, Reports())
+    group.seen = [observation(rank, is_prepared=True) for rank in (0, 1)]
+    watching = asyncio.ensure_future(monitor.watch())
+    await group.signal("n", 1, signal.SIGKILL)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome is not None
+    assert outcome.cause is cause
+    assert [member.rank for member in group.running] == [1], "ending it is for the supervisor"
 
 
 @pytest.mark.parametrize("limit_s", [60, None])

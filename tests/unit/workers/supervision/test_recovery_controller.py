@@ -84,6 +84,9 @@ class SlowGroup:
         self.adds: asyncio.Event | None = None
         """What new slots wait for; None if Ray has none to give."""
 
+    def ended(self) -> list[RankExit]:
+        return [member.end for member in self.placed if member not in self.running]
+
     async def lose_nodes(self, node_ids: Any) -> list[Any]:
         return []
 
