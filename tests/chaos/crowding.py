@@ -60,6 +60,8 @@ def breaches(client: Client, job_id: str) -> Iterator[str]:
             held_s = (event.time - attempts[event.attempt].created_at).total_seconds()
             if held_s < MIN_RUN_S:
                 yield f"it was asked for its slots after {held_s:.1f} s"
+        if event.code == "preempted" and event.data.get("charged_to") != "free":
+            yield f"I12: it was charged for making room: {event.data}"
 
 
 def _asked_for(client: Client, job_id: str, coming: str) -> list[str]:
