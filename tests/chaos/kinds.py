@@ -131,7 +131,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("often saved", 2, 20, 3),
         _read_by_loaders(folder),
         # So long that what is stopped is noticed, and replaced, before its end.
-        _digits("long", 2, 45, 50),
+        _digits("long", 2, 90, 100),
         _digits("short", 2, 3, 25),
         _digits("cancelled", 2, 400, 50, ends_as=JobState.CANCELLED, cancel=True),
         _sweep(),
