@@ -222,7 +222,7 @@ class GroupMonitor:
         A rank of a recipe ends with 0 only when the result is stored and all ranks are at their end
         (`Trainer.finish`). One of a script may leave work to the others.
         """
-        through = [end.rank for end in self._group.ended() if end.exit_code == 0]
+        through = self._through()
         regrouping = self._recovery.state.regrouping
         ranks = {m.rank for m in lost if (m.end.exit_code or -1) < 0}
         ranks |= set() if regrouping is None else set(regrouping.ranks)
@@ -236,6 +236,10 @@ class GroupMonitor:
         if self._is_script:
             return Outcome.of(Cause.WORKER_LOST, message, min(ranks))
         return Outcome.of(Cause.SUCCEEDED, f"{message}: the result was stored, and all were done")
+
+    def _through(self) -> list[int]:
+        """The ranks that have ended well."""
+        return [end.rank for end in self._group.ended() if end.exit_code == 0]
 
     async def _let_echoes_end(self) -> None:
         """Give the other ranks a moment to fail by themselves, so that their errors are reported.
@@ -380,6 +384,7 @@ class GroupMonitor:
             num_running=len(self._group.running),
             num_placed=len(self._group.placed),
             recovery=self._recovery.state,
+            num_through=len(self._through()),
             drills=self._drills.waiting,
             is_leaving=self._leave_asked.is_set(),
             is_ending_hang=bool(self._hung),

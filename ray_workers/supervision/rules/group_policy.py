@@ -36,6 +36,8 @@ class GroupObservation:
     num_placed: int
     """Ranks that have a place."""
     recovery: RecoveryState
+    num_through: int = 0
+    """Ranks that have a place and have ended with code 0."""
     drills: Sequence[Drill] = ()
     """Faults that are still to be injected."""
     is_leaving: bool = False
@@ -47,8 +49,8 @@ class GroupObservation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank that has a place runs and was observed."""
-        return len(self.ranks) == self.num_running == self.num_placed
+        """Whether every rank that has a place is through, or runs and was observed."""
+        return len(self.ranks) == self.num_running == self.num_placed - self.num_through
 
 
 @dataclass(frozen=True)
@@ -142,11 +144,12 @@ class GroupPolicy:
             actions += (Inject(d, step) for d in seen.drills if step >= (d.at_step or 0))
             if self.is_script:
                 return self._judge_script(seen, actions, memory, now)
-            # A rank that is missing has ended, or is silent with its node.
+            # A rank that is missing was lost, or is silent with its node.
             if since is not None or seen.is_ending_hang or not seen.is_whole:
                 return actions, memory
-            memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
-            hang = find_hang(seen.ranks, self._limits(seen, memory))
+            if not seen.num_through:
+                memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
+            hang = find_hang(seen.ranks, self._limits(seen, memory), are_last=seen.num_through > 0)
         if hang is None:
             return actions, memory
         memory = replace(memory, suspicion=memory.suspicion.after(hang, seen.ranks, now))

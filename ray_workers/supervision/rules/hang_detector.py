@@ -98,8 +98,10 @@ class HangLimits:
         return self.slowness * max(least_s * self.patience, FACTOR * self.slowest_step_s)
 
 
-def find_hang(observations: Sequence[RankObservation], limits: HangLimits) -> Hang | None:
-    """The hang that the ranks' newest processes show.
+def find_hang(
+    observations: Sequence[RankObservation], limits: HangLimits, *, are_last: bool = False
+) -> Hang | None:
+    """The hang that the ranks' newest processes show. are_last: others are through.
 
     None while a rank joins or waits for a place: that group is not whole, and recovery's to judge.
     """
@@ -110,7 +112,9 @@ def find_hang(observations: Sequence[RankObservation], limits: HangLimits) -> Ha
     if not _is_training(observations):
         return None
     culprits = behind = _furthest_behind(observations)
-    if len(behind) == len(observations):
+    if are_last:
+        limits = replace(limits, patience=PATIENCE)  # it may be committing a checkpoint
+    elif len(behind) == len(observations):
         stopped = [one for one in behind if one.state in STOPPED]
         limits = limits if stopped else replace(limits, patience=PATIENCE)
         culprits = behind if len(observations) == 1 else stopped

@@ -89,6 +89,22 @@ def test_a_rank_may_take_longer_on_a_slow_machine() -> None:
         assert bool(decide(group, at=[0.0, 9.0])) is ends
 
 
+@pytest.mark.parametrize("policy", [ELASTIC, FIXED])
+def test_a_rank_that_is_stopped_when_the_others_are_through_is_ended(policy: GroupPolicy) -> None:
+    stopped = observation(1, RankPhase.FINISH, TIMINGS.stopped_hang_s + 1, state="T")
+    last = seen(stopped, num_placed=2, num_through=1)
+    assert culprits(decide(last, at=[0.0, TIMINGS.sure_s], policy=policy)) == [1]
+    lost = seen(stopped, num_placed=2)
+    assert decide(lost, at=[0.0, TIMINGS.sure_s], policy=policy) == [], "recovery's to judge"
+
+
+def test_a_rank_that_does_not_come_to_its_end_when_the_others_are_through_is_ended() -> None:
+    for age_s, ends in ((-1.0, False), (1.0, True)):
+        late = observation(1, RankPhase.FINISH, PATIENCE * TIMINGS.hang_s[RankPhase.FINISH] + age_s)
+        last = seen(late, num_placed=2, num_through=1)
+        assert bool(decide(last, at=[0.0, TIMINGS.sure_s])) is ends
+
+
 def script(state: str, **fields: Any) -> GroupObservation:
     """A script of two ranks that never reported; rank 1 is in this state."""
     ranks = [observation(0, age_s=10_000.0, step=0)]
