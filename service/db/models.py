@@ -419,8 +419,12 @@ class AttemptRow(Base):
     """The slices of the newest grant, until the group has reported what it holds since."""
     recalled: Mapped[list[Any] | None]
     """Slices that the group was asked to give back, until it has reported what it holds since."""
+    recalled_at: Mapped[datetime | None]
+    """When it was asked for them."""
     grow_after: Mapped[datetime | None]
     """No slots are granted or asked back before."""
+    recall_after: Mapped[datetime | None]
+    """No slots are asked back before: the group kept those that it was asked for."""
     growth: Mapped[dict[str, Any] | None]
     """Why the group does not grow: `code`, `message`, `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
@@ -436,6 +440,8 @@ class AttemptRow(Base):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     """When the slots were given, by the supervisor's clock."""
+    running_at: Mapped[datetime | None]
+    """When it was seen to train, or a script to run, for the first time."""
     finished_at: Mapped[datetime | None]
     receipt: Mapped[dict[str, Any] | None]
     """The state that the attempt restored (`service.ingest.resume_reports`); unset of one that

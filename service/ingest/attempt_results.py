@@ -180,6 +180,7 @@ def _follow_phase(
     runs = stepped or Phase.RUNNING in reply.phase_times or reply.phase == Phase.RUNNING
     if job.state == JobState.STARTING and runs:
         job.free_requeues = 0
+        row.running_at = now
         message = f"trains on {_workers(job.world_size)}"
         move(session, job, Trigger.STEP, code="running", message=message, now=now)
         if row.attempt > 1:

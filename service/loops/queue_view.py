@@ -26,6 +26,9 @@ from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
 from service.outlook.earlier_runs import Kind, Runs
 
+SLOW_START_S = 900.0
+"""For an attempt to come to its first step. One that hangs before may be asked for its slots after
+this time and the minimum run time."""
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
@@ -58,6 +61,8 @@ class LiveAttempt:
     """Slots that the attempt holds and has not confirmed yet."""
     recall: Recall | None = None
     """Slots that it was asked to give back, and still holds."""
+    is_recall_unanswered: bool = False
+    """It was asked too long ago."""
     growing: policy.Growing | None = None
     """Set while the group could use more slots and may be granted some."""
     running: policy.RunningJob | None = None
@@ -133,6 +138,7 @@ def _live(
             node_ids=resizing.carriers(row),
             grant=resizing.granted(row),
             recall=resizing.recalled(row),
+            is_recall_unanswered=resizing.is_unanswered(row, now),
             growing=resizing.growing(by_id[row.job_id], row, now),
             running=_running(by_id[row.job_id], row, runs, now),
             array_id=by_id[row.job_id].array_id,
@@ -155,7 +161,7 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         seq=job.number,
         request=policy.Request(sum(part.num_workers for part in slices), attempt.bundle),
         slices=slices,
-        held_s=(now - attempt.created_at).total_seconds(),
+        held_s=_held_s(job, attempt, now),
         left_s=_left_s(job, used_s + ran_s, runs),
         waited_s=_waited_s(job, now) - ran_s,
         lost_s=0.0 if job.yields else ran_s,
@@ -167,6 +173,16 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         spare=resizing.spare(job, attempt, now),
         recalled=() if attempt.recalled is None else resizing.as_slices(attempt.recalled),
     )
+
+
+def _held_s(job: Any, attempt: Any, now: datetime) -> float:
+    """For how long the attempt has had its slots to train. One that starts slowly is given time for
+    it, or it would be pushed out before its first step, each time anew."""
+    if job.state is JobState.STARTING:
+        given_at = attempt.started_at or attempt.created_at
+        return max(0.0, (now - given_at).total_seconds() - SLOW_START_S)
+    began_at = attempt.running_at or attempt.started_at or attempt.created_at
+    return max(0.0, (now - began_at).total_seconds())
 
 
 def _ends_within_s(job: Any) -> float | None:

@@ -122,6 +122,9 @@ class Scheduler:
             return 0
         cluster = self._watch.latest
         snapshot, live, now = await self._database.read(lambda s, now: self._look(s, now, cluster))
+        if any(attempt.is_recall_unanswered for attempt in live):
+            await self._database.write(lambda s, at: _withdraw_recalls(s, live, at))
+            return 0  # the next plan goes by what is held then
         snapshot = replace(snapshot, queue=self._trial_values.in_queue(snapshot.queue))
         waiting = snapshot.queue
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
@@ -303,6 +306,15 @@ class Scheduler:
         if not mtbf.asks(claimed.spec):
             return WORKER_MTBF_S
         return await self._database.read(lambda s, now: mtbf.worker_mtbf(s, claimed.job_id, now))
+
+
+def _withdraw_recalls(
+    session: Session, live: Sequence[queue_view.LiveAttempt], now: datetime
+) -> None:
+    touch(session)
+    for attempt in live:
+        if attempt.is_recall_unanswered:
+            resizing.withdraw(session, attempt.job_id, attempt.attempt, now)
 
 
 def _recovers_in_place(claimed: transitions.Claimed, bundle: Mapping[str, float]) -> bool:

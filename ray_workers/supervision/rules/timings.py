@@ -72,6 +72,8 @@ class Timings:
     """For a newcomer to be ready for its place, which reads the data first."""
     ready_period_s: float = 0.05
     """Between two observations of a newcomer."""
+    give_back_pause_s: float = 5.0
+    """Before slots are looked at again whose processes were not gone in time."""
     whole_limit_s: float = 150.0
     """From the announcement of a round to its first step: a replacement may have to read the data
     anew. Also for the ranks of the first group to connect, once all of them are there."""

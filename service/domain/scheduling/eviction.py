@@ -38,7 +38,7 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """How long it has held them."""
+    """How long it has had them to train: its start does not count, unless that takes very long."""
     left_s: float | None = None
     """Seconds that it has left; None where nobody knows."""
     waited_s: float = 0.0
