@@ -74,7 +74,9 @@ class Supervisor:
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
-        self._agents = {node_id: ray.get_actor(agent_name(node_id)) for node_id in nodes}
+        agents = {node_id: _agent_of(node_id) for node_id in nodes}
+        self._without_agent = [node_id for node_id, agent in agents.items() if agent is None]
+        self._agents = {n: agent for n, agent in agents.items() if agent is not None}
         self._nodes = NodeClients(spec, self._agents, pace, timings)
         self._reporter = Reporter(
             paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
@@ -206,6 +208,8 @@ class Supervisor:
             outcome = await self._train()
         except SlotsUnavailable as error:
             outcome = Outcome.of(Cause.SLOTS_UNAVAILABLE, str(error))
+        except _NodesLeft as error:
+            outcome = Outcome.of(Cause.NODE_LOST, str(error))
         except ForkFailed as error:  # another job may have ended the forkserver
             outcome = Outcome.of(Cause.NODE_LOST, _not_started(error))
         except RayActorError as error:
@@ -298,6 +302,9 @@ class Supervisor:
         )
 
     async def _build(self) -> None:
+        if self._without_agent:
+            nodes = ", ".join(self._without_agent)
+            raise _NodesLeft(f"no node agent is on {nodes}, which has left the service or is about to")
         code = asyncio.ensure_future(self._prepare([p.node_id for p in self._spec.slices]))
         try:
             await self._group.acquire()
@@ -316,6 +323,17 @@ class Supervisor:
         if self._spec.spec.get("script"):
             self._enter(Phase.RUNNING)  # a script need not report steps
         await self._slot_seconds(TimeCategory.STARTING)
+
+
+class _NodesLeft(Exception):
+    """Nodes went after the scheduler had chosen them, as an autoscaler may take idle ones."""
+
+
+def _agent_of(node_id: str) -> Any:
+    try:
+        return ray.get_actor(agent_name(node_id))
+    except ValueError:
+        return None
 
 
 def _without_reports(outcome: Outcome, num_nodes: int, ranks: Sequence[int]) -> Outcome:

@@ -518,6 +518,8 @@ class WorkerGroup:
         Slots whose processes can't be ended stay with their node's agent (`quarantine`). May be
         repeated when it failed. The slots come last: they are offered to others at once.
         """
+        if not self._num_slots_ever:
+            return  # nothing runs without a slot
         for member in self.members:
             with contextlib.suppress(RayActorError):
                 ray.kill(member.actor)

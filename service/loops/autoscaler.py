@@ -61,11 +61,26 @@ class Autoscaler:
         self._is_asking = False
         """Whether Ray may have a request of this term."""
         self._stored: autoscaling.Demand | None = None
+        self._sent_released: frozenset[str] = frozenset()
+        """Nodes that the gateway may have released, as far as it was told."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
         """By job that waits for nodes that are to come, since when."""
         self._idle_since: dict[str, datetime] = {}
         """By node that carries nothing and that no waiting job needs."""
+
+    def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
+        """The cluster with the nodes as released that are about to be, so that nothing starts on
+        them: the snapshot may be older than the request. A job that needs one has it taken back."""
+        wanted = () if self._wanted is None else self._wanted.released
+        leaving = self._sent_released.union(wanted)
+        if cluster is None or not leaving:
+            return cluster
+        nodes = (
+            replace(node, accepted=False, is_released=True) if node.node_id in leaving else node
+            for node in cluster.nodes
+        )
+        return replace(cluster, nodes=tuple(nodes))
 
     def expected(self, cluster: ClusterSnapshot | None) -> tuple[policy.Node, ...]:
         """Nodes that can't be used yet and may come, for the plan. A node that is refused may be
@@ -171,9 +186,11 @@ class Autoscaler:
     async def _send(self) -> None:
         wanted = self._wanted or _Wanted()
         bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
-        self._is_asking = self._is_asking or bool(bundles)  # also if the answer is lost
+        # What is asked for may have come to Ray also if the answer is lost.
+        self._is_asking = self._is_asking or bool(bundles)
+        self._sent_released = self._sent_released.union(wanted.released)
         await self._cluster.request_nodes(bundles, wanted.released)
-        self._is_asking = bool(bundles)
+        self._is_asking, self._sent_released = bool(bundles), frozenset(wanted.released)
         if wanted.demand != self._stored:
             await self._database.write(lambda s, at: _store(s, wanted.demand, at))
             self._stored = wanted.demand

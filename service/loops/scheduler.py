@@ -120,7 +120,7 @@ class Scheduler:
         """One round; answers how many attempts were launched: none once it is halted."""
         if self._halted.is_set():
             return 0
-        cluster = self._watch.latest
+        cluster = self._autoscaler.as_left(self._watch.latest)
         snapshot, live, now = await self._database.read(lambda s, now: self._look(s, now, cluster))
         if any(attempt.is_recall_unanswered for attempt in live):
             await self._database.write(lambda s, at: _withdraw_recalls(s, live, at))

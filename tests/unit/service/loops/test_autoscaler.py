@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -231,6 +232,27 @@ async def test_a_node_that_carries_nothing_is_released_and_taken_back_when_it_is
     await runtime.jobs.cancel(job_id)
     await comes_to(runtime, job_id, JobState.CANCELLED)
     await world.fake.until(lambda: node.is_released)
+
+
+async def test_nothing_starts_on_a_node_that_is_just_being_released(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked, may_answer = world.fake.request_nodes, asyncio.Event(), asyncio.Event()
+
+    async def slowly(bundles: Any, released: Any) -> None:
+        asked.set()
+        await may_answer.wait()
+        await ask(bundles, released)
+
+    monkeypatch.setattr(world.fake, "request_nodes", slowly)
+    runtime = await open_on(world, autoscale_idle_s=0.0)
+    await asked.wait()
+    job_id = await world.submit(runtime, "waits", workers=4)
+    await says(runtime, job_id, "waiting_for_nodes")
+    assert world.fake.launches == []
+    may_answer.set()
+    await comes_to(runtime, job_id, JobState.RUNNING)
+    assert not world.fake.nodes["node-a"].is_released
 
 
 async def test_a_node_that_others_use_or_that_is_idle_for_a_short_time_is_not_released(
