@@ -2,8 +2,8 @@
 
 From the grant on its slots are in the attempt's row, as held, and slots that are asked back stay
 there. So nobody else is given them while the grant or the recall is sent to the group, which is
-repeated until the group reports what it holds then. A recall that a group does not answer in time is
-withdrawn: the group counts as one that gives nothing back, and may be asked to leave instead.
+repeated until the group reports what it holds then. A recall that a group does not answer in time
+is withdrawn: the group counts as one that gives nothing back, and may be asked to leave instead.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None or not is_unanswered(row, now):
         return False
-    number = count_of(as_slices(row.recalled or []))
+    number, limit_s = count_of(as_slices(row.recalled or [])), rules.RECALL_LIMIT.total_seconds()
     row.recalled = row.recalled_at = None
     row.recall_after = now + rules.KEEPING_PAUSE
     remark(
@@ -157,8 +157,8 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
         job,
         type_="resized",
         code="recall_unanswered",
-        message=f"did not give {workers(number)} back within {rules.RECALL_LIMIT.total_seconds():g} "
-        "s of being asked: it counts as keeping them, and may be asked to leave",
+        message=f"did not give {workers(number)} back within {limit_s:g} s of being asked: "
+        "it counts as keeping them, and may be asked to leave",
         now=now,
         data={"recall": row.grants},
     )
@@ -232,9 +232,7 @@ def close(attempt: AttemptRow) -> None:
     attempt.recalled = attempt.recalled_at = None
 
 
-def why_this_size(
-    job: JobRow, attempt: AttemptRow | None, now: datetime
-) -> tuple[str, list[str]]:
+def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tuple[str, list[str]]:
     """Why a group is below its size, or keeps it, as a sentence, and the jobs in its way; empty
     where there is nothing to say."""
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:

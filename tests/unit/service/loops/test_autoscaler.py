@@ -9,6 +9,7 @@ import pytest
 
 from dray.spec import JobSpec
 from dray.views import JobState
+from ray_workers.shared.contracts import FrameKind
 from service.cluster.port import ClusterUnavailable
 from service.config import node_types
 from service.db.repositories import cluster as repository
@@ -128,6 +129,39 @@ async def test_a_job_waits_while_nodes_are_refused_and_no_more_may_come(world: W
     assert "no more nodes may be added for it now" in told
     world.fake.nodes["node-a"].problem = None
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
+
+
+async def test_nodes_that_came_smaller_than_their_type_are_not_asked_for_again(
+    world: World,
+) -> None:
+    gib = float(2**30)
+    runtime = await open_on(world, autoscale_nodes=node_types.parse("3x CPU=4 memory=4GiB"))
+    resources = {"num_workers": 1, "memory_bytes": int(4 * gib)}
+    document = {"name": "waits", "recipe": "image_classification", "resources": resources}
+    job, _ = await runtime.jobs.submit(JobSpec.model_validate(document))
+    await asks_for(world, ({"CPU": 1.0, "memory": 4 * gib}, 1))
+    world.fake.add_node("node-b", {"CPU": 4.0, "memory": 3 * gib})
+    await asks_for(world)
+    told = await eventually(
+        lambda: said_of(runtime, job.id, "no nodes are asked for"), "it never said so"
+    )
+    assert told.endswith("came with 3 GiB of memory, and DRAY_AUTOSCALE_NODES says 4 GiB of memory")
+    world.fake.add_node("node-c", {"CPU": 4.0, "memory": 4 * gib})
+    await comes_to(runtime, job.id, JobState.RUNNING)
+
+
+async def test_a_group_that_stands_by_has_a_node_asked_for_and_says_so(world: World) -> None:
+    world.fake.add_node("node-b", {"CPU": 2.0})
+    runtime = await open_on(world)
+    job_id = await world.submit(runtime, "waits", workers=6)
+    await comes_to(runtime, job_id, JobState.RUNNING)
+    del world.fake.nodes["node-b"]
+    left = [{"node_id": "node-a", "num_workers": 4}]
+    body = {"world_size": 4, "slices": left, "lacking": 2, "grants": 0, "message": "lost a node"}
+    world.fake.tell(job_id, FrameKind.RESIZED, body)
+    await asks_for(world, ({"CPU": 1.0}, 2), WHOLE)
+    told = await eventually(lambda: said_of(runtime, job_id, "Ray was asked for"), "it never said")
+    assert "stands by for 2 workers" in told
 
 
 async def test_a_cancelled_job_withdraws_what_it_asked_for(world: World) -> None:

@@ -68,6 +68,7 @@ class Ended:
         left: Collection[str] = (),
     ) -> None:
         """left: nodes without an agent."""
+
         async def nothing(_: Any) -> None:
             pass
 
