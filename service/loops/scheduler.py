@@ -351,15 +351,19 @@ def _snapshot(
     bundles = (*(job.request.bundle for job in waiting), *(each.bundle for each in holders))
     shares_gpus = any(map(is_part_of_gpu, bundles))
     held_by_node = policy.held_by_node(holders)
+    alive = {(attempt.job_id, attempt.attempt) for attempt in live}
     for node in cluster.nodes:
         # Where nobody else takes slots our own books are exact, and Ray's lag behind.
         available = node.available if cluster.shared else node.resources
         ours = held_by_node.get(node.node_id, {})
-        held = quarantine.with_kept(ours, node.quarantined or ())
+        stuck = node.quarantined or ()
+        # Those of an attempt that lives are among the slots that it holds.
+        held = quarantine.with_kept(ours, [e for e in stuck if (e.job_id, e.attempt) not in alive])
         free = policy.offered(node.resources, available, held)
         if shares_gpus and node.resources.get("GPU"):
             free = with_shared_gpus(free, parts_on(node.node_id, holders))
-        nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
+        kept = quarantine.with_kept({}, stuck)
+        nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted, kept))
     here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
     return policy.Snapshot(
         waiting,

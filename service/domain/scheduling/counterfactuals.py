@@ -17,7 +17,7 @@ from service.domain.scheduling.obstacles import Reason, jobs
 from service.domain.scheduling.outlook import LEAVING_S, Expected, Simulation, Situation
 from service.domain.scheduling.policy import RunningJob, WaitingJob
 from service.domain.scheduling.queues import Queue
-from service.domain.scheduling.slots import Request, add, fits, workers
+from service.domain.scheduling.slots import Request, fits, free_again, workers
 
 UNSATISFIABLE = "unsatisfiable"
 LIMITS = (QUEUE_LIMIT, USER_LIMIT)
@@ -167,11 +167,13 @@ class JobQuestions:
     def _first_fit(self, request: Request) -> datetime | None:
         """When so many running jobs have ended that the first of the queue fits; None where that
         takes one of which nobody knows how long it has left."""
+        nodes = {node.id: node for node in self._nodes}
         free = {node.id: dict(node.available_to_us) for node in self._nodes}
         for left_s, running in self._ends():
             for part in running.slices:
                 if part.node_id in free:
-                    add(free[part.node_id], running.request.bundle, part.num_workers)
+                    node, bundle = nodes[part.node_id], running.request.bundle
+                    free_again(free[part.node_id], node, bundle, part.num_workers)
             if sum(fits(request.bundle, there) for there in free.values()) >= request.least:
                 return self._now + timedelta(seconds=left_s)
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dray.spec import Elastic, Resources
 from ray_workers.shared.contracts import Slice
@@ -67,6 +67,9 @@ class Node:
     available_to_us: Mapping[str, float]
     """The resources that a launch may take now: see `offered`."""
     accepted: bool = True
+    quarantined: Mapping[str, float] = field(default_factory=dict)
+    """Resources of slots in which processes of ended attempts are stuck: no end of a job frees
+    them."""
 
 
 def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
@@ -177,6 +180,15 @@ def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None
         gpus = math.ceil(bundle.get("GPU", 0.0))
         free[WHOLE_GPUS] += times * gpus
         free[NUM_GPUS] += 0 if is_part_of_gpu(bundle) else times * gpus
+
+
+def free_again(free: dict[str, float], node: Node, bundle: Mapping[str, float], times: int) -> None:
+    """Return so many bundles that a job had on the node to what it has free, up to what it can
+    have."""
+    add(free, bundle, times)
+    for name in bundle:
+        most = node.total.get(name, 0.0) - node.quarantined.get(name, 0.0)
+        free[name] = max(0.0, min(free[name], most))
 
 
 def needs(request: Request) -> str:

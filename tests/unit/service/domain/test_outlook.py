@@ -222,6 +222,52 @@ def test_a_gpu_is_whole_again_once_all_that_share_it_have_ended() -> None:
     assert in_s(Simulation(there, NOW).run(), "a") == 600.0
 
 
+def test_a_job_that_has_left_its_slots_still_ends_within_its_limit() -> None:
+    """So it passes on reserved slots when it comes back."""
+    queue = [
+        waits("high", 2, priority=60, left_s=100.0),
+        waits("wide", 4, priority=55, left_s=100.0),
+        waits("then", after=(Dependency("low", True, "RUNNING"),), ends_within_s=60.0),
+    ]
+    low = runs("low", {"n": 2}, 300.0, priority=10)
+    stays = runs("stays", {"n": 2}, 10 * HOUR, priority=90)
+    found = starts(queue, [low, stays], runtime_left_s={"low": 400.0})
+    assert in_s(found, "high") == LEAVING_S
+    assert in_s(found, "then") < 600.0
+
+
+def test_slots_in_quarantine_come_back_with_no_jobs_end() -> None:
+    there = situation([waits("a", 4)], [runs("ends", {"n": 4}, 600.0)])
+    (node,) = there.snapshot.nodes
+    nodes = (replace(node, quarantined={"GPU": 1.0}),)
+    there = replace(there, snapshot=replace(there.snapshot, nodes=nodes))
+    assert Simulation(there, NOW).run()["a"].at is None
+    fewer = replace(there, snapshot=replace(there.snapshot, queue=(waits("b", 3),)))
+    assert in_s(Simulation(fewer, NOW).run(), "b") == 600.0
+
+
+def test_what_is_kept_of_an_array_is_bounded_and_jobs_after_it_wait_for_all_of_it() -> None:
+    limit = ArrayLimit("array-1", 1)
+    members = [waits(f"m{n}", array=limit, seq=n) for n in range(1000)]
+    names = [job.job_id for job in members]
+    there = situation(
+        [*members, waits("after", after=(Dependency("array-1", True, "QUEUED"),))],
+        [runs("m-runs", {"n": 1})],
+        arrays=dict.fromkeys([*names, "m-runs"], "array-1"),
+        runtime_left_s=dict.fromkeys([*names, "m-runs"], 60.0),
+    )
+    first = there.first_jobs(2)
+    kept = {job.job_id for job in first.snapshot.queue} | {"m-runs"}
+    assert len(kept) < 30
+    assert first.arrays.keys() == first.runtime_left_s.keys() == kept
+    assert first.others_of_arrays == {"array-1": 1001 - len(kept)}
+    again = first.first_jobs(1)
+    assert len(again.arrays) + again.others_of_arrays["array-1"] == 1001
+    snapshot = replace(first.snapshot, queue=(*first.snapshot.queue, there.snapshot.queue[-1]))
+    play = Simulation(replace(first, snapshot=snapshot), NOW)
+    assert play.run()["after"].at is None, "members that are left out have not ended"
+
+
 def test_slots_of_a_job_that_has_ended_come_back_soon() -> None:
     there = situation([waits("a", 4)], [runs("r", {"n": 4})])
     there = replace(there, snapshot=replace(there.snapshot, running=()))
@@ -271,9 +317,10 @@ def told(there: Situation, owner: str) -> list[str]:
 
 JOBS = st.lists(
     st.builds(
-        lambda gpus, priority, left, yields, owner, impatient: (
+        lambda gpus, priority, left, yields, owner, impatient, ends_within: (
             gpus,
             {
+                "ends_within_s": ends_within,
                 "priority": priority,
                 "left_s": left,
                 "yields": yields,
@@ -287,6 +334,7 @@ JOBS = st.lists(
         st.booleans(),
         st.sampled_from(["ann", "bob"]),
         st.booleans(),
+        st.sampled_from([None, None, 30.0, 900.0, 5000.0]),
     ),
     max_size=40,
 )
