@@ -136,7 +136,7 @@ class Candidates:
         """All that may be asked for a job of this rank, and of no job in `but`: spare slots before
         anybody leaves."""
         # Of ranks that differ in their work alone, one with more of it may ask fewer.
-        if self._first is None or coming < self._first or coming[:-2] != self._first[:-2]:
+        if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
             every, least_s = self._all, self._min_run_s
             self._shrinking = [job for job, rank in every if may_shrink(coming, job, rank, least_s)]

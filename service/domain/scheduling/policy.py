@@ -273,10 +273,12 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     gangs.name_all(shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted))
     standings = _Standings(snapshot, gangs)
     ranks = [standings.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
+    running = {j.job_id: standings.rank(j, gangs.of(j.request)) for j in snapshot.running}
+    if any(job.place for job in (*snapshot.queue, *snapshot.running)):
+        ranks, running = _at_the_front(snapshot, ranks, running)
     # Sorted are places, and no pairs: a collector of garbage goes through all that is made here.
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     queue.sort(key=ranks.__getitem__)
-    running = {j.job_id: standings.rank(j, gangs.of(j.request)) for j in snapshot.running}
     round_ = _Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
     held = [job for job in snapshot.queue if job.held is not None]
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
@@ -324,11 +326,24 @@ class _Standings:
         return order.Rank(
             shares.Turn.QUOTA if job.job_id in self._guaranteed else turn,
             -job.priority,
-            job.place,
             user_is_ahead,
             order.work_left(job.left_s, gang.weight, job.waited_s),
             job.seq,
+            job.place,
         )
+
+
+def _at_the_front(
+    snapshot: Snapshot, ranks: Sequence[order.Rank], running: Mapping[str, order.Rank]
+) -> tuple[list[order.Rank], dict[str, order.Rank]]:
+    """The ranks with those of jobs that were moved to the front. A running one keeps its place, so
+    that nobody whom it has passed pushes it out."""
+    waiting = zip(snapshot.queue, ranks, strict=True)
+    could = [(job.queue, r) for job, r in waiting if not _is_kept_back(job, snapshot.used_up)]
+    fronts = order.Fronts(could)
+    in_queue = zip(snapshot.queue, ranks, strict=True)
+    there = {job.job_id: fronts.rank(job.queue, running[job.job_id]) for job in snapshot.running}
+    return [fronts.rank(job.queue, rank) for job, rank in in_queue], there
 
 
 def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:

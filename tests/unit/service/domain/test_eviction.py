@@ -99,6 +99,15 @@ def test_who_need_not_leave(job: WaitingJob, changes: dict[str, Any]) -> None:
     assert decision.reason.code == "waiting_for_slots"
 
 
+def test_a_job_that_was_moved_to_the_front_is_pushed_out_by_none_that_it_passed() -> None:
+    there = running("front", {"n": 4}, place=-1)
+    (decision,) = plan(snapshot([waiting("new", 1)], [there]), NOW)
+    assert isinstance(decision, Wait)
+    elsewhere = dataclasses.replace(waiting("new", 1), queue="other")
+    _, leaves = plan(snapshot([elsewhere], [there]), NOW)
+    assert isinstance(leaves, Preempt), "of another queue it has passed none"
+
+
 def test_a_higher_priority_pushes_out_also_what_loses_its_work() -> None:
     there = [running("there", {"n": 4}, yields=False, lost_s=HOUR)]
     _, leaves = plan(snapshot([waiting("new", 1, priority=51)], there), NOW)

@@ -58,6 +58,21 @@ async def test_slots_in_quarantine_are_given_to_nobody(world: World) -> None:
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
 
 
+async def test_slots_in_quarantine_of_an_attempt_that_lives_are_counted_once(world: World) -> None:
+    runtime = await world.open()
+    holds = await world.submit(runtime, "waits", workers=2)
+    await comes_to(runtime, holds, JobState.RUNNING)
+    kept = Quarantined(holds, 1, 2, {"CPU": 2.0}, "pid 7 is there", 0.0)
+    world.fake.nodes["node-a"].quarantined = [kept]
+
+    async def is_seen() -> bool:
+        latest = runtime.watch and runtime.watch.latest
+        return bool(latest and latest.nodes[0].quarantined)
+
+    await eventually(is_seen, "the quarantine was never seen")
+    await comes_to(runtime, await world.submit(runtime, workers=2), JobState.SUCCEEDED)
+
+
 async def test_the_service_is_ready_and_shows_its_cluster(world: World) -> None:
     runtime = await world.open()
 

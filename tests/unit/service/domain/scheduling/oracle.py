@@ -87,7 +87,16 @@ class Oracle:
 
     def key(self, job: WaitingJob | RunningJob) -> tuple[float, ...]:
         first = job.job_id not in self.guaranteed
-        return first, -job.priority, job.place, self.work(job), job.seq
+        passed = [
+            other
+            for other in self.snapshot.queue
+            if (other.queue, other.priority) == (job.queue, job.priority)
+            and (other.job_id not in self.guaranteed) == first
+            and other.place > job.place
+            and not (other.held or other.after)
+        ]
+        leader = min([job, *passed], key=lambda one: (self.work(one), one.seq))
+        return first, -job.priority, self.work(leader), leader.seq, job.place
 
     def within_quota(self) -> set[str]:
         """Claims by priority, those that run first; jobs that can't start claim nothing."""
@@ -129,8 +138,8 @@ class Oracle:
             return True
         if ours == theirs and coming.priority > running.priority:
             return True
-        work = self.work(running)
-        return running.yields and work > 0 and self.work(coming) < CLEARLY_LESS * work
+        (*_, ours_left, _, _), (*_, work, _, _) = self.key(coming), self.key(running)
+        return running.yields and work > 0 and ours_left < CLEARLY_LESS * work
 
     def may_shrink(self, coming: WaitingJob, running: RunningJob) -> bool:
         if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
