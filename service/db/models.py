@@ -619,6 +619,21 @@ class AttemptCostRow(Base):
     """Of time whose use nobody can say; what is left of the total is wasted."""
 
 
+class DeletedAttemptRow(Base):
+    """The slots of an ended attempt whose job was deleted: its user has used them all the same."""
+
+    __tablename__ = "deleted_attempts"
+    __table_args__ = (Index("ix_deleted_attempts_finished_at", "finished_at"),)
+    job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    queue: Mapped[str] = mapped_column(String(64))
+    owner: Mapped[str] = mapped_column(String(255))
+    slices: Mapped[list[Any]]
+    bundle: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime]
+
+
 class ClusterRow(Base):
     """The cluster as it was last seen; one row."""
 

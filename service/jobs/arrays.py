@@ -168,7 +168,7 @@ class Arrays:
                 self._storage.delete_tree(f"jobs/{job_id}")
 
         await asyncio.to_thread(delete_files)
-        await self._database.write(lambda session: repository.erase(session, job_ids))
+        await self._database.write(lambda session: jobs_repository.erase(session, job_ids))
 
 
 def view(session: Session, array_id: str) -> views.JobArray:

@@ -338,7 +338,7 @@ class Jobs:
 
     async def _erase(self, job_id: str) -> None:
         await asyncio.to_thread(self._storage.delete_tree, f"jobs/{job_id}")
-        await self._database.write(lambda session: repository.erase(session, job_id))
+        await self._database.write(lambda session: repository.erase(session, [job_id]))
 
 
 def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:

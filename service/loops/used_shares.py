@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from ray_workers.shared.contracts import Slice
 from service.db.repositories import attempts as repository
 from service.domain.scheduling import order, policy
-from service.domain.scheduling.shares import HALF_LIFE_S, Account, Used
+from service.domain.scheduling.shares import REMEMBERED_S, Account, Used
 from service.lifecycle import resizing
 from service.loops.queue_view import LiveAttempt
 
@@ -18,16 +18,13 @@ FRESH_FOR = timedelta(seconds=30)
 """How old the answer may be on attempts that were not seen alive."""
 LATE = timedelta(hours=1)
 """By which the end of an attempt may be stored late."""
-REMEMBERED = timedelta(seconds=4 * HALF_LIFE_S)
-"""How far a new leader looks back; of what is older a sixteenth would be left."""
 MAX_READ = 100_000
 
 
 class UsedShares:
     """Read now and then; belongs to one loop.
 
-    An attempt counts with the slots that it held at its end, from its claim on. One whose job was
-    deleted before this leader began is not known any more.
+    An attempt counts with the slots that it held at its end, from its claim on.
     """
 
     def __init__(self) -> None:
@@ -59,7 +56,8 @@ class UsedShares:
         return used
 
     def _read(self, session: Session, now: datetime, total: Mapping[str, float]) -> None:
-        since = now - REMEMBERED if self._read_at is None else self._read_at - LATE
+        began = now - timedelta(seconds=REMEMBERED_S)
+        since = began if self._read_at is None else self._read_at - LATE
         self._known = {key: end for key, end in self._known.items() if end > since}
         for row in repository.ended_slots(session, since=since, limit=MAX_READ):
             key = (row.job_id, row.attempt)

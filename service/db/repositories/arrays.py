@@ -10,7 +10,6 @@ from sqlalchemy import (
     ColumnElement,
     Row,
     bindparam,
-    delete,
     func,
     insert,
     null,
@@ -22,7 +21,6 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import EventRow, JobLabelRow, JobRow
-from service.db.repositories import sweeps
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 from service.domain.ids import is_array_id
 
@@ -157,14 +155,3 @@ def hide(session: Session, array_id: str, now: datetime) -> list[str]:
         .execution_options(synchronize_session=False)
     )
     return list(marked)
-
-
-def erase(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete the rows, and by their foreign keys everything that belongs to the jobs."""
-    found = session.scalars(
-        delete(JobRow)
-        .where(JobRow.id.in_(job_ids))
-        .returning(JobRow.array_id)
-        .execution_options(synchronize_session=False)
-    )
-    sweeps.drop_empty(session, {array_id for array_id in found if array_id is not None})

@@ -7,11 +7,12 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, delete, func, select
+from sqlalchemy import Row, Select, bindparam, delete, func, select, union_all
+from sqlalchemy import insert as insert_into
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Cause
-from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
+from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, DeletedAttemptRow, JobRow
 
 MAX_ENDED = 1000
 """Attempts that are looked back on."""
@@ -104,19 +105,38 @@ def ended_slots(
     session: Session, *, since: datetime, limit: int
 ) -> Sequence[Row[Any, Any, Any, Any, Any, Any, Any, Any]]:
     """(job_id, attempt, queue, owner, slices, bundle, created_at, finished_at) of attempts that
-    ended after `since`: the newest of them, oldest first."""
-    table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
-    query = (
-        select(
-            *(table.job_id, table.attempt, jobs.queue, jobs.owner),
-            *(table.slices, table.bundle, table.created_at, table.finished_at),
-        )
-        .join(JobRow.__table__, jobs.id == table.job_id)
-        .where(table.finished_at > since)
-        .order_by(table.finished_at.desc())
-        .limit(limit)
-    )
+    ended after `since`, also of deleted jobs: the newest of them, oldest first."""
+    deleted = DeletedAttemptRow.__table__.c
+    of_deleted = select(*(deleted[name] for name in _ENDED))
+    both = union_all(
+        _ended_slots().where(AttemptRow.__table__.c.finished_at > since),
+        of_deleted.where(deleted.finished_at > since),
+    ).subquery()
+    query = select(both).order_by(both.c.finished_at.desc()).limit(limit)
     return session.connection().execute(query).all()[::-1]
+
+
+_ENDED = (
+    *("job_id", "attempt", "queue", "owner", "slices", "bundle", "created_at", "finished_at"),
+)
+
+
+def _ended_slots() -> Select[Any]:
+    table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
+    columns = (jobs[name] if name in ("queue", "owner") else table[name] for name in _ENDED)
+    query = select(*columns).join(JobRow.__table__, jobs.id == table.job_id)
+    return query.where(table.finished_at.is_not(None))
+
+
+def keep_ended(session: Session, job_ids: Sequence[str]) -> None:
+    """Keep the slots that these jobs had, whose rows are about to be deleted."""
+    of_jobs = _ended_slots().where(AttemptRow.__table__.c.job_id.in_(job_ids))
+    session.execute(insert_into(DeletedAttemptRow).from_select(list(_ENDED), of_jobs))
+
+
+def forget_ended(session: Session, before: datetime) -> None:
+    """Forget slots of deleted jobs that were left before this time."""
+    session.execute(delete(DeletedAttemptRow).where(DeletedAttemptRow.finished_at < before))
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import FIRST_POSITIONS, AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
-from service.db.repositories import sweeps
+from service.db.repositories import attempts, sweeps
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
@@ -320,16 +320,17 @@ def marked_deleted(session: Session, before: datetime | None = None) -> list[str
     return list(session.scalars(query.order_by(JobRow.number)))
 
 
-def erase(session: Session, job_id: str) -> None:
-    """Delete the row, and by its foreign keys everything that belongs to the job."""
-    array_id = session.scalar(
+def erase(session: Session, job_ids: Sequence[str]) -> None:
+    """Delete the rows, and by their foreign keys everything that belongs to the jobs but the slots
+    that they had."""
+    attempts.keep_ended(session, job_ids)
+    found = session.scalars(
         delete(JobRow)
-        .where(JobRow.id == job_id)
+        .where(JobRow.id.in_(job_ids))
         .returning(JobRow.array_id)
         .execution_options(synchronize_session=False)
     )
-    if array_id is not None:
-        sweeps.drop_empty(session, [array_id])
+    sweeps.drop_empty(session, {array_id for array_id in found if array_id is not None})
 
 
 def newest_succeeded(session: Session, limit: int) -> Sequence[Row[str, dict[str, Any]]]:

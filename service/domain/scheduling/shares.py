@@ -17,6 +17,8 @@ from service.domain.scheduling.slots import EPSILON
 
 HALF_LIFE_S = 14 * 86400.0
 """After which use counts half."""
+REMEMBERED_S = 4 * HALF_LIFE_S
+"""How far a new leader looks back; of what is older a sixteenth would be left."""
 QUEUE_SLACK_S = 600.0
 """Cluster-seconds beyond its share at which a queue is ahead."""
 USER_SLACK_S = 4 * 3600.0

@@ -234,6 +234,12 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     of = {"job_id": JOB, "attempt": 1, "queue": "default", "owner": "ann", "currency": "EUR"}
     span = {"since": START, "until": START + timedelta(seconds=40)}
     yield models.AttemptCostRow, {**of, **span, **cost}
+    del of["currency"]
+    slots = {"slices": [{"node_id": "node-a", "num_workers": 1}], "bundle": {"CPU": 1.0}}
+    yield (
+        models.DeletedAttemptRow,
+        {**of, **slots, "job_id": "job-deleted", "created_at": START, "finished_at": START},
+    )
     yield from faults()
     yield from forecasts()
     yield from surroundings()
