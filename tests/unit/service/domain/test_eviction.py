@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import forecast, order
 from service.domain.scheduling.eviction import CLEARLY_LESS, MIN_RUN_S
 from service.domain.scheduling.policy import (
-    Holder,
-    Node,
     Preempt,
     Request,
-    RunningJob,
     Snapshot,
     Start,
     Wait,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-HOUR = 3600.0
-
-
-def waiting(name: str, gpus: int, *, priority: int = 50, left_s: float | None = None) -> WaitingJob:
-    request = Request(gpus, {"GPU": 1.0})
-    return WaitingJob(name, 0, priority, 99, request, left_s=left_s, waited_s=0.0, yields=True)
-
-
-def running(
-    name: str,
-    slices: dict[str, int],
-    **more: Any,
-) -> RunningJob:
-    parts = tuple(Slice(node, number) for node, number in slices.items())
-    request = Request(sum(slices.values()), {"GPU": 1.0})
-    job = RunningJob(name, 50, 1, request, parts, MIN_RUN_S, HOUR, yields=True)
-    return dataclasses.replace(job, **more)
-
-
-def snapshot(
-    queue: list[WaitingJob], there: list[RunningJob], totals: dict[str, float] | None = None
-) -> Snapshot:
-    holders = tuple(Holder(job.job_id, job.slices, job.request.bundle) for job in there)
-    nodes = []
-    for name, gpus in (totals or {"n": 4.0}).items():
-        total = {"GPU": gpus}
-        nodes.append(Node(name, total, offered(total, total, held_on(name, holders))))
-    return Snapshot(tuple(queue), tuple(nodes), True, holders, running=tuple(there))
+from tests.unit.service.domain.snapshots import HOUR, NOW, running, snapshot, waiting
 
 
 def test_a_job_of_which_nobody_knows_how_long_it_takes_is_tried_at_once() -> None:

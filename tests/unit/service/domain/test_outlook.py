@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,36 +24,24 @@ from service.domain.scheduling.outlook import (
     Situation,
 )
 from service.domain.scheduling.policy import (
-    Holder,
-    Node,
     Preempt,
     Request,
     Shrink,
-    Snapshot,
     Start,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
 from service.domain.scheduling.queues import Queue
 from service.domain.scheduling.slots import with_shared_gpus
-
-NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-HOUR = 3600.0
+from tests.unit.service.domain.snapshots import HOUR, NOW, running, snapshot, waiting
 
 
-def waits(name: str, gpus: int = 1, *, left_s: float | None = HOUR, **more: Any) -> WaitingJob:
-    seq = more.pop("seq", 100)
-    request = Request(gpus, {"GPU": 1.0}, more.pop("min_workers", None))
-    job = WaitingJob(name, 0, more.pop("priority", 50), seq, request, left_s=left_s, waited_s=0.0)
-    return replace(job, **more)
+def waits(name: str, gpus: int = 1, **more: Any) -> WaitingJob:
+    return waiting(name, gpus, **{"left_s": HOUR, "seq": 100, "yields": False, **more})
 
 
 def runs(name: str, slices: dict[str, int], left_s: float | None = HOUR, **more: Any) -> RunningJob:
-    parts = tuple(Slice(node, number) for node, number in slices.items())
-    request = Request(sum(slices.values()), {"GPU": 1.0})
-    return replace(RunningJob(name, 50, 1, request, parts, MIN_RUN_S, left_s), **more)
+    return running(name, slices, **{"left_s": left_s, "yields": False, **more})
 
 
 def situation(
@@ -62,14 +50,8 @@ def situation(
     totals: Mapping[str, float] | None = None,
     **more: Any,
 ) -> Situation:
-    holders = tuple(Holder(j.job_id, j.slices, j.request.bundle, j.queue) for j in running)
-    nodes = []
-    for name, gpus in (totals or {"n": 4.0}).items():
-        total = {"GPU": gpus}
-        nodes.append(Node(name, total, offered(total, total, held_on(name, holders))))
     facts = {key: more.pop(key) for key in ("queues", "running_of_arrays") if key in more}
-    snapshot = Snapshot(tuple(queue), tuple(nodes), True, holders, running=tuple(running), **facts)
-    return Situation(snapshot, **more)
+    return Situation(snapshot(queue, running, totals, **facts), **more)
 
 
 def starts(

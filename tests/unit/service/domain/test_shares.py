@@ -6,71 +6,47 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.dependencies import ArrayLimit
 from service.domain.scheduling.eviction import MIN_RUN_S
 from service.domain.scheduling.order import LONGEST_WAIT_S
 from service.domain.scheduling.policy import (
-    Holder,
-    Node,
     Preempt,
-    Request,
     RunningJob,
     Snapshot,
     Start,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
 from service.domain.scheduling.queues import Queue
 from service.domain.scheduling.shares import HALF_LIFE_S, QUEUE_SLACK_S, USER_SLACK_S, Used
+from tests.unit.service.domain import snapshots
+from tests.unit.service.domain.snapshots import HOUR, NOW
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GPUS = 8
-HOUR = 3600.0
 DAY = 24 * HOUR
 
 
 def waiting(
     name: str, queue: str, owner: str = "ann", *, gpus: int = 1, seq: int = 0
 ) -> WaitingJob:
-    request = Request(gpus, {"GPU": 1.0})
-    job = WaitingJob(name, 0, 50, seq, request, queue=queue, owner=owner)
-    return dataclasses.replace(job, yields=True, waited_s=0.0)
+    return snapshots.waiting(name, gpus, queue=queue, owner=owner, seq=seq)
 
 
 def running(
     name: str, queue: str, owner: str = "ann", *, gpus: int = 1, yields: bool = True
 ) -> RunningJob:
-    request, slices = Request(gpus, {"GPU": 1.0}), (Slice("n", gpus),)
-    job = RunningJob(name, 50, 0, request, slices, held_s=MIN_RUN_S, left_s=HOUR, yields=yields)
-    return dataclasses.replace(job, queue=queue, owner=owner)
+    return snapshots.running(name, {"n": gpus}, queue=queue, owner=owner, yields=yields, seq=0)
 
 
 def snapshot(
     queue: Sequence[WaitingJob], there: Sequence[RunningJob], queues: Sequence[Queue], used: Used
 ) -> Snapshot:
-    holders = tuple(
-        Holder(job.job_id, job.slices, job.request.bundle, job.queue, job.owner) for job in there
-    )
-    total = {"GPU": float(GPUS)}
-    node = Node("n", total, offered(total, total, held_on("n", holders)))
-    at = NOW.timestamp()
-    return Snapshot(
-        tuple(queue),
-        (node,),
-        connected=True,
-        holders=holders,
-        running=tuple(there),
-        queues=tuple(queues),
-        used_s=used.seconds(at),
-    )
+    used_s = used.seconds(NOW.timestamp())
+    return snapshots.snapshot(queue, there, {"n": GPUS}, queues=tuple(queues), used_s=used_s)
 
 
 def leaving(seen: Snapshot) -> dict[str, str]:
