@@ -149,18 +149,19 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None or not is_unanswered(row, now):
         return False
-    number, limit_s = count_of(as_slices(row.recalled or [])), rules.RECALL_LIMIT.total_seconds()
+    slices, limit_s = as_slices(row.recalled or []), rules.RECALL_LIMIT.total_seconds()
+    number = count_of(slices)
     row.recalled = row.recalled_at = None
     row.recall_after = now + rules.KEEPING_PAUSE
     remark(
         session,
         job,
-        type_="resized",
+        type_="recall_unanswered",
         code="recall_unanswered",
         message=f"did not give {workers(number)} back within {limit_s:g} s of being asked: "
         "it counts as keeping them, and may be asked to leave",
         now=now,
-        data={"recall": row.grants},
+        data={"recall": row.grants, "slices": as_rows(slices)},
     )
     notify(session, QUEUE)
     return True

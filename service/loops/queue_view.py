@@ -178,11 +178,11 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:
     """For how long the attempt has had its slots to train. One that starts slowly is given time for
     it, or it would be pushed out before its first step, each time anew."""
-    if job.state is JobState.STARTING:
-        given_at = attempt.started_at or attempt.created_at
-        return max(0.0, (now - given_at).total_seconds() - SLOW_START_S)
-    began_at = attempt.running_at or attempt.started_at or attempt.created_at
-    return max(0.0, (now - began_at).total_seconds())
+    is_starting = job.state is JobState.STARTING
+    ran_at = None if is_starting else attempt.running_at
+    since: datetime = ran_at or attempt.started_at or attempt.created_at
+    held_s = (now - since).total_seconds()
+    return max(0.0, held_s - SLOW_START_S if is_starting else held_s)
 
 
 def _ends_within_s(job: Any) -> float | None:

@@ -127,9 +127,12 @@ def demand(
             asking.take(decision.job_id, decision.slices)
             asking.stays |= {part.node_id for part in decision.slices}
     lacking = {group.job_id for group in snapshot.growing if group.lacking}
-    stands_by = [d for d in decisions if isinstance(d, Stay) and d.job_id in lacking]
-    for each in (*stands_by, *(d for d in decisions if isinstance(d, Wait))):
-        asking.consider(each)
+    for decision in decisions:
+        if isinstance(decision, Stay) and decision.job_id in lacking:
+            asking.consider(decision)
+    for decision in decisions:
+        if isinstance(decision, Wait):
+            asking.consider(decision)
     return asking.answer(present, in_use)
 
 

@@ -82,7 +82,8 @@ class Situation:
         free = {node.id: node.available_to_us for node in snapshot.nodes if node.accepted}
         heads = {job.job_id for job in lanes.heads(free, of_each_kind)}
         queue = tuple(job for job in snapshot.queue if job.job_id in heads)
-        there = heads.union(job.job_id for job in (*snapshot.running, *snapshot.holders))
+        holding = {holder.job_id for holder in snapshot.holders}
+        there = heads | holding | {job.job_id for job in snapshot.running}
         others = Counter(array for job_id, array in self.arrays.items() if job_id not in there)
         return replace(
             self,

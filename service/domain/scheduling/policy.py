@@ -274,7 +274,7 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     standings = _Standings(snapshot, gangs)
     ranks = [standings.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     running = {j.job_id: standings.rank(j, gangs.of(j.request)) for j in snapshot.running}
-    if any(job.place for job in (*snapshot.queue, *snapshot.running)):
+    if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
         ranks, running = _at_the_front(snapshot, ranks, running)
     # Sorted are places, and no pairs: a collector of garbage goes through all that is made here.
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]

@@ -447,12 +447,13 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
     service.advance(1)
     assert live(service, job_id).is_recall_unanswered
     assert withdraw(service, job_id)
-    event = (await events_of(service, job_id, "resized"))[-1]
+    (event,) = await events_of(service, job_id, "recall_unanswered")
     assert (event.code, event.message) == (
         "recall_unanswered",
         "did not give 1 worker back within 120 s of being asked: it counts as keeping them, "
         "and may be asked to leave",
     )
+    assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     seen = live(service, job_id)
     assert (seen.slices, seen.recall, seen.is_recall_unanswered) == ((A, B), None, False)
     assert seen.running is not None
