@@ -121,7 +121,7 @@ class Supervisor:
         ended = self._phase is Phase.ENDED
         limit_s = max(wait_s, 0.0) + self._timings.poll_slack_s
         wait_s = 0.0 if ended else min(max(wait_s, 0.0), self._timings.read_wait_s)
-        share = max_bytes // len(self._agents)
+        share = max_bytes // max(1, len(self._agents))
         since = (dict(cursor), share, wait_s)
         node_ids = list(self._agents)
         reads = asyncio.gather(

@@ -156,6 +156,12 @@ async def test_a_group_that_stands_by_has_a_node_asked_for_and_says_so(world: Wo
     job_id = await world.submit(runtime, "waits", workers=6)
     await comes_to(runtime, job_id, JobState.RUNNING)
     del world.fake.nodes["node-b"]
+
+    async def is_seen() -> bool:
+        latest = runtime.watch and runtime.watch.latest
+        return latest is not None and len(latest.nodes) == 1
+
+    await eventually(is_seen, "the loss of the node was never seen")
     left = [{"node_id": "node-a", "num_workers": 4}]
     body = {"world_size": 4, "slices": left, "lacking": 2, "grants": 0, "message": "lost a node"}
     world.fake.tell(job_id, FrameKind.RESIZED, body)
