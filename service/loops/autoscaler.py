@@ -213,7 +213,7 @@ class Autoscaler:
     async def _send(self) -> None:
         wanted = self._wanted or _Wanted()
         bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
-        # What is asked for may have come to Ray also if the answer is lost.
+        # A request may have come to Ray though its answer is lost.
         self._is_asking = self._is_asking or bool(bundles)
         self._sent_released = self._sent_released.union(wanted.released)
         await self._cluster.request_nodes(bundles, wanted.released)
