@@ -48,6 +48,8 @@ class ClusterNode:
     """It is not accepted yet, and nothing speaks against it."""
     is_released: bool
     """Nothing of dray is on it, as `Cluster.request_nodes` asked; it is not accepted meanwhile."""
+    is_never_released: bool
+    """Ray never ends the head, and supervisors live on control nodes."""
 
 
 @dataclass(frozen=True)

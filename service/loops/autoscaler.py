@@ -121,7 +121,8 @@ class Autoscaler:
         to_come = autoscaling.may_come(self._real_types, _staying(cluster))
         found = autoscaling.demand(snapshot, decisions, present, to_come, in_use)
         going = {n.node_id for n in cluster.nodes if n.is_released and n.drained_by is not None}
-        released = self._long_idle(present, found.needed | in_use, now) | going
+        staying = in_use.union(n.node_id for n in cluster.nodes if n.is_never_released)
+        released = self._long_idle(present, found.needed | staying, now) | going
         self._want(_Wanted(found, tuple(sorted(released))))
         self._asked_at = {job_id: self._asked_at.get(job_id, now) for job_id in found.nodes_of}
         requests = {job.job_id: job.request for job in snapshot.queue}

@@ -407,6 +407,7 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         labels=labels_in(node.resources),
         is_starting=node.problem == STARTS,
         is_released=node.is_released,
+        is_never_released=node.is_never_released,
     )
 
 

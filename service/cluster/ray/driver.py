@@ -117,12 +117,7 @@ class RayCluster:
         available = await asyncio.to_thread(compat_ray.available_by_node)
         drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
-        # Ray never ends the head, and supervisors live on control nodes, which have no slots.
-        heads = {
-            node["NodeID"]
-            for node in alive
-            if {HEAD_RESOURCE, CONTROL_RESOURCE} & node["Resources"].keys()
-        }
+        heads = {node["NodeID"] for node in alive if _is_head_or_control(node)}
         there = [node["NodeID"] for node in alive]
         self._agents.meet(there, heads, wants_news=self._prestarter.awaits_news)
         for node in alive:
@@ -163,6 +158,7 @@ class RayCluster:
             labels=dict(node.get("Labels") or {}),
             is_starting=problem == STARTS,
             is_released=joined is None,
+            is_never_released=_is_head_or_control(node),
         )
 
     def _keep_warm(self, node: Mapping[str, Any]) -> None:
@@ -471,6 +467,10 @@ class RayCluster:
 
     def _accepted_agents(self) -> list[Any]:
         return [node.agent for node in self._agents.joined if node.refused is None]
+
+
+def _is_head_or_control(node: Mapping[str, Any]) -> bool:
+    return bool({HEAD_RESOURCE, CONTROL_RESOURCE} & node["Resources"].keys())
 
 
 def _ended(cursor: Mapping[str, int], outcome: Outcome) -> PollReply:

@@ -333,5 +333,6 @@ async def test_the_head_and_control_nodes_keep_their_agents(
     cluster = RayCluster(CONFIG)
     cluster._session, cluster._dashboard_url = "session", None
     monkeypatch.setattr(cluster, "_agents", Agents())
-    await cluster.snapshot()
+    seen = await cluster.snapshot()
+    assert [n.node_id for n in seen.nodes if n.is_never_released] == ["head", "control"]
     assert met == [(["head", "control", "worker"], {"head", "control"})]

@@ -295,15 +295,18 @@ async def test_nothing_starts_on_a_node_that_is_just_being_released(
     assert not world.fake.nodes["node-a"].is_released
 
 
-async def test_a_node_that_others_use_or_that_is_idle_for_a_short_time_is_not_released(
+async def test_a_head_and_a_node_that_others_use_or_is_idle_for_a_short_time_are_not_released(
     world: World,
 ) -> None:
     world.fake.shared = True
     world.fake.use_elsewhere("node-a", {"CPU": 1.0})
     world.fake.add_node("node-b", {"CPU": 4.0})
+    world.fake.add_node("head", {"CPU": 4.0})
+    world.fake.nodes["head"].is_never_released = True
     runtime = await open_on(world, autoscale_idle_s=0.0)
     await world.fake.until(lambda: world.fake.nodes["node-b"].is_released)
     assert not world.fake.nodes["node-a"].is_released
+    assert not world.fake.nodes["head"].is_released
     await world.drop(runtime)
     world.fake.requests.clear()
     world.set_timings(request_period_s=0.02)
