@@ -347,7 +347,8 @@ def _snapshot(
         free = policy.offered(node.resources, available, held)
         if shares_gpus and node.resources.get("GPU"):
             free = with_shared_gpus(free, parts_on(node.node_id, holders))
-        nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
+        seen = (node.node_id, node.resources, free)
+        nodes.append(policy.Node.labelled(*seen, node.labels, accepted=node.accepted))
     here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
     return policy.Snapshot(
         waiting,

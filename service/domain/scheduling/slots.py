@@ -1,7 +1,7 @@
 """Slots as plain data: the request of a gang, the resources of nodes, and how one fits the other.
 
 Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Labels of nodes are
-treated as resources, too (`service.config.node_types`).
+among the resources here and in the bundles of jobs (`service.config.node_types`), and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ NUM_GPUS = "number of GPUs"
 WHOLE_GPUS = "whole GPUs"
 """The same: GPUs of which nobody has a part. Both are there only while GPUs are shared."""
 
+NODE_LEVEL = "node"
+"""The level of the topology at which each node is a domain of its own."""
+
 ACCELERATOR_SHARE = 0.001
 """The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
 
@@ -38,6 +41,8 @@ class Request:
     bundle: Mapping[str, float]
     min_workers: int | None = None
     """With how few an elastic gang may start and go on; None: all of them or none."""
+    required_level: str | None = None
+    """The level of the topology of which one domain must hold the gang; None: none must."""
 
     @functools.cached_property
     def kind(self) -> Kind:
@@ -68,6 +73,20 @@ class Node:
     """The resources that a launch may take now: see `offered`."""
     accepted: bool = True
 
+    @classmethod
+    def labelled(
+        cls,
+        node_id: str,
+        total: Mapping[str, float],
+        available_to_us: Mapping[str, float],
+        labels: Mapping[str, str],
+        *,
+        accepted: bool = True,
+    ) -> Node:
+        """With its labels among its resources."""
+        found = label_resources(labels)
+        return cls(node_id, {**total, **found}, {**available_to_us, **found}, accepted)
+
 
 def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
     """The request of a job document, in Ray's names."""
@@ -80,7 +99,7 @@ def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
         bundle[f"accelerator_type:{resources.accelerator}"] = ACCELERATOR_SHARE
     bundle |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
     least = None if elastic is None else elastic.min_workers
-    return Request(resources.num_workers, bundle, least)
+    return Request(resources.num_workers, bundle, least, resources.required_topology)
 
 
 def offered(
@@ -180,9 +199,11 @@ def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None
 
 
 def needs(request: Request) -> str:
-    """`needs 2 workers of 1 CPU`."""
+    """`needs 2 workers of 1 CPU within one rack`."""
     at_least = "at least " if request.min_workers is not None else ""
-    return f"needs {at_least}{workers(request.least)} of {bundle_of(request)}"
+    level = request.required_level
+    within = "" if level is None else f" within one {level}"
+    return f"needs {at_least}{workers(request.least)} of {bundle_of(request)}{within}"
 
 
 def workers(number: int) -> str:
