@@ -32,6 +32,7 @@ from service.domain.scheduling.slots import (
     count,
     fits,
 )
+from service.domain.scheduling.topology import Topology
 
 WAITING_FOR_ROOM = ("waiting_for_slots", "behind_in_queue", "waiting_for_nodes")
 ABOUT_TO_START = ("preparing_environment", "backing_off")
@@ -116,7 +117,9 @@ class _Asking:
         for request in self._requests.values():
             self._gangs.of(request)
         self._gangs.name_all(shares_gpus=any(WHOLE_GPUS in n.available_to_us for n in present))
-        self._present, self._to_come = Stock(self._usable, self._gangs), Stock(to_come, self._gangs)
+        topology = Topology(snapshot.topology, [*self._usable, *to_come])
+        self._present = Stock(self._usable, self._gangs, topology)
+        self._to_come = Stock(to_come, self._gangs, topology)
         self._free, self._new = Pool(self._present, When.FREE), Pool(self._to_come, When.FREE)
         self._bundles: Counter[Kind] = Counter()
         self._nodes: set[str] = set()

@@ -10,7 +10,8 @@ holes stay whole. Slices come in the order of their domains: so do the ranks.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.topology import Domain, Place, Topology
@@ -36,13 +37,18 @@ _NOTHING = _Area()
 class Placement:
     """The room that each node has for workers of one kind, by domain."""
 
-    def __init__(self, topology: Topology, sizes: Mapping[str, int]) -> None:
+    def __init__(self, topology: Topology, sizes: dict[str, int]) -> None:
         """sizes: by node, of those that have room."""
         self._topology = topology
-        self._size_of: dict[str, int] = {}
-        self._areas: dict[Domain, _Area] = {}
+        self._size_of = sizes
+        self._areas: defaultdict[Domain, _Area] = defaultdict(_Area)
+        domain_of = topology.domain_of
+        nodes: defaultdict[tuple[Domain, int], list[str]] = defaultdict(list)
         for node_id, size in sizes.items():
-            self.change(node_id, size)
+            nodes[domain_of[node_id], size].append(node_id)
+        for (domain, size), there in nodes.items():
+            self._areas[domain].nodes[size] = sorted(there)
+            self._add(domain, size * len(there), len(there))
 
     def change(self, node_id: str, size: int) -> None:
         """The node has room for so many from now on."""
@@ -50,12 +56,7 @@ class Placement:
         if size == before == 0:
             return
         domain = self._topology.domain_of[node_id]
-        for each in domain.around:
-            area = self._areas.get(each)
-            if area is None:
-                area = self._areas[each] = _Area()
-            area.room += size - before
-            area.num_nodes += (size > 0) - (before > 0)
+        self._add(domain, size - before, (size > 0) - (before > 0))
         own = self._areas[domain].nodes
         if before:
             nodes = own[before]
@@ -65,6 +66,12 @@ class Placement:
         if size:
             self._size_of[node_id] = size
             bisect.insort(own.setdefault(size, []), node_id)
+
+    def _add(self, domain: Domain, room: int, num_nodes: int) -> None:
+        for each in domain.around:
+            area = self._areas[each]
+            area.room += room
+            area.num_nodes += num_nodes
 
     def room(self, place: Place) -> int:
         if isinstance(place, str):

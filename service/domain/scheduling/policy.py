@@ -224,15 +224,15 @@ MAX_PREEMPTED = 100
 
 
 def can_ever_fit(
-    request: Request, nodes: Sequence[Node], levels: Sequence[str] = ()
+    request: Request, nodes: Sequence[Node], topology: Topology | None = None
 ) -> Reason | None:
     """Why the accepted nodes could not run the gang even if they were empty; None if they could.
-    levels: of the topology."""
+    topology: of these nodes, and perhaps of others."""
     usable = [node for node in nodes if node.accepted]
     sizes = {node.id: fits(request.bundle, node.total) for node in usable}
     most = sum(sizes.values())
     if most >= request.least:
-        return _why_never_together(request, Topology(levels, usable), sizes)
+        return _why_never_together(request, topology or Topology((), usable), sizes)
     if most:
         return _unsatisfiable(
             f"{needs(request)}, but the whole cluster has room for {most} at once"
@@ -457,8 +457,8 @@ class _Round:
         self._nodes = nodes
         self._gangs = gangs
         self._ranks = ranks
-        self._stock = Stock(nodes, gangs, snapshot.topology)
-        self._levels = snapshot.topology
+        self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
+        self._stock = Stock(nodes, gangs, self._topology)
         running = eviction.cheapest_first(snapshot.running, ranks)
         self._candidates = eviction.Candidates(running, ranks, snapshot.min_run_s)
         self._leaving: dict[str, int] = {}
@@ -577,7 +577,7 @@ class _Round:
             return None
         if gang not in self._impossible:
             nodes = [*self._nodes, *self._to_come]
-            self._impossible[gang] = can_ever_fit(gang.request, nodes, self._levels)
+            self._impossible[gang] = can_ever_fit(gang.request, nodes, self._topology)
         return self._impossible[gang]
 
     def _lacks_nodes(self, gang: Gang) -> Reason | None:
@@ -585,7 +585,7 @@ class _Round:
         if self._stock.whole(gang.kind) >= gang.least:
             return None
         if gang not in self._too_large:
-            reason = can_ever_fit(gang.request, self._nodes, self._levels)
+            reason = can_ever_fit(gang.request, self._nodes, self._topology)
             if reason is not None:
                 why = reason.message if self._nodes else "there is none that it could use"
                 message = f"{gang.needs}, and waits for nodes: {why}"

@@ -55,9 +55,9 @@ class _Group:
 class Stock:
     """The resources of all nodes while one plan is made."""
 
-    def __init__(self, nodes: Sequence[Node], gangs: Gangs, levels: Sequence[str] = ()) -> None:
-        """gangs: with all whose jobs will ask. levels: of the topology, the widest first."""
-        self.topology = Topology(levels, nodes)
+    def __init__(self, nodes: Sequence[Node], gangs: Gangs, topology: Topology) -> None:
+        """gangs: with all whose jobs will ask. topology: of these nodes, and perhaps of others."""
+        self.topology = topology
         self.kind_of: dict[str, int] = {}
         """By node."""
         self.totals: list[Amounts] = []
@@ -81,7 +81,8 @@ class Stock:
         """Find the kinds of nodes. Those in a domain that is too small for some gang differ from
         those that it could use."""
         spots = [(gangs.vector(node.total), self.topology.domain_of[node.id]) for node in nodes]
-        usable = {kind: self._usable(kind, Counter(spots)) for kind in gangs.required}
+        numbers = Counter(spots) if gangs.required else {}
+        usable = {kind: self._usable(kind, numbers) for kind in gangs.required}
         capacity: dict[WorkerKind, list[int]] = {kind: [] for kind in usable}
         kinds: dict[tuple[Amounts, tuple[bool, ...]], int] = {}
         for node, spot in zip(nodes, spots, strict=True):
@@ -253,7 +254,7 @@ class Pool:
         if room is not None and is_bound and room.bound < num_workers:
             return False
         room = self._exact(kind)
-        return room.total >= num_workers and room.most() >= num_workers
+        return room.bound >= num_workers and room.most() >= num_workers
 
     def pack(self, kind: WorkerKind, num_workers: int) -> tuple[Slice, ...] | None:
         """Slices of so many workers, near each other (`placement`), or None if they do not fit."""
@@ -321,13 +322,16 @@ class _Room:
         """The room of each node of a group."""
         self.total = 0
         """On all nodes."""
-        self._most: int | None = None
+        self.bound = 0
+        """No more have room where they may be together, unless resources were added since."""
+        self._is_exact = False
+        """Whether so many have."""
         self._placement: Placement | None = None
         self._num_placed = 0
         """How many of the stock's moves the placement knows."""
 
     def catch_up(self) -> None:
-        stock = self._stock
+        stock, is_first = self._stock, self._version < 0
         if self._version != self._reserved.version:
             self._version = self._reserved.version
             self._size_of, self._placement = {}, None
@@ -337,19 +341,16 @@ class _Room:
         else:
             for _, left, joined in stock.moves[self._num_moves :]:
                 self.total += self._size(joined) - self._size(left)
+        self._is_exact = self._kind.required is None
+        is_anew = self._is_exact or is_first or self.num_grown != stock.num_grown
+        self.bound = self.total if is_anew else min(self.bound, self.total)
         self._num_moves, self.num_grown = len(stock.moves), stock.num_grown
-        self._most = self.total if self._kind.required is None else None
-
-    @property
-    def bound(self) -> int:
-        """No more have room where they may be together, unless resources were added since."""
-        return self.total if self._most is None else self._most
 
     def most(self) -> int:
         """How many have room where they may be together."""
-        if self._most is None:
-            self._most = max(self.rooms().values(), default=0)
-        return self._most
+        if not self._is_exact:
+            self.bound, self._is_exact = max(self.rooms().values(), default=0), True
+        return self.bound
 
     def rooms(self) -> dict[Place, int]:
         """By the parts of the cluster where they may be together."""

@@ -105,10 +105,11 @@ class Topology:
         return [self.cluster, *self._found.values()]
 
     def _narrowest(self, total: Mapping[str, float]) -> Domain:
-        domain, path = self.cluster, ()
+        domain = self.cluster
+        path: tuple[str | None, ...] = ()
         for level, prefix in enumerate(self._prefixes):
             value = next((n[len(prefix) :] for n in total if n.startswith(prefix)), None)
-            path: tuple[str | None, ...] = (*path, value)
+            path = (*path, value)
             if value is not None:
                 known = self._found.get(path)
                 if known is None:
