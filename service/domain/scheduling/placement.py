@@ -87,16 +87,18 @@ class Placement:
             found |= {name: size for size, nodes in area.nodes.items() for name in nodes}
         return found
 
-    def pack(self, num_workers: int, near: Sequence[str] = ()) -> tuple[Slice, ...]:
+    def pack(
+        self, num_workers: int, near: Sequence[str] = (), within: Place | None = None
+    ) -> tuple[Slice, ...]:
         """Slices of so many workers, for which there is room.
 
         near: nodes on which the group has workers already: it gets the rest of these first, then of
-        the domains around them, the narrowest first.
+        the domains around them, the narrowest first. within: the only place that it may use.
         """
         pack = _Pack(self)
         for place in self._around(near):
             pack.fill(place, min(self.room(place), num_workers - pack.num_workers))
-        pack.fill(self._topology.cluster, num_workers - pack.num_workers)
+        pack.fill(within or self._topology.cluster, num_workers - pack.num_workers)
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:

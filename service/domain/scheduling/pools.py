@@ -283,6 +283,10 @@ class Pool:
             return room.most()
         return room.rooms().get(self.place_of(kind, near[0]), 0)
 
+    def pack_within(self, kind: WorkerKind, num_workers: int, place: Place) -> tuple[Slice, ...]:
+        """So many of those that `rooms` says."""
+        return self._exact(kind).placement.pack(num_workers, within=place) if num_workers else ()
+
     def at(self, node_id: str) -> list[float] | None:
         """The resources of a node; None of one that is not there."""
         group = self._stock.group_of(node_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dray.spec import Elastic, Resources
 from ray_workers.shared.contracts import Slice
@@ -48,6 +48,10 @@ class Request:
     def kind(self) -> Kind:
         """The same for equal bundles, whatever the order of their resources."""
         return tuple(sorted(self.bundle.items()))
+
+    def of_size(self, num_workers: int) -> Request:
+        """The same for so many workers, and no fewer."""
+        return replace(self, num_workers=num_workers, min_workers=None)
 
     @property
     def least(self) -> int:

@@ -101,6 +101,17 @@ class Topology:
             found[place] = found.get(place, 0) + size
         return found
 
+    def labels_of(self, place: Place) -> dict[str, str]:
+        """The labels of the levels that all nodes of a domain have."""
+        around = () if isinstance(place, str) else place.around
+        return {self.levels[each.level]: each.name for each in around if each is not self.cluster}
+
+    def together(self, sizes: Mapping[str, int], level: str | None) -> int:
+        """How many workers have room in one domain of a level, or anywhere without a level."""
+        if level is None:
+            return sum(sizes.values())
+        return max(self.rooms(sizes, level).values(), default=0) if self.has(level) else 0
+
     def _domains(self) -> list[Domain]:
         return [self.cluster, *self._found.values()]
 
