@@ -175,6 +175,7 @@ class Scheduler:
             storage_problem=_storage_problem(session),
             to_come=self._autoscaler.expected(cluster),
             min_run_s=self._settings.min_run_s,
+            topology=self._settings.topology,
         )
         self.view = SchedulerView(snapshot, live, now)
         if cluster is not None and cluster.shared and self._has_just_been_left(live, now):

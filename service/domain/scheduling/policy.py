@@ -266,12 +266,8 @@ def _why_never_together(
     level = request.required_level
     if level is None:
         return None
-    if not topology.has(level):
-        known = ", ".join(topology.levels)
-        return _unsatisfiable(
-            f"{needs(request)}, but the topology of this service (DRAY_TOPOLOGY) has no level "
-            f"{level!r}, only: {known}"
-        )
+    if (no_level := why_no_level(request, topology)) is not None:
+        return no_level
     rooms = topology.rooms(sizes, level)
     largest = max(rooms, key=rooms.__getitem__)
     if rooms[largest] >= request.least:
@@ -279,6 +275,17 @@ def _why_never_together(
     return _unsatisfiable(
         f"{needs(request)}, but the largest {level}, {name_of(largest)}, has room for "
         f"{rooms[largest]} at once"
+    )
+
+
+def why_no_level(request: Request, topology: Topology) -> Reason | None:
+    """Why the required level is none of the topology; None if it is, or none is required."""
+    level = request.required_level
+    if level is None or topology.has(level):
+        return None
+    known = ", ".join(topology.levels)
+    return _unsatisfiable(
+        f"{needs(request)}, but the topology (DRAY_TOPOLOGY) has no level {level!r}, only: {known}"
     )
 
 

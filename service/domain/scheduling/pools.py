@@ -363,7 +363,6 @@ class _Room:
             return {topology.cluster: self.total}
         return self.placement.rooms(required.level) if topology.has(required.level) else {}
 
-
     @property
     def placement(self) -> Placement:
         """The room by node."""

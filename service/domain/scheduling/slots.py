@@ -26,9 +26,6 @@ NUM_GPUS = "number of GPUs"
 WHOLE_GPUS = "whole GPUs"
 """The same: GPUs of which nobody has a part. Both are there only while GPUs are shared."""
 
-NODE_LEVEL = "node"
-"""The level of the topology at which each node is a domain of its own."""
-
 ACCELERATOR_SHARE = 0.001
 """The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
 

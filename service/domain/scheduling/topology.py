@@ -1,17 +1,17 @@
 """The topology of a cluster: domains such as racks, of nodes that have a label in common.
 
-The operator names keys of labels, from the widest level to the narrowest. Nodes are in one domain of
-a level if they have the same values of its label and of those of all wider levels. Where a node has
-no label of a level, its domain of the next narrower level counts for that one, too; the last level
-is always the node itself.
+The operator names keys of labels, from the widest level to the narrowest. Nodes are in one domain
+of a level if they have the same values of its label and of those of all wider levels. Where a node
+has no label of a level, its domain of the next narrower level counts for that one, too; the last
+level is always the node itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from service.config.node_types import LABEL
-from service.domain.scheduling.slots import NODE_LEVEL, Node
+from service.config.node_types import LABEL, NODE_LEVEL
+from service.domain.scheduling.slots import Node
 
 
 class Domain:
