@@ -116,11 +116,11 @@ class Obstacles:
         """How many are free in one domain; is_new: in any, since nothing of the group runs yet."""
         assert kind.required is not None
         level, rooms = kind.required.level, self._free.rooms(kind)
+        number = f"only {free}" if free else "none"
         if not is_new:
-            return f"only {free} within its {level}"
-        if not free:
-            return f"none within one {level}"
-        return f"only {free} within one {level} ({name_of(max(rooms, key=rooms.__getitem__))})"
+            return f"{number} within its {level}"
+        largest = f" ({name_of(max(rooms, key=rooms.__getitem__))})" if free else ""
+        return f"{number} within one {level}{largest}"
 
     def _counted(self, kind: WorkerKind) -> _Reach:
         """The reach, with what the newest holders have there."""
