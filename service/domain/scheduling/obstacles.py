@@ -98,8 +98,7 @@ class Obstacles:
         others = len(reach.held_by) - (job_id in reach.held_by)
         named = itertools.islice((name for name in reach.held_by if name != job_id), MAX_NAMED)
         code, there = "waiting_for_slots", f"{free} {_is(free)} free"
-        total = self._free.total(kind)
-        if kind.required is not None and total >= least:
+        if kind.required is not None and (total := self._free.total(kind)) >= least:
             code = "waiting_for_domain"
             there = f"{total} {_is(total)} free, but {self._together(kind, free, is_new)}"
         message, in_the_way = f"{sentence}; {there}", tuple(named)
