@@ -392,9 +392,11 @@ class Oracle:
                 (place,) = self.places(slices, level)
                 assert could[place] == min(could.values())
                 return
-        if self.snapshot.topology:
-            widest = [self.place(part.node_id, self.snapshot.topology[0]) for part in slices]
-            assert widest == sorted(widest, key=widest.index), "ranks of a domain come together"
+        widest = [self.place(part.node_id, self.levels[0]) for part in slices]
+        assert widest == sorted(widest, key=widest.index), "ranks of a domain come together"
+        largest = sorted(self.rooms(request, free, self.levels[0]).values(), reverse=True)
+        needed = next(n for n in range(len(largest) + 1) if sum(largest[:n]) >= number)
+        assert len(set(widest)) == needed, "over as few domains as possible"
 
     def made_room(self, job: WaitingJob, wait: Wait, asked: Sequence[Asks]) -> None:
         running = {each.job_id: each for each in self.snapshot.running}

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dray.spec import Resources
 from ray_workers.shared.contracts import Slice
@@ -37,6 +39,7 @@ from service.domain.scheduling.policy import (
     request_of,
 )
 from service.domain.scheduling.slots import needs
+from tests.unit.service.domain.scheduling.oracle import Oracle
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = 3600.0
@@ -103,15 +106,10 @@ def row(rack: str, *gpus: float, zone: str = "z1", free: Sequence[float] = ()) -
 
 
 def test_a_gang_that_no_node_holds_goes_into_the_narrowest_domain_that_does() -> None:
-    nodes = [*row("r1", 8, 2), *row("r2", 4, 4), *row("r3", 8, zone="z2")]
-    assert placed([waits("a", 8)], nodes[2:4]) == {"r2-1": 4, "r2-2": 4}
-    # Without the topology it takes the largest nodes, which are in two racks.
-    assert placed([waits("a", 10)], [*row("r1", 6), *nodes[2:4], *row("r4", 8)], levels=()) == {
-        "r4-1": 8,
-        "r2-1": 2,
-    }
-    there = [*row("r1", 6, 4), *row("r4", 8)]
-    assert placed([waits("a", 10)], there) == {"r1-1": 6, "r1-2": 4}
+    nodes = [*row("r1", 6, 4), *row("r2", 8)]
+    assert placed([waits("a", 10)], nodes) == {"r1-1": 6, "r1-2": 4}
+    # Without the topology it takes the largest node, and the tightest for the rest.
+    assert placed([waits("a", 10)], nodes, levels=()) == {"r2-1": 8, "r1-2": 2}
 
 
 def test_one_node_comes_before_any_domain_and_equal_nodes_of_the_fullest_domain_are_taken() -> None:
@@ -156,6 +154,12 @@ def test_a_gang_larger_than_any_domain_takes_as_few_as_possible_one_after_the_ot
     ]
 
 
+def test_a_node_outside_of_all_domains_is_one_part_among_them() -> None:
+    nodes = [node("n1", 4), *row("r1", 4, 4), *row("r2", 4, 4, zone="z2"), node("n2", 9)]
+    assert placed([waits("a", 14)], nodes[:5]) == {"r1-1": 4, "r1-2": 4, "r2-1": 4, "r2-2": 2}
+    assert placed([waits("a", 20)], nodes) == {"n2": 9, "r1-1": 4, "r1-2": 4, "r2-1": 3}
+
+
 def test_a_node_without_a_label_of_a_level_is_in_no_domain_of_it() -> None:
     nodes = [node("n1", 4), node("n2", 4), *row("r1", 4, 4)]
     assert placed([waits("a", 8)], nodes) == {"r1-1": 4, "r1-2": 4}
@@ -177,12 +181,34 @@ def test_an_elastic_gang_gets_all_that_is_free_and_that_as_near_as_possible() ->
     assert placed([waits("a", 16, "rack", least=2)], nodes) == {"r1-1": 4, "r1-2": 4}
 
 
+NODES = st.tuples(
+    st.integers(0, 4), st.sampled_from([None, "1", "2"]), st.sampled_from([None, "1", "2", "3"])
+)
+
+
+@given(
+    nodes=st.lists(NODES, min_size=2, max_size=12),
+    gang=st.tuples(st.integers(1, 24), st.sampled_from([None, None, "zone", "rack", "node"])),
+    behind=st.integers(1, 8),
+)
+def test_gangs_are_near_together_and_within_their_level_on_any_cluster(
+    nodes: list[tuple[int, str | None, str | None]], gang: tuple[int, str | None], behind: int
+) -> None:
+    there = []
+    for at, (free, zone, rack) in enumerate(nodes):
+        labels = {"zone": zone, "rack": rack}
+        named = {key: value for key, value in labels.items() if value is not None}
+        there.append(node(f"n{at}", 4, free, **named))
+    found = seen([waits("a", *gang), waits("b", behind)], there)
+    Oracle(found, NOW).check(plan(found, NOW))
+
+
 # A required level.
 
 
 def test_a_gang_waits_for_room_in_one_domain_and_says_so() -> None:
     nodes = [*row("r1", 4, 4, free=(4, 2)), *row("r2", 4, 4, free=(4, 0))]
-    (decision,) = decide([waits("a", 8, "rack")], nodes, [runs("r", {"r2-2": 0})])
+    (decision,) = decide([waits("a", 8, "rack")], nodes)
     assert isinstance(decision, Wait)
     assert decision.reason.code == "waiting_for_domain"
     assert decision.reason.message == (
