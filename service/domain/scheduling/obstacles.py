@@ -11,7 +11,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.gangs import Gang, WorkerKind
 from service.domain.scheduling.pools import Pool, Stock
 from service.domain.scheduling.slots import Holder, count
-from service.domain.scheduling.topology import name_of
+from service.domain.scheduling.topology import largest, name_of
 
 MAX_NAMED = 20
 """Jobs in the way that are named; the sentence says how many there are."""
@@ -118,8 +118,8 @@ class Obstacles:
         number = f"only {free}" if free else "none"
         if not is_new:
             return f"{number} within its {level}"
-        largest = f" ({name_of(max(rooms, key=rooms.__getitem__))})" if free else ""
-        return f"{number} within one {level}{largest}"
+        where = f" ({name_of(largest(rooms))})" if free else ""
+        return f"{number} within one {level}{where}"
 
     def _counted(self, kind: WorkerKind) -> _Reach:
         """The reach, with what the newest holders have there."""

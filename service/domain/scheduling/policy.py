@@ -64,7 +64,7 @@ from service.domain.scheduling.slots import held_by_node as held_by_node
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
-from service.domain.scheduling.topology import Topology, name_of
+from service.domain.scheduling.topology import Topology, largest, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +269,12 @@ def _why_never_together(
     if (no_level := why_no_level(request, topology)) is not None:
         return no_level
     rooms = topology.rooms(sizes, level)
-    largest = max(rooms, key=rooms.__getitem__)
-    if rooms[largest] >= request.least:
+    place = largest(rooms)
+    if rooms[place] >= request.least:
         return None
     return _unsatisfiable(
-        f"{needs(request)}, but the largest {level}, {name_of(largest)}, has room for "
-        f"{rooms[largest]} at once"
+        f"{needs(request)}, but the largest {level}, {name_of(place)}, has room for "
+        f"{rooms[place]} at once"
     )
 
 

@@ -256,12 +256,9 @@ class Pool:
         room = self._exact(kind)
         return room.bound >= num_workers and room.most() >= num_workers
 
-    def pack(self, kind: WorkerKind, num_workers: int) -> tuple[Slice, ...] | None:
-        """Slices of so many workers, near each other (`placement`), or None if they do not fit."""
-        return self.pack_most(kind, num_workers, num_workers)
-
     def pack_most(self, kind: WorkerKind, least: int, most: int) -> tuple[Slice, ...] | None:
-        """As many of `most` workers as fit, or None if not even `least` do."""
+        """Slices of as many of `most` workers as fit, near each other (`placement`), or None if
+        not even `least` do."""
         if not self.has(kind, least):
             return None
         room = self._exact(kind)
@@ -279,9 +276,9 @@ class Pool:
     def room_near(self, kind: WorkerKind, node_ids: Sequence[str]) -> int:
         """How many fit where they may be together with workers on these nodes."""
         room, near = self._exact(kind), self._that_are_there(node_ids)
-        if not near:
+        if kind.required is None or not node_ids:
             return room.most()
-        return room.rooms().get(self.place_of(kind, near[0]), 0)
+        return room.rooms().get(self.place_of(kind, near[0]), 0) if near else 0
 
     def pack_within(self, kind: WorkerKind, num_workers: int, place: Place) -> tuple[Slice, ...]:
         """So many of those that `rooms` says."""

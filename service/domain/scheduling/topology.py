@@ -53,6 +53,11 @@ def name_of(place: Place) -> str:
     return place if isinstance(place, str) else place.name
 
 
+def largest(rooms: Mapping[Place, int]) -> Place:
+    """The place with the most room, of several the first by name."""
+    return min(rooms, key=lambda place: (-rooms[place], name_of(place)))
+
+
 class Domains:
     """The domains that count for one level."""
 

@@ -479,8 +479,7 @@ class Oracle:
     def room_near(self, group: Growing, free: Free) -> int:
         """Where workers may be together with those of the group."""
         level = group.request.required_level
-        there = () if level is None else self.places(group.slices, level)
-        if level is None or not there:
+        if level is None:
             return self.room(group.request, free)
-        (place,) = there
-        return self.rooms(group.request, free, level)[place]
+        there = self.places(group.slices, level)
+        return max((self.rooms(group.request, free, level)[place] for place in there), default=0)

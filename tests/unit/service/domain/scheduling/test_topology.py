@@ -336,6 +336,14 @@ def test_a_group_that_lacks_workers_gets_them_in_its_domain_or_stands_by() -> No
     assert isinstance(decision, Stay)
 
 
+def test_a_group_whose_nodes_are_refused_does_not_grow_elsewhere() -> None:
+    refused = replace(node("r1-1", 2, rack="r1"), accepted=False)
+    there = [refused, *row("r2", 8)]
+    (decision,) = decide([], there, growing=[group("g", 8, {"r1-1": 2}, "rack")])
+    assert isinstance(decision, Stay)
+    assert placed([], there, growing=[group("g", 4, {"r1-1": 2})]) == {"r2-1": 2}
+
+
 def test_a_group_whose_level_is_gone_keeps_what_it_has() -> None:
     (decision,) = decide([], row("r1", 4), growing=[group("g", 4, {"r1-1": 1}, "gone")])
     assert isinstance(decision, Stay)
