@@ -614,7 +614,8 @@ class Counterfactual(View):
     num_workers: int | None = None
     queue: str | None = None
     priority: int | None = None
-    """The thing that is changed; all three are null of a job that could never start as it is."""
+    """The thing that is changed; all three are null of a job that could never start as it is, and
+    where `required_topology` is left out."""
 
 
 class Explanation(View):

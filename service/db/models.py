@@ -133,6 +133,8 @@ class JobRow(Base):
     """With how few an elastic one may start and train on; unset of one that keeps its size."""
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
+    required_topology: Mapped[str | None] = mapped_column(String(63))
+    """The level of the topology of which one domain must hold it; unset if none must."""
     init_from: Mapped[dict[str, Any] | None]
     """The checkpoint that `spec.init_from` meant when the job was submitted:
     `init_from.InitFromCheckpoint`."""

@@ -366,7 +366,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             node_id=node.node_id,
             hostname=node.hostname,
             alive=node.alive,
-            resources=without_labels(node.total),
+            resources=node.total,
             labels=node.labels,
             held=without_labels(policy.held_on(node.node_id, holders)),
             accepted=node.accepted,

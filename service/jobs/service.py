@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -38,6 +38,7 @@ from service.domain.errors import (
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
 from service.domain.scheduling import policy
+from service.domain.scheduling.topology import Topology
 from service.domain.states import Trigger
 from service.jobs import arrays, data_policy, listing, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
@@ -364,11 +365,26 @@ def _use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> Non
 
 def _refuse_impossible(session: Session, request: policy.Request, settings: Settings) -> None:
     """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
-    an autoscaler may add."""
+    an autoscaler may add; or if no level of the topology has the name that it asks for."""
     usable = node_table.usable(session, settings.autoscale_nodes)
-    reason = None if usable is None else policy.can_ever_fit(request, usable)
-    if usable is None or reason is None:
-        return
+    topology = Topology(settings.topology, usable or ())
+    reason = policy.why_no_level(request, topology)
+    if reason is None and usable is not None:
+        reason = policy.can_ever_fit(request, usable, topology)
+    if reason is not None:
+        raise Unsatisfiable(
+            f"this job could never start: {reason.message}",
+            pointer=_pointer_of_lack(request, usable or ()),
+            hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it "
+            "has",
+        )
+
+
+def _pointer_of_lack(request: policy.Request, usable: Sequence[policy.Node]) -> str:
+    """The field of a request that these nodes could never meet."""
+    anywhere = replace(request, required_level=None)
+    if request.required_level and (not usable or policy.can_ever_fit(anywhere, usable) is None):
+        return "/resources/required_topology"
     lacking = policy.lacking_resource(request, usable)
     pointers = {
         None: "/elastic/min_workers" if request.min_workers else "/resources/num_workers",
@@ -378,11 +394,7 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
     }
     of_label = lacking is not None and lacking.startswith(LABEL)
     other = "/resources/node_labels" if of_label else "/resources/accelerator"
-    raise Unsatisfiable(
-        f"this job could never start: {reason.message}",
-        pointer=pointers.get(lacking, other),
-        hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
-    )
+    return pointers.get(lacking, other)
 
 
 def _new_row(
@@ -408,6 +420,7 @@ def _new_row(
         num_workers=request.num_workers,
         min_workers=request.min_workers,
         bundle=dict(request.bundle),
+        required_topology=request.required_level,
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,

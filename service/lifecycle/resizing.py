@@ -48,6 +48,11 @@ def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(attempt.carriers or ()), *here]))
 
 
+def request_of(job: JobRow | Row[Any]) -> policy.Request:
+    """The request of a job that was submitted."""
+    return policy.Request(job.num_workers, job.bundle, job.min_workers, job.required_topology)
+
+
 def growing(
     job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
 ) -> policy.Growing | None:
@@ -69,7 +74,7 @@ def growing(
         attempt=attempt.attempt,
         priority=job.priority,
         seq=job.number,
-        request=policy.Request(job.num_workers, job.bundle, job.min_workers),
+        request=request_of(job),
         slices=slices,
         lacking=attempt.lacking,
         queue=job.queue,

@@ -245,7 +245,8 @@ def _staying(cluster: ClusterSnapshot) -> list[policy.Node]:
 
 def _as_node(node: ClusterNode) -> policy.Node:
     usable = node.accepted or _is_joining(node)
-    return policy.Node(node.node_id, node.resources, node.available, usable)
+    seen = (node.node_id, node.resources, node.available)
+    return policy.Node.labelled(*seen, node.labels, accepted=usable)
 
 
 def _is_joining(node: ClusterNode) -> bool:

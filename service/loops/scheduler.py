@@ -178,6 +178,7 @@ class Scheduler:
             storage_problem=_storage_problem(session),
             to_come=self._autoscaler.expected(cluster),
             min_run_s=self._settings.min_run_s,
+            topology=self._settings.topology,
         )
         self.view = SchedulerView(snapshot, live, now)
         if cluster is not None and cluster.shared and self._has_just_been_left(live, now):
@@ -363,7 +364,10 @@ def _snapshot(
         if shares_gpus and node.resources.get("GPU"):
             free = with_shared_gpus(free, parts_on(node.node_id, holders))
         kept = quarantine.with_kept({}, stuck)
-        nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted, kept))
+        seen = (node.node_id, node.resources, free)
+        nodes.append(
+            policy.Node.labelled(*seen, node.labels, accepted=node.accepted, quarantined=kept)
+        )
     here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
     return policy.Snapshot(
         waiting,

@@ -68,7 +68,7 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
     if cluster is None or not cluster.connected:
         return None
     nodes = tuple(
-        policy.Node(row.node_id, row.total, row.available)
+        policy.Node.labelled(row.node_id, row.total, row.available, row.labels)
         for row in repository.nodes(session)
         if row.alive and row.accepted
     )

@@ -47,7 +47,7 @@ from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, Clust
 from service.cluster.ray import launch_once, prestart
 from service.cluster.ray.node_agents import RELEASED, STARTS, GatewayConfig, NodeAgents
 from service.cluster.ray.unowned_slots import UnownedSlots
-from service.config.node_types import label_resources, labels_in, without_labels
+from service.config.node_types import labels_in, without_labels
 
 logger = logging.getLogger(__name__)
 
@@ -141,21 +141,20 @@ class RayCluster:
     ) -> ClusterNode:
         node_id = node["NodeID"]
         joined = self._agents.get(node_id) if node_id in self._agents else None
-        labels = label_resources(_telling(node.get("Labels", {})))
         refused = RELEASED if joined is None else joined.refused
         problem = refused if drained_by is None else _leaving(drained_by)
         return ClusterNode(
             node_id=node_id,
             hostname=node["NodeManagerHostname"],
             alive=True,
-            resources=_schedulable(node["Resources"]) | labels,
-            available=_schedulable(available.get(node_id, {})) | labels,
+            resources=_schedulable(node["Resources"]),
+            available=_schedulable(available.get(node_id, {})),
             accepted=problem is None,
             problem=problem,
             full=None if joined is None else joined.full,
             quarantined=None if joined is None else joined.quarantined,
             drained_by=drained_by,
-            labels=dict(node.get("Labels") or {}),
+            labels=_telling(node.get("Labels") or {}),
             is_starting=problem == STARTS,
             is_released=joined is None,
             is_never_released=_is_head_or_control(node),

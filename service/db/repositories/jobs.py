@@ -181,7 +181,8 @@ def _events_after() -> Select[EventRow]:
 
 _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
-    *("num_workers", "min_workers", "bundle", "not_before", "max_runtime_s", "runtime_used_s"),
+    *("num_workers", "min_workers", "bundle", "required_topology", "not_before"),
+    *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     *("kept_back_s", "kept_back_since"),
     *("reason_code", "reason_message", "position", "blocked_by"),

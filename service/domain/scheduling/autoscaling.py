@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
-from service.config.node_types import NodeType
+from service.config.node_types import LABEL_SHARE, NodeType, label_resources
 from service.domain.scheduling.gangs import Gangs
 from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Stay, Wait
 from service.domain.scheduling.pools import Pool, Stock, When
@@ -34,8 +34,14 @@ from service.domain.scheduling.slots import (
     count,
     fits,
 )
+from service.domain.scheduling.topology import Topology, name_of
 
-WAITING_FOR_ROOM = ("waiting_for_slots", "behind_in_queue", "waiting_for_nodes")
+WAITING_FOR_ROOM = (
+    "waiting_for_slots",
+    "waiting_for_domain",
+    "behind_in_queue",
+    "waiting_for_nodes",
+)
 ABOUT_TO_START = ("preparing_environment", "backing_off")
 """They ask for nothing, and the nodes where they may start stay."""
 COUNTED = ("CPU", "GPU")
@@ -152,7 +158,9 @@ class _Asking:
         for request in self._requests.values():
             self._gangs.of(request)
         self._gangs.name_all(shares_gpus=any(WHOLE_GPUS in n.available_to_us for n in present))
-        self._present, self._to_come = Stock(self._usable, self._gangs), Stock(to_come, self._gangs)
+        self._topology = Topology(snapshot.topology, [*self._usable, *to_come])
+        self._present = Stock(self._usable, self._gangs, self._topology)
+        self._to_come = Stock(to_come, self._gangs, self._topology)
         self._free, self._new = Pool(self._present, When.FREE), Pool(self._to_come, When.FREE)
         self._bundles: Counter[Kind] = Counter()
         self._nodes: set[str] = set()
@@ -176,17 +184,21 @@ class _Asking:
     def _ask(self, job_id: str, request: Request) -> None:
         """Ask for what the gang's least number lacks, unless that can't come."""
         kind, least = self._gangs.of(request).kind, self._num_workers[job_id]
-        here = min(self._free.room(kind), least)
-        more = self._new.pack(kind, least - here) if here < least else ()
-        if more is None:
+        free, new = self._free.rooms(kind), self._new.rooms(kind)
+        lacking = {place: max(0, least - free.get(place, 0)) for place in (*free, *new)}
+        could = [place for place, number in lacking.items() if number <= new.get(place, 0)]
+        if not could:
             self._without_hope.add(job_id)
             return
-        slices = (self._free.pack(kind, here) or ()) if here else ()
+        place = min(could, key=lambda each: (lacking[each], name_of(each)))
+        slices = self._free.pack_within(kind, least - lacking[place], place)
+        more = self._new.pack_within(kind, lacking[place], place)
         self.take(job_id, slices)
         self._needed |= {part.node_id for part in slices}
         if more:
             self._to_come.take(kind, more)
-            self._bundles[request.kind] += count(more)
+            labels = dict.fromkeys(label_resources(self._topology.labels_of(place)), LABEL_SHARE)
+            self._bundles[replace(request, bundle={**request.bundle, **labels}).kind] += count(more)
             self._nodes |= {part.node_id for part in more}
             self._nodes_of[job_id] = len(more)
 

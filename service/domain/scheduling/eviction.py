@@ -175,30 +175,28 @@ def victims(
     pool: what is free, or will be when those have left that were asked before.
     """
     trial = SlotCheck(kind, pool, gangs)
-    room = pool.room(kind)
     chosen: list[Ask] = []
     for ask in candidates:
-        room += trial.returned(ask, 1)
+        trial.give_back(ask)
         chosen.append(ask)
-        if room >= least:
+        if trial.room >= least:
             break
     else:
-        return Asked((), room)
+        return Asked((), trial.room)
     needed: list[Ask] = []
     leaving = set()
     for ask in reversed(chosen):
         name = ask.running.job_id
         # A job that leaves gives its spare slots back as well.
         if name not in leaving:
-            lost = trial.returned(ask, -1)
-            if room + lost >= least:
-                room += lost
+            trial.give_back(ask, -1)
+            if trial.room >= least:
                 continue
-            trial.returned(ask, 1)
+            trial.give_back(ask)
         needed.append(ask)
         if ask.is_all:
             leaving.add(name)
-    return Asked(tuple(reversed(needed)), room)
+    return Asked(tuple(reversed(needed)), trial.room)
 
 
 class SlotCheck:
@@ -210,12 +208,16 @@ class SlotCheck:
         self._gangs = gangs
         self._nodes: dict[str, tuple[list[float], int] | None] = {}
         """The free resources of a node, and the room that they have."""
+        self._rooms = pool.rooms(kind)
 
-    def returned(self, ask: Ask, sign: int) -> int:
-        """How many workers more have room once these slots are returned, or taken again if `sign`
-        is -1."""
+    @property
+    def room(self) -> int:
+        """How many workers have room where they may be together."""
+        return max(self._rooms.values(), default=0)
+
+    def give_back(self, ask: Ask, sign: int = 1) -> None:
+        """Return these slots, or take them again if `sign` is -1."""
         vector = self._gangs.of(ask.running.request).kind.vector
-        gained = 0
         for part in ask.slices:
             if part.node_id not in self._nodes:
                 free = self._pool.at(part.node_id)
@@ -225,6 +227,6 @@ class SlotCheck:
                 times = sign * part.num_workers
                 free = [a + times * b for a, b in zip(there[0], vector, strict=True)]
                 fitting = self._kind.fits(free)
-                gained += fitting - there[1]
+                place = self._pool.place_of(self._kind, part.node_id)
+                self._rooms[place] = self._rooms.get(place, 0) + fitting - there[1]
                 self._nodes[part.node_id] = free, fitting
-        return gained

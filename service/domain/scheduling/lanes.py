@@ -106,7 +106,10 @@ class Lanes:
 
     def _lane(self, job: WaitingJob) -> Lane:
         request = job.request
-        asks = request.kind, request.num_workers, request.min_workers, job.yields
+        asks = (
+            *(request.kind, request.num_workers, request.min_workers, request.required_level),
+            job.yields,
+        )
         queue = self._queues.get(job.queue) or Queue(job.queue)
         is_of_queue = bool(queue.quota or queue.limit) or queue.max_running is not None
         is_of_user = bool(queue.user_limit) or queue.max_running_per_user is not None

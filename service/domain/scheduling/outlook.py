@@ -233,7 +233,9 @@ class Simulation:
         holders = tuple(
             Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner) for j in running
         )
-        nodes = (Node(node.id, node.total, self._offered(node, holders)) for node in self._nodes)
+        nodes = (
+            replace(node, available_to_us=self._offered(node, holders)) for node in self._nodes
+        )
         snapshot = replace(
             self._snapshot,
             queue=tuple(self._as_of_now(job) for job in queue),
@@ -296,7 +298,7 @@ class Simulation:
                 job_id=job.job_id,
                 priority=job.priority,
                 seq=job.seq,
-                request=Request(number, bundle),
+                request=job.request.of_size(number),
                 slices=slices,
                 held_s=0.0,
                 left_s=None if job.left_s is None else job.left_s * slower,
@@ -404,7 +406,7 @@ class Simulation:
         slower = count(job.slices) / max(1, count(slices))
         smaller = replace(
             job,
-            request=Request(count(slices), job.request.bundle),
+            request=job.request.of_size(count(slices)),
             slices=tuple(slices),
             left_s=None if job.left_s is None else job.left_s * slower,
             recalled=(),

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.scheduler import measure, replay, snapshots, traces, workloads
+from benchmarks.scheduler import locality, measure, replay, snapshots, traces, workloads
 from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.replay import ReplayedJob
 from benchmarks.scheduler.tiresias import LONG_GPU_S, Tiresias
@@ -131,6 +131,23 @@ def test_a_drawn_snapshot_has_jobs_of_each_sort_and_holds_no_more_than_there_is(
         )
     codes = {d.reason.code for d in plan(drawn, snapshots.NOW) if isinstance(d, Wait)}
     assert codes >= {"waiting_for_slots", "user_limit", "waiting_for_jobs", "backing_off", "held"}
+
+
+def test_a_drawn_snapshot_may_be_in_racks_which_some_gangs_require() -> None:
+    racked = snapshots.racked(snapshots.drawn(300, num_nodes=20), 0.5)
+    assert {job.request.required_level for job in racked.queue} == {None, "rack"}
+    codes = {d.reason.code for d in plan(racked, snapshots.NOW) if isinstance(d, Wait)}
+    assert codes >= {"waiting_for_slots", "user_limit", "waiting_for_jobs", "backing_off", "held"}
+
+
+def test_gangs_of_a_drawn_workload_are_nearer_with_a_topology(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locality, "NUM_JOBS", 60)
+    near, far = locality.play(0.6, 0, locality.LEVELS), locality.play(0.6, 0, ())
+    assert mean(near.num_racks) < mean(far.num_racks)
+    assert len(near.waited_s) == len(far.waited_s) == 60
+    assert all(locality.play(0.6, 0, locality.LEVELS, "rack").within["rack"])
 
 
 @pytest.mark.skipif(measure.data_folder() is None, reason=f"{measure.DATA} names no traces")
