@@ -41,6 +41,8 @@ METHOD = (
     "running times of those of the same application, size and batch that have ended before. "
     "A slowdown is a job's completion time over the one that it has alone on the cluster; the "
     "worst user has the highest mean of it.",
+    "The tables and plots are made by `POLLUX_DATA=FOLDER python -m benchmarks scheduler`, in a "
+    "minute.",
 )
 
 
