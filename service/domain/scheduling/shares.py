@@ -20,8 +20,8 @@ HALF_LIFE_S = 14 * 86400.0
 QUEUE_SLACK_S = 600.0
 """Cluster-seconds beyond its share at which a queue is ahead."""
 USER_SLACK_S = 4 * 3600.0
-"""The same of users of equal weights of all of the cluster, and less where the queue has only a
-share of it. It is long enough for the order by work left to be worth while."""
+"""The same of a user, if all in its queue have equal weights and the queue has all of the cluster;
+else it is less. It is long enough for the order by work left to be worth while."""
 
 Account = tuple[str, str]
 """A queue and one of its users."""
@@ -116,8 +116,8 @@ def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: f
 
 
 def _user_slack_s(weights: Collection[float]) -> float:
-    """With what one user is beyond its share another one is below: of the least weight that would
-    be a large part."""
+    """How far a user of a queue that has all of the cluster may be beyond its share. Another user
+    lacks as much, and of the one with the least weight that would be a large part of its share."""
     return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 
