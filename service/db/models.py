@@ -207,6 +207,7 @@ class QueueRow(Base):
     __tablename__ = "queues"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     weight: Mapped[float] = mapped_column(server_default=text("1"))
+    user_weights: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     quota: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     user_limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))

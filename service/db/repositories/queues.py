@@ -43,10 +43,21 @@ def _as_queue(row: QueueRow | None) -> Queue | None:
 
 def put(session: Session, queue: Queue) -> None:
     """Add it, or replace the rules that it had."""
-    rules = asdict(queue)
+    _upsert(session, queue, asdict(queue))
+
+
+def add(session: Session, queue: Queue) -> None:
+    """Add it unless there is one of this name, which then nobody changes or deletes before this
+    transaction ends."""
+    _upsert(session, queue, {"name": queue.name})
+
+
+def _upsert(session: Session, queue: Queue, changes: dict[str, Any]) -> None:
+    """changes: of the row that is there."""
     is_postgres = session.get_bind().dialect.name == "postgresql"
-    statement = (postgresql.insert if is_postgres else sqlite.insert)(QueueRow).values(**rules)
-    session.execute(statement.on_conflict_do_update(index_elements=["name"], set_=rules))
+    insert = postgresql.insert if is_postgres else sqlite.insert
+    statement = insert(QueueRow).values(**asdict(queue))
+    session.execute(statement.on_conflict_do_update(index_elements=["name"], set_=changes))
 
 
 def remove(session: Session, name: str) -> None:

@@ -91,12 +91,13 @@ def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) 
 def because(coming: Rank, rank: Rank) -> str:
     """How the job that comes is ahead of the one that leaves; goes on from its name."""
     if coming.turn < rank.turn:
-        is_quota = coming.turn is Turn.QUOTA
-        return "is within its queue's quota" if is_quota else "is of a queue that has used less"
+        if coming.turn is Turn.QUOTA:
+            return "is within its queue's quota"
+        return "is of a queue that has used less of its share"
     if coming.priority > rank.priority:
         return "has a higher priority"
     if coming.user_is_ahead < rank.user_is_ahead:
-        return "is of a user that has used less"
+        return "is of a user that has used less of their share"
     return "has less work left"
 
 

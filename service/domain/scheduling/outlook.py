@@ -115,7 +115,7 @@ class Situation:
             message = f"the queue {queue!r} has used more than its share: others come first"
             found.append(Reason("queue_is_ahead", message))
         if standings.user_is_ahead(queue, owner):
-            message = f"{owner} has used more than the others of the queue: theirs come first"
+            message = f"{owner} has used more than their share of the queue: others come first"
             found.append(Reason("user_is_ahead", message))
         return found
 

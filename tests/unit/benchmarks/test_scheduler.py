@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
+from benchmarks import report
 from benchmarks.scheduler import locality, measure, replay, snapshots, traces, workloads
 from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.replay import ReplayedJob
@@ -148,6 +150,44 @@ def test_gangs_of_a_drawn_workload_are_nearer_with_a_topology(
     assert mean(near.num_racks) < mean(far.num_racks)
     assert len(near.waited_s) == len(far.waited_s) == 60
     assert all(locality.play(0.6, 0, locality.LEVELS, "rack").within["rack"])
+
+
+def test_a_replay_tells_the_gpus_that_each_round_held(application: traces.Application) -> None:
+    jobs = [job(application, gpus=2), job(application, "b", at=61.0)]
+    held = replay.replay(jobs, Tiresias())
+    assert held[:3] == [2, 2, 3]
+    assert sum(held) * replay.ROUND_S == sum(one.gpu_s for one in jobs)
+
+
+def figures(scale: float) -> measure.Figures:
+    slowdown = {"user-0": 2.0 * scale, "user-1": 1.5 * scale}
+    return measure.Figures([scale * t for t in (90.0, 700.0, 4000.0)], slowdown, [3, 64, 8] * 10)
+
+
+def test_plots_have_a_panel_for_each_workload_and_are_kept_beside_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'bench' is not installed")
+    from benchmarks.scheduler import pictures
+
+    pairs = {number: measure.Pair(figures(1.0), figures(number)) for number in (1, 2, 3, 4)}
+    drawn = pictures.draw(pairs, pairs)
+    assert drawn == pictures.draw(pairs, pairs), "the same data gives the same file"
+    for picture in drawn:
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)
+        assert {"Tiresias", "dray", *(f"published {number}" for number in pairs)} <= {*texts}
+    result = report.Result("plots", "Plots", (), (), (), pictures=drawn)
+    page = report.write(result, {"cores": "2"}, "today", tmp_path)
+    for picture in drawn:
+        assert (tmp_path / f"{picture.name}.svg").read_text() == picture.svg
+        assert f"![{picture.caption}]({picture.name}.svg)" in page
+    assert "<svg" not in (tmp_path / "plots.json").read_text()
+
+
+def test_every_plot_of_the_pages_is_there() -> None:
+    root = Path(report.__file__).parents[1]
+    for page in ("benchmarks/results/README.md", "docs/scheduling.md"):
+        named = re.findall(r"!\[[^]]*\]\(([^)]*\.svg)\)", (root / page).read_text())
+        assert named
+        assert all(((root / page).parent / name).is_file() for name in named)
 
 
 @pytest.mark.skipif(measure.data_folder() is None, reason=f"{measure.DATA} names no traces")

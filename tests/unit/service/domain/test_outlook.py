@@ -293,6 +293,17 @@ def test_rules_by_which_others_come_first_are_named() -> None:
     assert told(there.first_jobs(), "bob") == ["other_quota", "queue_is_ahead"]
 
 
+def test_a_user_is_said_to_be_ahead_by_the_weight_in_the_queue() -> None:
+    queue = [waits("a", owner="ann"), waits("b", owner="bob")]
+    there = situation(queue, [], queues=(Queue("default", user_weights={"ann": 3.0}),))
+    for of_ann_s, of_bob_s, ahead in ((9e5, 3e5, []), (2e6, 3e5, ["ann"]), (3e5, 3e5, ["bob"])):
+        used = {("default", "ann"): of_ann_s, ("default", "bob"): of_bob_s}
+        then = replace(there, snapshot=replace(there.snapshot, used_s=used))
+        assert [owner for owner in ("ann", "bob") if told(then, owner)] == ahead
+    (reason,) = then.favoured("default", "bob")
+    assert reason.message == "bob has used more than their share of the queue: others come first"
+
+
 def told(there: Situation, owner: str) -> list[str]:
     return [reason.code for reason in there.favoured("default", owner)]
 

@@ -12,6 +12,7 @@ from ray_workers.shared.contracts import Slice
 from service.db.repositories import decisions as repository
 from service.domain.errors import DecisionNotFound
 from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
+from service.domain.scheduling.queues import Queue
 from service.loops import decision_recorder
 from service.outlook import codec, decisions
 from service.outlook.decisions import SeenRound
@@ -52,6 +53,15 @@ def test_a_round_that_the_policy_decides_otherwise_now_is_said_to_differ(service
     found = service.database.read_sync(lambda s: decisions.replay(s, number))
     assert not found.is_same
     assert (found.decided[0].node_ids, found.replayed[0].node_ids) == (["elsewhere"], ["n"])
+
+
+def test_a_round_that_is_told_in_other_words_now_is_decided_the_same(service: Service) -> None:
+    snapshot = situation([waits("high", 4, priority=90)], [runs("low", {"n": 2})]).snapshot
+    wait, preempt = plan(snapshot, NOW)
+    assert isinstance(preempt, Preempt)
+    reworded = replace(preempt, reason=replace(preempt.reason, message="makes room"))
+    number = keep(service, SeenRound(snapshot, (wait, reworded), NOW))
+    assert service.database.read_sync(lambda s: decisions.replay(s, number)).is_same
 
 
 def test_jobs_that_changed_nothing_are_not_kept() -> None:
@@ -126,4 +136,15 @@ def test_a_situation_comes_back_as_it_was() -> None:
     there = situation([waits("a", held="ann")], [runs("r", {"n": 1})], runtime_left_s={"r": 3.0})
     there = replace(there, snapshot=replace(there.snapshot, used_s={("default", "ann"): 2.5}))
     there = replace(there, accounts=frozenset({("default", "ann")}), left_out={"a": 7})
+    assert codec.decode(codec.encode(there)) == there
+
+
+def test_a_record_from_before_users_had_weights_is_read() -> None:
+    queue = Queue("default", user_weights={"ann": 2.0})
+    there = situation([waits("a", owner="ann")], [], queues=(queue,))
+    document = codec._unpacked(codec.encode(there))
+    (stored,) = document["document"]["snapshot"]["queues"]
+    assert stored.pop("user_weights") == {"ann": 2.0}
+    (old,) = codec.decode(codec._packed(document)).snapshot.queues
+    assert old == Queue("default")
     assert codec.decode(codec.encode(there)) == there

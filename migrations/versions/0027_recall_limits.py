@@ -8,8 +8,8 @@ from alembic import op
 
 from service.db.types import UtcDateTime
 
-revision = "0030"
-down_revision = "0024"
+revision = "0027"
+down_revision = "0026"
 branch_labels = None
 depends_on = None
 
