@@ -22,6 +22,7 @@ from service.db.repositories import sweeps as sweeps_repository
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.session import Database
 from service.db.types import storable
+from service.domain.documents import MAX_SEED
 from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_array_id, new_job_id
@@ -33,8 +34,6 @@ from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 
 logger = logging.getLogger(__name__)
-
-MAX_SEED = 2**63
 
 
 def refuse_too_large(spec: JobSpec, settings: Settings) -> None:

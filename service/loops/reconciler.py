@@ -1,6 +1,6 @@
 """The reconciler: a loop that finds out what became of each live attempt, and stores it.
 
-Each live attempt has a follower, a task that long-polls it and stores every reply together with
+Each live attempt has a follower, a task that long-polls it and has every reply stored together with
 the cursor in one transaction. So a reply that was not stored is simply asked for again, by this
 process or by the next one. SQL says which attempts live, not the memory of this process.
 """
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,11 +22,12 @@ from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
-from service.ingest import attempt_results
+from service.ingest.attempt_results import Received
 from service.loops import queue_view
 from service.loops.commands import Command, Commands
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
+from service.loops.reply_writer import ReplyWriter
 from service.loops.timings import LoopTimings
 from service.storage.storage import Storage
 
@@ -56,7 +57,7 @@ class Reconciler:
         self._signals = signals
         self._settings = settings
         self._timings = timings
-        self._prices = prices
+        self._writer = ReplyWriter(database, storage, prices)
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._refs: dict[tuple[str, int], AttemptRef] = {}
         """Where each followed attempt is now: a group that grows comes to other nodes."""
@@ -81,6 +82,7 @@ class Reconciler:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            await self._writer.close()
             self._storage_readers.shutdown(wait=False, cancel_futures=True)
 
     async def run_once(self) -> None:
@@ -152,7 +154,9 @@ class Reconciler:
                 continue
             try:
                 in_storage = await self._checkpoints_of_ended(ref, reply.outcome)
-                recorded = await self._store(ref, cursor, reply, in_storage)
+                recorded = await self._writer.store(
+                    Received(ref.job_id, ref.attempt, reply, cursor, in_storage)
+                )
             except Exception:
                 logger.exception("could not store a reply of %s; asking again", ref.job_id)
                 await self._pause()
@@ -198,27 +202,6 @@ class Reconciler:
             said = "%s attempt %d ends without a whole list of its checkpoints in the storage: %r"
             logger.warning(said, ref.job_id, ref.attempt, error)
         return list(found)
-
-    async def _store(
-        self,
-        ref: AttemptRef,
-        asked: Mapping[str, int],
-        reply: PollReply,
-        in_storage: Sequence[Frame],
-    ) -> attempt_results.Recorded:
-        return await self._database.write(
-            lambda session, now: attempt_results.record(
-                session,
-                self._storage,
-                ref.job_id,
-                ref.attempt,
-                reply,
-                now,
-                asked=asked,
-                in_storage=in_storage,
-                prices=self._prices.current(),
-            )
-        )
 
     async def _close(self, ref: AttemptRef) -> None:
         """Let the cluster forget an attempt whose end is stored. If the cluster does not answer,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
 
 from sqlalchemy import Row, Select, bindparam, delete, func, select
+from sqlalchemy import insert as sql_insert
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Cause
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
+from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 MAX_ENDED = 1000
 """Attempts that are looked back on."""
@@ -28,9 +30,24 @@ def _one() -> Select[AttemptRow]:
     )
 
 
-def insert(session: Session, row: AttemptRow) -> None:
-    session.add(row)
-    session.flush()
+def insert(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The columns of each."""
+    if rows:
+        session.connection().execute(sql_insert(table_of(AttemptRow)), list(rows))
+
+
+def live_of(session: Session, job_ids: Collection[str]) -> dict[str, AttemptRow]:
+    """The attempt of each of these jobs that has not been seen gone."""
+    found: dict[str, AttemptRow] = {}
+    for some in in_chunks(sorted(job_ids), CHUNK):
+        found.update((row.job_id, row) for row in session.scalars(_live_of(), {"job_ids": some}))
+    return found
+
+
+@cache
+def _live_of() -> Select[AttemptRow]:
+    ids = bindparam("job_ids", expanding=True)
+    return select(AttemptRow).where(AttemptRow.job_id.in_(ids), AttemptRow.finished_at.is_(None))
 
 
 def of_job(session: Session, job_id: str) -> list[AttemptRow]:
@@ -102,21 +119,34 @@ def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, A
 
 def ended_slots(
     session: Session, *, since: datetime, limit: int
-) -> Sequence[Row[Any, Any, Any, Any, Any, Any, Any, Any]]:
-    """(job_id, attempt, queue, owner, slices, bundle, created_at, finished_at) of attempts that
-    ended after `since`: the newest of them, oldest first."""
-    table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
-    query = (
-        select(
-            *(table.job_id, table.attempt, jobs.queue, jobs.owner),
-            *(table.slices, table.bundle, table.created_at, table.finished_at),
-        )
-        .join(JobRow.__table__, jobs.id == table.job_id)
-        .where(table.finished_at > since)
-        .order_by(table.finished_at.desc())
-        .limit(limit)
-    )
+) -> Sequence[Row[Any, Any, Any, Any, Any, Any]]:
+    """(queue, owner, slices, bundle, created_at, finished_at) of attempts that ended after `since`:
+    the newest of them, oldest first."""
+    c = AttemptRow.__table__.c
+    query = _ended_slots().where(c.finished_at > since).order_by(c.finished_at.desc()).limit(limit)
     return session.connection().execute(query).all()[::-1]
+
+
+def ended_slots_of(
+    session: Session, attempts: Collection[tuple[str, int]]
+) -> Iterator[Row[Any, Any, Any, Any, Any, Any]]:
+    """The same of those of these attempts that have ended."""
+    by_number: dict[int, list[str]] = {}
+    for job_id, attempt in sorted(attempts):
+        by_number.setdefault(attempt, []).append(job_id)
+    c = AttemptRow.__table__.c
+    for attempt, job_ids in by_number.items():
+        for some in in_chunks(job_ids, CHUNK):
+            query = _ended_slots().where(c.job_id.in_(some), c.attempt == attempt)
+            yield from session.connection().execute(query.where(c.finished_at.is_not(None)))
+
+
+@cache
+def _ended_slots() -> Select[Any]:
+    table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
+    columns = (jobs.queue, jobs.owner, table.slices, table.bundle)
+    query = select(*columns, table.created_at, table.finished_at)
+    return query.join(JobRow.__table__, jobs.id == table.job_id)
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
