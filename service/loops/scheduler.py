@@ -181,7 +181,7 @@ class Scheduler:
             queues=queues,
             used_up=self._budgets.get(session, queues, now),
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
-            storage_problem=_storage_problem(session),
+            storage_problem=storage_repository.problem(session),
             to_come=self._autoscaler.expected(cluster),
             min_run_s=self._settings.min_run_s,
         )
@@ -342,11 +342,6 @@ def _code_of(claimed: Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | 
         return None
     url = f"{settings.storage_url.rstrip('/')}/{row.manifest_key}"
     return CodeRef(row.id, url, row.manifest_sha256)
-
-
-def _storage_problem(session: Session) -> str | None:
-    state = storage_repository.state(session)
-    return None if state is None else state.problem
 
 
 def _snapshot(

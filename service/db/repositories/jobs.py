@@ -19,6 +19,7 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy import insert as sql_insert
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
@@ -193,9 +194,9 @@ def _state_query() -> Select[Any]:
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
     session.add(row)
     session.flush()
-    session.add_all(
-        JobLabelRow(job_id=row.id, key=key, value=value) for key, value in job_labels.items()
-    )
+    if job_labels:
+        rows = [{"job_id": row.id, "key": key, "value": job_labels[key]} for key in job_labels]
+        session.connection().execute(sql_insert(table_of(JobLabelRow)), rows)
 
 
 def count_event(session: Session, row: JobRow) -> int:

@@ -219,9 +219,11 @@ MAX_PREEMPTED = 100
 def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
     """Why the accepted nodes could not run the gang even if they were empty; None if they could."""
     totals = [node.total for node in nodes if node.accepted]
-    most = sum(fits(request.bundle, total) for total in totals)
-    if most >= request.least:
-        return None
+    most = 0
+    for total in totals:
+        most += fits(request.bundle, total)
+        if most >= request.least:
+            return None
     if most:
         return Reason(
             "unsatisfiable",
