@@ -191,6 +191,8 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
     Neither a move nor an event, since plans are made often; a budget that is used up is an event,
     since it keeps jobs back for long. A row that would not change is not written.
     """
+    if not waits:
+        return 0
     stopped: dict[str, str] = {}
     queued = {row.id: row for row in repository.in_state(session, (JobState.QUEUED,))}
     notes: list[dict[str, Any]] = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
+from typing import Any
 
 from service.loops.fencing import LoopDatabase
 from service.outlook import decisions
@@ -16,6 +18,8 @@ MOST_WAITING = 32
 """Rounds that wait to be kept; of more the oldest are not kept. The scheduler never waits."""
 MOST_JOBS = 20_000
 """Waiting jobs of all these rounds together."""
+REST = 4.0
+"""How long the recorder rests after a round, as a multiple of the processor's time that it took."""
 FORGET_S = 60.0
 """Between two searches for rounds that are too old or too many."""
 
@@ -64,5 +68,12 @@ class DecisionRecorder:
         return kept
 
     async def _keep(self, seen: SeenRound) -> None:
-        summary, data = await asyncio.to_thread(decisions.record, seen)
+        (summary, data), took_s = await asyncio.to_thread(_timed, seen)
         await self._database.write(lambda s, _: decisions.store(s, seen, summary, data))
+        await asyncio.sleep(REST * took_s)
+
+
+def _timed(seen: SeenRound) -> tuple[tuple[dict[str, Any], bytes], float]:
+    """The record, and the time of the processor that it took."""
+    began = time.thread_time()
+    return decisions.record(seen), time.thread_time() - began

@@ -27,6 +27,7 @@ from service.loops import queue_view
 from service.loops.commands import Command, Commands
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
+from service.loops.pace import rest_after
 from service.loops.reply_writer import ReplyWriter
 from service.loops.timings import LoopTimings
 from service.storage.storage import Storage
@@ -61,6 +62,8 @@ class Reconciler:
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._refs: dict[tuple[str, int], AttemptRef] = {}
         """Where each followed attempt is now: a group that grows comes to other nodes."""
+        self._closed: set[tuple[str, int]] = set()
+        """Attempts whose end was stored since the live ones were read."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
         # Threads of its own: a storage that hangs must not use up those of everybody.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
@@ -72,10 +75,12 @@ class Reconciler:
         try:
             with self._signals.subscribe(QUEUE) as woken:
                 while True:
+                    began = asyncio.get_running_loop().time()
                     try:
                         await self.run_once()
                     except Exception:
                         logger.exception("the reconciler failed a round; it goes on")
+                    await rest_after(began)
                     await woken.wait(self._settings.scheduler_tick_s)
         finally:
             running = [*self._followers.values(), *self._chores.values()]
@@ -87,10 +92,11 @@ class Reconciler:
 
     async def run_once(self) -> None:
         """Start the missing followers, pass on commands, end attempts that nobody owns."""
+        self._closed.clear()
         live = await self._database.read(queue_view.live)
         for attempt in live:
             key = (attempt.job_id, attempt.attempt)
-            if self._launches.is_under_way(*key):
+            if key in self._closed or self._launches.is_under_way(*key):
                 continue
             self._refs[key] = _ref(attempt)
             if key not in self._followers:
@@ -206,6 +212,7 @@ class Reconciler:
     async def _close(self, ref: AttemptRef) -> None:
         """Let the cluster forget an attempt whose end is stored. If the cluster does not answer,
         the search for orphans does it."""
+        self._closed.add((ref.job_id, ref.attempt))
         self._commands.forget(ref.job_id, ref.attempt)
         self._launches.ended(ref.job_id, ref.attempt)
         try:

@@ -48,6 +48,7 @@ from service.loops.decision_recorder import DecisionRecorder
 from service.loops.fencing import LoopDatabase
 from service.loops.forecaster import SchedulerView
 from service.loops.launches import Launches
+from service.loops.pace import rest_after
 from service.loops.timings import LoopTimings
 from service.loops.trial_values import TrialValues
 from service.loops.used_shares import UsedShares
@@ -59,6 +60,9 @@ logger = logging.getLogger(__name__)
 
 RAY_LAGS = timedelta(seconds=5)
 """How long Ray may show slots as taken that an attempt has left."""
+LONG_QUEUE = 200
+"""Waiting jobs from which on it is noted each `NOTE_PERIOD` why each of them waits."""
+NOTE_PERIOD = timedelta(seconds=1)
 MAX_CLAIMS = 50
 """Jobs that are claimed in one transaction: SQLite has one writer, and others wait for it."""
 MAX_LAUNCHES = 16
@@ -103,6 +107,8 @@ class Scheduler:
         """Slots that attempts held in the last round."""
         self._trial_values = TrialValues(database, signals)
         self._left_at: datetime | None = None
+        self._noted_at: datetime | None = None
+        """When it was last noted why each job waits."""
         self.view: SchedulerView | None = None
         """Its view in its last round."""
         self._gate = preparations.EnvironmentGate(
@@ -117,10 +123,12 @@ class Scheduler:
             contextlib.closing(self._trial_values),
         ):
             while True:
+                began = asyncio.get_running_loop().time()
                 try:
                     await self.run_once()
                 except Exception:
                     logger.exception("the scheduler failed a round; it goes on")
+                await rest_after(began)
                 await woken.wait(self._settings.scheduler_tick_s)
 
     async def run_once(self) -> int:
@@ -149,7 +157,7 @@ class Scheduler:
         if any(not isinstance(decision, policy.Wait | policy.Stay) for decision in decisions):
             self._recorder.note(SeenRound(self._gate.seen or snapshot, planned, now))
         attempts = {a.job_id: a.attempt for a in live}
-        await self._database.write(lambda s, at: self._note(s, decisions, attempts, at))
+        await self._note(self._without_late_waits(decisions, now), attempts)
         for decision in decisions:
             if isinstance(decision, policy.Grow) and not self._halted.is_set():
                 await self._grow(growing[decision.job_id], decision)
@@ -217,27 +225,47 @@ class Scheduler:
             return decision
         return policy.Wait(decision.job_id, decision.reason, place + 1)
 
-    def _note(
-        self,
-        session: Session,
-        decisions: list[policy.Decision],
-        attempts: Mapping[str, int],
-        now: datetime,
+    def _without_late_waits(
+        self, decisions: list[policy.Decision], now: datetime
+    ) -> list[policy.Decision]:
+        """Of a long queue it is noted now and then why each job waits: each start changes the
+        places of all behind it."""
+        num_waits = sum(isinstance(decision, policy.Wait) for decision in decisions)
+        since = None if self._noted_at is None else now - self._noted_at
+        if num_waits > LONG_QUEUE and since is not None and timedelta(0) <= since < NOTE_PERIOD:
+            return [d for d in decisions if not isinstance(d, policy.Wait)]
+        self._noted_at = now
+        return decisions
+
+    async def _note(
+        self, decisions: Sequence[policy.Decision], attempts: Mapping[str, int]
     ) -> None:
-        """attempts: number of the live one of each job."""
-        touch(session)  # jobs that wait as before did not change
+        """Store the decisions that start nothing. attempts: number of the live one of each job."""
         waits = [d for d in decisions if isinstance(d, policy.Wait)]
-        transitions.note_waiting(session, waits, now)
-        resizing.note_stays(session, [d for d in decisions if isinstance(d, policy.Stay)])
-        for decision in decisions:
-            if isinstance(decision, policy.Impossible):
-                transitions.fail_impossible(session, decision.job_id, decision.reason, now)
-            elif isinstance(decision, policy.Preempt):
-                which, because = decision.job_id, decision.reason.message
-                grace_s = self._settings.preempt_grace_s
-                preemption.make_room(session, which, attempts[which], because, grace_s, now)
-            elif isinstance(decision, policy.Shrink):
-                resizing.recall(session, decision, attempts[decision.job_id], now)
+        stays = [d for d in decisions if isinstance(d, policy.Stay)]
+        others = [
+            d
+            for d in decisions
+            if isinstance(d, policy.Impossible | policy.Preempt | policy.Shrink)
+        ]
+        grace_s = self._settings.preempt_grace_s
+
+        def work(session: Session, now: datetime) -> None:
+            touch(session)  # jobs that wait as before did not change
+            transitions.note_waiting(session, waits, now)
+            resizing.note_stays(session, stays)
+            for decision in others:
+                which, reason = decision.job_id, decision.reason
+                if isinstance(decision, policy.Impossible):
+                    transitions.fail_impossible(session, which, reason, now)
+                elif isinstance(decision, policy.Preempt):
+                    because = reason.message
+                    preemption.make_room(session, which, attempts[which], because, grace_s, now)
+                else:
+                    resizing.recall(session, decision, attempts[which], now)
+
+        if waits or stays or others:
+            await self._database.write(work)
 
     async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
         """Grant the slots, if the group is still as it was; the reconciler passes the grant on."""
