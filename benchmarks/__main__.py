@@ -92,6 +92,12 @@ def _scheduler_speed(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _queue_speed(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.queue_speed.measure import measure
+
+    return measure(num_rounds, progress)
+
+
 def _status_get(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.status_get import measure
 
@@ -197,6 +203,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "planner": _planner,
     "scheduler": _scheduler,
     "scheduler_speed": _scheduler_speed,
+    "queue_speed": _queue_speed,
     "gpu": _gpu,
 }
 

@@ -1,4 +1,4 @@
-"""A cluster on which every job succeeds as soon as it is launched: what is left is the queue."""
+"""A cluster on which jobs succeed as soon as they are launched: what is left is the queue."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, 
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
 
 SESSION = "instant"
+STAYS = "stays"
+"""Name of jobs that do not end."""
 READY = NodeEnvironment(JobNeed.ENVIRONMENT, BuildState.READY, "", packages=(), replaced=(), log="")
 
 
@@ -31,6 +33,7 @@ class InstantCluster:
         self._nodes = tuple(_node(f"node-{n}", resources) for n in range(num_nodes))
         self._ended: dict[tuple[str, int], float] = {}
         """Unix time at which each attempt was launched, and so ended."""
+        self._staying: set[tuple[str, int]] = set()
 
     async def start(self) -> None:
         """There is nothing to connect to."""
@@ -42,7 +45,10 @@ class InstantCluster:
         return ClusterSnapshot(SESSION, "instant:6379", None, shared=False, nodes=self._nodes)
 
     async def launch(self, spec: AttemptSpec) -> None:
-        self._ended[spec.job_id, spec.attempt] = time.time()
+        key = (spec.job_id, spec.attempt)
+        self._ended[key] = time.time()
+        if spec.spec["name"] == STAYS:
+            self._staying.add(key)
 
     async def give_up(self, ref: AttemptRef) -> None:
         self._ended.pop((ref.job_id, ref.attempt), None)
@@ -50,11 +56,15 @@ class InstantCluster:
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
     ) -> PollReply:
-        at = self._ended.get((ref.job_id, ref.attempt))
+        key = (ref.job_id, ref.attempt)
+        if key in self._staying:
+            await asyncio.sleep(wait_s)
+            return PollReply(cursor, Phase.STARTING, {}, (), more=False, outcome=None, silent=())
+        at = self._ended.get(key)
         if at is None:
             lost = Outcome.unseen(Cause.SUPERVISOR_LOST, "it was never launched")
             return PollReply(cursor, Phase.ENDED, {}, (), more=False, outcome=lost, silent=())
-        times = {Phase.ACQUIRING: at, Phase.STARTING: at, Phase.ENDED: at}
+        times = {str(phase): at for phase in (Phase.ACQUIRING, Phase.STARTING, Phase.ENDED)}
         done = Outcome.of(Cause.SUCCEEDED, "all ranks ended well")
         return PollReply(cursor, Phase.ENDED, times, (), more=False, outcome=done, silent=())
 

@@ -199,7 +199,8 @@ def _claimed(session: Session, startable: Sequence[_Startable]) -> list[Claimed]
     claimed = []
     for each in startable:
         row = each.row
-        refs, diverged, furthest = (), 0, 0
+        refs: tuple[CheckpointRef, ...] = ()
+        diverged = furthest = 0
         if row.attempt > 0:
             refs = tuple(
                 CheckpointRef(one.url, one.step, one.manifest_sha256)

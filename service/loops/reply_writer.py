@@ -19,6 +19,9 @@ MAX_FRAMES = 500
 beside the others where the database has several writers: it may write to the storage."""
 
 
+_Waiting = tuple[Received, asyncio.Future[Recorded]]
+
+
 class ReplyWriter:
     """For one event loop."""
 
@@ -26,7 +29,7 @@ class ReplyWriter:
         self._database = database
         self._storage = storage
         self._prices = prices
-        self._waiting: list[tuple[Received, asyncio.Future[Recorded]]] = []
+        self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
 
     async def store(self, received: Received) -> Recorded:
@@ -61,9 +64,12 @@ class ReplyWriter:
                 else:
                     answer.set_result(recorded)
 
-    def _next_batch(self) -> list[tuple[Received, asyncio.Future[Recorded]]]:
+    def _next_batch(self) -> list[_Waiting]:
         """The first that waits, and the next ones of other jobs that go with it."""
-        batch, left, jobs, num_frames = [], [], set[str](), 0
+        batch: list[_Waiting] = []
+        left: list[_Waiting] = []
+        jobs: set[str] = set()
+        num_frames = 0
         for each in self._waiting:
             received, _ = each
             num_frames += len(received.reply.frames)

@@ -46,8 +46,8 @@ def live_of(session: Session, job_ids: Collection[str]) -> dict[str, AttemptRow]
 
 @cache
 def _live_of() -> Select[AttemptRow]:
-    ids = bindparam("job_ids", expanding=True)
-    return select(AttemptRow).where(AttemptRow.job_id.in_(ids), AttemptRow.finished_at.is_(None))
+    query = select(AttemptRow).where(AttemptRow.finished_at.is_(None))
+    return query.where(AttemptRow.job_id.in_(bindparam("job_ids", expanding=True)))
 
 
 def of_job(session: Session, job_id: str) -> list[AttemptRow]:
@@ -117,9 +117,7 @@ def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, A
     return session.connection().execute(query).all()
 
 
-def ended_slots(
-    session: Session, *, since: datetime, limit: int
-) -> Sequence[Row[Any, Any, Any, Any, Any, Any]]:
+def ended_slots(session: Session, *, since: datetime, limit: int) -> Sequence[Row[Any]]:
     """(queue, owner, slices, bundle, created_at, finished_at) of attempts that ended after `since`:
     the newest of them, oldest first."""
     c = AttemptRow.__table__.c
@@ -127,9 +125,7 @@ def ended_slots(
     return session.connection().execute(query).all()[::-1]
 
 
-def ended_slots_of(
-    session: Session, attempts: Collection[tuple[str, int]]
-) -> Iterator[Row[Any, Any, Any, Any, Any, Any]]:
+def ended_slots_of(session: Session, attempts: Collection[tuple[str, int]]) -> Iterator[Row[Any]]:
     """The same of those of these attempts that have ended."""
     by_number: dict[int, list[str]] = {}
     for job_id, attempt in sorted(attempts):
