@@ -232,8 +232,8 @@ class Database:
             self.signals.publish(topic)
 
     def _write_queued(self) -> None:
-        """A turn of the writer of SQLite, of which there is one for each queued write: one that
-        finds none has nothing to do."""
+        """A turn of the writer of SQLite, of which there is one for each queued write. It writes at
+        least one, if any is left."""
         with self._write_lock:
             taken: list[_Queued[Any]] = []
             while self._queued and len(taken) < MAX_SHARED_WRITES:
@@ -258,7 +258,7 @@ class Database:
         try:
             with self.engine.begin() as connection:
                 for queued in taken:
-                    if time.monotonic() >= until:
+                    if (written or failed) and time.monotonic() >= until:
                         break
                     try:
                         written.append((queued, *_within_savepoint(connection, queued.work)))

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 from service.loops.fencing import LoopDatabase
+from service.loops.timings import LoopTimings
 from service.outlook import decisions
 from service.outlook.decisions import SeenRound
 
@@ -18,8 +19,6 @@ MOST_WAITING = 32
 """Rounds that wait to be kept; of more the oldest are not kept. The scheduler never waits."""
 MOST_JOBS = 20_000
 """Waiting jobs of all these rounds together."""
-REST = 4.0
-"""How long the recorder rests after a round, as a multiple of the processor's time that it took."""
 FORGET_S = 60.0
 """Between two searches for rounds that are too old or too many."""
 
@@ -27,8 +26,9 @@ FORGET_S = 60.0
 class DecisionRecorder:
     """A loop beside the scheduler, which hands it its rounds."""
 
-    def __init__(self, database: LoopDatabase) -> None:
+    def __init__(self, database: LoopDatabase, timings: LoopTimings) -> None:
         self._database = database
+        self._timings = timings
         self._rounds: deque[SeenRound] = deque(maxlen=MOST_WAITING)
         self._woken = asyncio.Event()
         self._forget_at = 0.0
@@ -70,7 +70,7 @@ class DecisionRecorder:
     async def _keep(self, seen: SeenRound) -> None:
         (summary, data), took_s = await asyncio.to_thread(_timed, seen)
         await self._database.write(lambda s, _: decisions.store(s, seen, summary, data))
-        await asyncio.sleep(REST * took_s)
+        await asyncio.sleep(self._timings.record_rest * took_s)
 
 
 def _timed(seen: SeenRound) -> tuple[tuple[dict[str, Any], bytes], float]:
