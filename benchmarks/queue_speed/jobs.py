@@ -77,13 +77,31 @@ def _num_unfinished(session: Session) -> int:
     return int(session.scalar(query) or 0)
 
 
+class Watch:
+    """Seconds by the clock, and of the processor for this process."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._processor_s = time.process_time()
+        self._submit_s = 0.0
+
+    def submitted(self) -> None:
+        self._submit_s = time.perf_counter() - self._began
+
+    def figures(self) -> Figures:
+        """Once all has ended."""
+        all_s = time.perf_counter() - self._began
+        processor_s = time.process_time() - self._processor_s
+        return {"submit_s": self._submit_s, "all_s": all_s, "processor_s": processor_s}
+
+
 async def through(runtime: Runtime, submit: Callable[[], Awaitable[object]]) -> Figures:
     """Seconds until all is submitted, and until all has ended."""
-    began = time.perf_counter()
+    watch = Watch()
     await submit()
-    submitted = time.perf_counter()
+    watch.submitted()
     await until_done(runtime)
-    return {"submit_s": submitted - began, "all_s": time.perf_counter() - began}
+    return watch.figures()
 
 
 async def dray(home: Path, database_url: str, num_jobs: int, how: str) -> Figures:
@@ -133,14 +151,14 @@ def huey(home: Path, num_jobs: int, workers: int) -> Figures:
     consumer.start()
     for result in [noop(number) for number in range(WARM_UP)]:
         result.get(blocking=True)
-    began = time.perf_counter()
+    watch = Watch()
     results = [noop(number) for number in range(num_jobs)]
-    submitted = time.perf_counter()
+    watch.submitted()
     for result in results:
         result.get(blocking=True)
-    ended = time.perf_counter()
+    figures = watch.figures()
     consumer.stop(graceful=True)
-    return {"submit_s": submitted - began, "all_s": ended - began}
+    return figures
 
 
 async def procrastinate(database_url: str, num_jobs: int, workers: int, how: str) -> Figures:
@@ -166,18 +184,18 @@ async def procrastinate(database_url: str, num_jobs: int, workers: int, how: str
         for number in range(WARM_UP):
             await noop.defer_async(number=number)
         await until_none_is_left()
-        began = time.perf_counter()
+        watch = Watch()
         if how == "array":
             await noop.batch_defer_async(*({"number": number} for number in range(num_jobs)))
         else:
             for number in range(num_jobs):
                 await noop.defer_async(number=number)
-        submitted = time.perf_counter()
+        watch.submitted()
         await until_none_is_left()
-        ended = time.perf_counter()
+        figures = watch.figures()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
-    return {"submit_s": submitted - began, "all_s": ended - began}
+    return figures
 
 
 def main() -> None:
