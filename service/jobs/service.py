@@ -19,7 +19,7 @@ from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
 from service.config.node_types import LABEL
 from service.config.settings import Settings
-from service.db.models import EventRow, JobRow
+from service.db.models import JobRow
 from service.db.notifications import QUEUE, Signals, events_of
 from service.db.repositories import arrays as arrays_repository
 from service.db.repositories import code as code_repository
@@ -129,9 +129,12 @@ class Jobs:
         prepared = await self._prepared(spec, owner)
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
+        is_tried_again = False
 
         def work(session: Session) -> tuple[views.Job, bool]:
-            existing = repository.get(session, job_id)
+            nonlocal is_tried_again
+            existing = repository.get(session, job_id) if is_tried_again else None
+            is_tried_again = True
             if existing is not None:
                 return serializers.job(session, existing), True
             if idempotency is not None:
@@ -143,8 +146,7 @@ class Jobs:
             arrays.insert(session, row, prepared.resolved.spec, prepared.trials, event, now)
             dependencies_repository.insert_all(session, row.array_id or job_id, after)
             notify(session, job_id, QUEUE)
-            session.flush()
-            return serializers.job(session, row), True
+            return serializers.new_job(session, row, prepared.resolved.spec.labels), True
 
         with self._keys_in_flight.holding(owner, idempotency):
             return await self._database.write(work)
@@ -366,8 +368,11 @@ def _use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> Non
 def _refuse_impossible(session: Session, request: policy.Request, settings: Settings) -> None:
     """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
     an autoscaler may add; or if no level of the topology has the name that it asks for."""
-    usable = node_table.usable(session, settings.autoscale_nodes)
-    topology = Topology(settings.topology, usable or ())
+    has_labels = any(name.startswith(LABEL) for name in request.bundle)
+    is_placed = has_labels or request.required_level is not None
+    known = node_table.usable if is_placed else node_table.totals
+    usable = known(session, settings.autoscale_nodes)
+    topology = Topology(settings.topology, (usable or ()) if is_placed else ())
     reason = policy.why_no_level(request, topology)
     if reason is None and usable is not None:
         reason = policy.can_ever_fit(request, usable, topology)
@@ -451,16 +456,17 @@ def _new_row(
     )
 
 
-def _submitted(row: JobRow, planned: str | None, actor: str, now: datetime) -> EventRow:
+def _submitted(row: JobRow, planned: str | None, actor: str, now: datetime) -> dict[str, Any]:
     message = f"submitted to the queue {row.queue!r}"
-    return EventRow(
-        job_id=row.id,
-        seq=row.event_seq,
-        time=now,
-        type="state",
-        to_state=JobState.QUEUED,
-        attempt=0,
-        code="submitted",
-        message=message if planned is None else f"{message}; {planned}",
-        data={ACTOR: actor} | ({} if planned is None else {"planned": row.spec["parallel"]}),
-    )
+    return {
+        "job_id": row.id,
+        "seq": row.event_seq,
+        "time": now,
+        "type": "state",
+        "from_state": None,
+        "to_state": JobState.QUEUED,
+        "attempt": 0,
+        "code": "submitted",
+        "message": message if planned is None else f"{message}; {planned}",
+        "data": {ACTOR: actor} | ({} if planned is None else {"planned": row.spec["parallel"]}),
+    }

@@ -21,6 +21,7 @@ from ray_workers.shared.contracts import Grant, Phase, Recall, Slice
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
@@ -190,7 +191,8 @@ def grant(session: Session, seen: policy.Growing, slices: Sequence[Slice], now: 
         return False
     attempt.carriers = list(dict.fromkeys([*carriers(attempt), *(p.node_id for p in slices)]))
     held_slots.settle(attempt, now)
-    attempt.held = {**held_slots.on_nodes(session, slices), **(attempt.held or {})}
+    labels = cluster_repository.labels(session, [part.node_id for part in slices])
+    attempt.held = {**held_slots.on_nodes(slices, labels), **(attempt.held or {})}
     attempt.slices = [*attempt.slices, *as_rows(slices)]
     attempt.granted = as_rows(slices)
     attempt.grants += 1

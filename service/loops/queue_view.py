@@ -107,14 +107,15 @@ def snapshot(
 
 
 def live(session: Session, now: datetime) -> tuple[LiveAttempt, ...]:
-    """Every attempt that may still hold slots, however many jobs wait."""
-    return _live(session, now, repository.of_live_attempts(session), {})
+    """Every attempt that may still hold slots, however many jobs wait; without `growing` and
+    `running`, which are for the plan."""
+    return _live(session, now, repository.of_live_attempts(session), None)
 
 
 def _live(
-    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs
+    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs | None
 ) -> tuple[LiveAttempt, ...]:
-    """jobs: theirs, and perhaps others."""
+    """jobs: theirs, and perhaps others. runs: None where nobody plans."""
     by_id = {job.id: job for job in jobs}
     attempts = attempts_repository.live_columns(session)
     drills = _drills(session) if attempts else {}
@@ -139,8 +140,8 @@ def _live(
             grant=resizing.granted(row),
             recall=resizing.recalled(row),
             is_recall_unanswered=resizing.is_unanswered(row, now),
-            growing=resizing.growing(by_id[row.job_id], row, now),
-            running=_running(by_id[row.job_id], row, runs, now),
+            growing=None if runs is None else resizing.growing(by_id[row.job_id], row, now),
+            running=None if runs is None else _running(by_id[row.job_id], row, runs, now),
             array_id=by_id[row.job_id].array_id,
         )
         for row in attempts

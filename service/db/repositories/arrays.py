@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    Insert,
     Row,
     bindparam,
     func,
@@ -116,7 +118,12 @@ def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
 
 def add_events(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
     if rows:
-        session.execute(insert(table_of(EventRow)), list(rows))
+        session.connection().execute(_add_events(), list(rows))
+
+
+@cache
+def _add_events() -> Insert:
+    return insert(table_of(EventRow))
 
 
 def first_needed(session: Session, array_id: str) -> str | None:

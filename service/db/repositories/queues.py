@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, func, select, true
+from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, select, true
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -19,13 +20,17 @@ _RULES = tuple(field.name for field in fields(Queue))
 
 def every(session: Session) -> tuple[Queue, ...]:
     """All queues, by name."""
-    columns = (QueueRow.__table__.c[name] for name in _RULES)
-    rows = session.connection().execute(select(*columns).order_by(QueueRow.name))
-    return tuple(Queue(*row) for row in rows)
+    return tuple(Queue(*row) for row in session.connection().execute(_every()))
+
+
+@cache
+def _every() -> Select[Any]:
+    c = QueueRow.__table__.c
+    return select(*(c[name] for name in _RULES)).order_by(c.name)
 
 
 def get(session: Session, name: str) -> Queue | None:
-    return _as_queue(session.get(QueueRow, name))
+    return _found(session, _named(), name)
 
 
 def lock(session: Session, name: str, *, shared: bool = False) -> Queue | None:
@@ -33,12 +38,22 @@ def lock(session: Session, name: str, *, shared: bool = False) -> Queue | None:
 
     shared: others may hold the lock, too, as long as nobody changes the queue.
     """
-    query = select(QueueRow).where(QueueRow.name == name).with_for_update(read=shared)
-    return _as_queue(session.scalar(query.execution_options(populate_existing=True)))
+    return _found(session, _locking(shared), name)
 
 
-def _as_queue(row: QueueRow | None) -> Queue | None:
-    return None if row is None else Queue(**{name: getattr(row, name) for name in _RULES})
+def _found(session: Session, query: Select[Any], name: str) -> Queue | None:
+    row = session.connection().execute(query, {"queue": name}).one_or_none()
+    return None if row is None else Queue(*row)
+
+
+@cache
+def _named() -> Select[Any]:
+    return _every().where(QueueRow.__table__.c.name == bindparam("queue"))
+
+
+@cache
+def _locking(shared: bool) -> Select[Any]:
+    return _named().with_for_update(read=shared)
 
 
 def put(session: Session, queue: Queue) -> None:

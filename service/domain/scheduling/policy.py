@@ -229,9 +229,15 @@ def can_ever_fit(
     """Why the accepted nodes could not run the gang even if they were empty; None if they could.
     topology: of these nodes, and perhaps of others."""
     usable = [node for node in nodes if node.accepted]
-    sizes = {node.id: fits(request.bundle, node.total) for node in usable}
-    most = sum(sizes.values())
+    most = 0
+    for node in usable:
+        most += fits(request.bundle, node.total)
+        if most >= request.least:
+            break
     if most >= request.least:
+        if request.required_level is None:
+            return None
+        sizes = {node.id: fits(request.bundle, node.total) for node in usable}
         return _why_never_together(request, topology or Topology((), usable), sizes)
     if most:
         return _unsatisfiable(

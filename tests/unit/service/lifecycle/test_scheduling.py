@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -61,7 +62,8 @@ async def test_live_attempts_are_the_same_with_and_without_the_queue(service: Se
     alone = service.database.read_sync(lambda s: live(s, service.now))
     waiting, beside_the_queue = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert [attempt.job_id for attempt in alone] == [running, cancelled]
-    assert (alone, len(waiting)) == (beside_the_queue, 1)
+    beside = tuple(replace(each, growing=None, running=None) for each in beside_the_queue)
+    assert (alone, len(waiting)) == (beside, 1)
 
 
 async def test_a_claim_and_a_cancel_at_once_leave_one_story(service: Service) -> None:

@@ -14,6 +14,7 @@ from service.domain.errors import DecisionNotFound
 from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
 from service.domain.scheduling.queues import Queue
 from service.loops import decision_recorder
+from service.loops.timings import LoopTimings
 from service.outlook import codec, decisions
 from service.outlook.decisions import SeenRound
 from tests.unit.service.domain.test_outlook import NOW, runs, situation, waits
@@ -80,7 +81,7 @@ def test_a_round_in_which_all_wait_as_before_has_no_changes() -> None:
 
 def test_of_large_rounds_few_wait_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_recorder, "MOST_JOBS", 25)
-    recorder = decision_recorder.DecisionRecorder(None)  # type: ignore[arg-type]
+    recorder = decision_recorder.DecisionRecorder(None, LoopTimings())  # type: ignore[arg-type]
     for num_waiting in (10, 10, 10, 40):
         recorder.note(seen(num_waiting))
         assert recorder._num_jobs() <= max(25, num_waiting)
