@@ -113,6 +113,7 @@ def _node(node_id: str, resources: Mapping[str, float]) -> ClusterNode:
         resources=resources,
         available=resources,
         accepted=True,
+        is_never_released=False,
         problem=None,
         full=None,
         quarantined=(),

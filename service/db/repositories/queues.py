@@ -91,8 +91,10 @@ def count_waiting(session: Session, queue: str, owner: str | None = None) -> int
 
 
 def count_unfinished(session: Session, queue: str) -> int:
-    query = select(func.count()).where(JobRow.queue == queue, JobRow.finished_at.is_(None))
-    return session.scalar(query) or 0
+    # Its states too: by `finished_at` alone SQLite may count along all jobs that the queue ever had.
+    states = [state for state in JobState if not state.is_terminal]
+    here = (JobRow.queue == queue, JobRow.finished_at.is_(None), JobRow.state.in_(states))
+    return session.scalar(select(func.count()).where(*here)) or 0
 
 
 def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
