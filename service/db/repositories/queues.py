@@ -91,10 +91,8 @@ def count_waiting(session: Session, queue: str, owner: str | None = None) -> int
 
 
 def count_unfinished(session: Session, queue: str) -> int:
-    # Its states too: by `finished_at` alone SQLite may count along all jobs that the queue ever had.
-    states = [state for state in JobState if not state.is_terminal]
-    here = (JobRow.queue == queue, JobRow.finished_at.is_(None), JobRow.state.in_(states))
-    return session.scalar(select(func.count()).where(*here)) or 0
+    query = select(func.count()).where(JobRow.queue == queue, *_unfinished())
+    return session.scalar(query) or 0
 
 
 def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
@@ -116,9 +114,15 @@ def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any]]:
     """(queue, owner, slices, bundle) of each attempt that may hold slots."""
     columns = (JobRow.queue, JobRow.owner, AttemptRow.slices, AttemptRow.bundle)
-    live = (AttemptRow.finished_at.is_(None), JobRow.finished_at.is_(None))
+    live = (AttemptRow.finished_at.is_(None), *_unfinished())
     query = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
     return session.execute(query.where(*live, _is_in(queue))).all()
+
+
+def _unfinished() -> tuple[ColumnElement[bool], ...]:
+    """By `finished_at` alone SQLite may go along all jobs that a queue ever had."""
+    states = [state for state in JobState if not state.is_terminal]
+    return JobRow.finished_at.is_(None), JobRow.state.in_(states)
 
 
 def _is_in(queue: str | None) -> ColumnElement[bool]:

@@ -52,6 +52,7 @@ async def test_the_use_of_deleted_jobs_is_not_forgotten_by_a_new_leader(
     await service.jobs.delete(job_id)
     assert used(service, shares) == pytest.approx(before, rel=1e-3), "once"
     assert used(service, UsedShares()) == pytest.approx(before, rel=1e-3)
+    service.now += timedelta(seconds=1)
     service.database.write_sync(lambda s: attempts.forget_ended(s, service.now))
     assert used(service, UsedShares()) == {}
 
