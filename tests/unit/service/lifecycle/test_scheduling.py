@@ -149,7 +149,7 @@ async def test_a_job_with_a_limit_ends_within_what_is_left_of_it(service: Servic
 
 
 def held_s(service: Service) -> float:
-    (attempt,) = service.database.read_sync(lambda s: live(s, service.now))
+    _, (attempt,) = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert attempt.running is not None
     return attempt.running.held_s
 
