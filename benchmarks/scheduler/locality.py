@@ -53,7 +53,7 @@ METHOD = (
 
 @dataclass
 class Seen:
-    """What came of some jobs."""
+    """Where the gangs of a simulated run were placed, and how long they waited."""
 
     within: dict[str, list[bool]] = field(default_factory=lambda: {level: [] for level in LEVELS})
     """By level, whether each gang that could be in one domain was."""

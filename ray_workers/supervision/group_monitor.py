@@ -216,25 +216,27 @@ class GroupMonitor:
         return await self._recovery.recover(lost, kind=kind, began_at=began_at)
 
     async def _lost_at_the_end(self, lost: Sequence[Member]) -> Outcome | None:
-        """An Outcome if ranks were lost, now or in a recovery that goes on, and another is through:
-        it does not come into another round, so a replacement would wait for it in vain.
+        """An Outcome if ranks were lost, now or in a recovery that goes on, or others are to be
+        taken in, and a rank is through: it does not come into another round, so that the new ranks
+        would wait for it in vain.
 
         A rank of a recipe ends with 0 only when the result is stored and all ranks are at their end
         (`Trainer.finish`). One of a script may leave work to the others.
         """
         through = self._through()
         regrouping = self._recovery.state.regrouping
-        ranks = {m.rank for m in lost if (m.end.exit_code or -1) < 0}
+        ranks = {m.rank for m in lost if m.end.exit_code is None or m.end.exit_code < 0}
         ranks |= set() if regrouping is None else set(regrouping.ranks)
-        if not (through and ranks) or (self._is_script and regrouping is None):
+        if not through or (regrouping is None and (self._is_script or not ranks)):
             return None
         others = {m.exit for m in self._group.running if m.exit and m.rank not in ranks}
         if others:
             await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
         names = " and ".join(str(rank) for rank in sorted(ranks))
-        message = f"rank {through[0]} had ended with code 0 when rank {names} was lost"
+        broke = f"rank {names} was lost" if ranks else "the group was to change its size"
+        message = f"rank {through[0]} had ended with code 0 when {broke}"
         if self._is_script:
-            return Outcome.of(Cause.WORKER_LOST, message, min(ranks))
+            return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
         return Outcome.of(Cause.SUCCEEDED, f"{message}: the result was stored, and all were done")
 
     def _through(self) -> list[int]:

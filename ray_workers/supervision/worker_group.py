@@ -442,7 +442,7 @@ class WorkerGroup:
         busy = await placement_groups.busy_nodes(*key, nodes, seats)
         free = [each for each in slots if each.part.node_id not in busy]
         for each in slots:
-            each.is_held = each not in free  # what came while it was asked for is held as well
+            each.is_held = each not in free
         await self._remove(free)
         self._going = [member for member in self._going if member.slots in self.slots]
         return bool(free)

@@ -388,6 +388,23 @@ async def test_a_replacement_does_not_wait_for_a_rank_that_is_through(
     assert [member.rank for member in group.running] == [1], "ending it is for the supervisor"
 
 
+async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through() -> None:
+    group, (parts, pace) = Standing(3), ((attempt(RECIPE),), MachinePace())
+    reports = cast(Any, Reports())
+    these: Any = (*parts, group, group, reports)
+    recovery = RecoveryController(*these, lambda: None, _prepared, pace, QUICK)
+    monitor = GroupMonitor(*these, FaultInjector(reports), recovery, pace, QUICK)
+    group.seen = [observation(rank) for rank in range(3)]
+    recovery.state = recovery.state.begin([], 0.0, 10)  # rank 2 is to be taken in
+    watching = asyncio.ensure_future(monitor.watch())
+    for rank in (0, 1):
+        group.end(rank, 0)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome is not None
+    assert outcome.cause is Cause.SUCCEEDED
+    assert "when the group was to change its size" in outcome.message
+
+
 @pytest.mark.parametrize("limit_s", [60, None])
 async def test_a_script_that_hangs_is_ended_with_the_rank_that_stands_apart(
     limit_s: int | None,
