@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +89,11 @@ class GroupMonitor:
         self._grace_s = 0.0
         self._stop_asked = asyncio.Event()
         self._leave_asked = asyncio.Event()
+        self._look_asked = asyncio.Event()
+
+    def look(self) -> None:
+        """Observe the group now: something is to be done with it."""
+        self._look_asked.set()
 
     def stop(self) -> None:
         """End the group: its job is being cancelled."""
@@ -294,7 +300,9 @@ class GroupMonitor:
     async def _found_to_end(self) -> Outcome:
         """Until an observation ends the attempt."""
         while True:
-            await asyncio.sleep(self._pause_s())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look_asked.wait(), self._pause_s())
+            self._look_asked.clear()
             try:
                 outcome = await self._decide()
             except Exception:
@@ -370,7 +378,16 @@ class GroupMonitor:
         if self._drills.waiting or self._recovery.state.regrouping is not None:
             # On an overloaded machine the observations themselves would hold up the group.
             return self._pace.stretched(self._timings.quick_look_period_s)
+        if self._may_only_be_stopped and not self._memory.suspicion.places:
+            return self._timings.script_period_s
         return self._timings.look_period_s
+
+    @property
+    def _may_only_be_stopped(self) -> bool:
+        """Whether this is a script that has not called `train.prepare`, and need not."""
+        is_elastic = self._spec.min_workers is not None
+        prepared = any(one.status.is_prepared for one in self._observations)
+        return self._is_script and not is_elastic and not prepared
 
     # Deciding and acting.
 

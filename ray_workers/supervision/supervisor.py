@@ -182,6 +182,7 @@ class Supervisor:
     async def grow(self, grant: Grant) -> None:
         """Take these slots in, which were claimed for the attempt; once by the grant's number."""
         self._recovery.grow(grant)
+        self._monitor.look()
 
     async def recall(self, recall: Recall) -> None:
         """Give these slots back and go on without them; once by the recall's number."""
@@ -190,6 +191,7 @@ class Supervisor:
     async def drill(self, drill: Drill) -> None:
         """Inject a fault, once by the drill's id."""
         self._drills.add(drill)
+        self._monitor.look()
 
     async def acknowledge(self) -> None:
         """The last reply is stored: delete the spools. The caller then ends this actor."""
@@ -237,7 +239,7 @@ class Supervisor:
 
     async def _keep_pace(self) -> None:
         while True:
-            await self._nodes.learn_pace()
+            await self._nodes.keep_pace()
             await asyncio.sleep(self._timings.pace_period_s)
 
     async def _keep_books(self) -> None:

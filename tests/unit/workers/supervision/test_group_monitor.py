@@ -48,6 +48,7 @@ UNRECOVERED: dict[str, dict[str, Any]] = {
 PATIENCE_S = 60.0
 QUICK = Timings(
     look_period_s=0.01,
+    script_period_s=0.01,
     sure_s=0.0,
     script_look_period_s=0.01,
     script_stacks_apart_s=0.0,
@@ -215,6 +216,36 @@ async def test_a_hang_is_reported_once_however_long_its_end_takes() -> None:
     watching.cancel()
     assert group.signals == [(0, signal.SIGKILL)]
     assert len(reports.of(FrameKind.HANG)) == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "is_prepared", "state", "is_spared"),
+    [
+        (SCRIPT, False, "S", True),
+        (SCRIPT, True, "S", False),  # its steps count, as those of a recipe
+        (SCRIPT, False, "T", False),  # how long it is stopped is to be known
+        (RECIPE, False, "S", False),
+    ],
+)
+async def test_a_script_that_is_not_prepared_is_observed_less_often(
+    document: dict[str, Any], is_prepared: bool, state: str, is_spared: bool
+) -> None:
+    group, reports = Standing(2), Reports()
+    group.seen = [
+        replace(one, status=replace(one.status, is_prepared=is_prepared), state=state)
+        for one in (observation(rank) for rank in (0, 1))
+    ]
+    monitor = monitor_of(document, group, reports, timings=replace(QUICK, script_period_s=3600.0))
+    watching = asyncio.ensure_future(monitor.watch())
+    monitor.look()
+    async with asyncio.timeout(PATIENCE_S):
+        while group.num_observed < (1 if is_spared else 3):
+            await asyncio.sleep(0.01)
+        assert monitor._pause_s() == (3600.0 if is_spared else QUICK.look_period_s)
+        monitor.look()
+        while group.num_observed < 2:
+            await asyncio.sleep(0.01)
+    watching.cancel()
 
 
 async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:
