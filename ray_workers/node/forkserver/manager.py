@@ -51,7 +51,7 @@ class ForkserverManager:
         self._failure: str | None = None
         self._limits = limits
         self._silence = Silence()
-        self._has_answered = False
+        self._serves = False
         self._process = self._start()
 
     @property
@@ -61,7 +61,7 @@ class ForkserverManager:
     @property
     def silent_since(self) -> float | None:
         """Unix seconds; None unless a forkserver that served is silent for `report_s`."""
-        if not self._has_answered or self._silence.seconds(self.pid) <= self._limits.report_s:
+        if not self._serves or self._silence.seconds(self.pid) <= self._limits.report_s:
             return None
         return self._silence.since(self.pid)
 
@@ -102,11 +102,13 @@ class ForkserverManager:
         """Until cancelled: whenever the forkserver ends, start it again and end what it left."""
         failures = 0
         while True:
-            served = False
+            self._serves = False
             listening = asyncio.ensure_future(self._end_when_silent())
             try:
                 while (code := self._process.poll()) is None:
-                    served = served or Path(self._socket_path).exists()
+                    if not self._serves and Path(self._socket_path).exists():
+                        self._serves = True
+                        self._silence.answered(self.pid)  # it was importing, and not silent
                     await asyncio.sleep(CHECK_S)
             finally:
                 listening.cancel()
@@ -114,7 +116,7 @@ class ForkserverManager:
             self._failure = f"its forkserver ended with code {code}: {tail}"
             print(self._failure, flush=True)  # noqa: T201  # into the node agent's log
             self._close_lifeline()
-            failures = 0 if served else failures + 1
+            failures = 0 if self._serves else failures + 1
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             try:
                 self._process = self._start()
@@ -124,18 +126,17 @@ class ForkserverManager:
             await asyncio.to_thread(orphans.reap_within, [self._directory], REAP_BOUND_S)
 
     async def _end_when_silent(self) -> None:
-        """Ping the current forkserver, and kill it when it is silent for too long. One that has not
-        answered yet may still be importing."""
-        process, self._has_answered = self._process, False
+        """Ping the current forkserver, and kill it when it is silent for too long. One that does
+        not serve yet may still be importing."""
+        process = self._process
         while True:
             self._silence.asked(process.pid)
             with contextlib.suppress(ForkFailed, TimeoutError):
                 async with asyncio.timeout(PING_S):
                     await list_tasks(self._socket_path)
                 self._silence.answered(process.pid)
-                self._has_answered = True
             limits, silent_s = self._limits, self._silence.seconds(process.pid)
-            if silent_s > (limits.gateway_s if self._has_answered else limits.start_s):
+            if silent_s > (limits.gateway_s if self._serves else limits.start_s):
                 print(f"its forkserver was silent for {silent_s:.0f} s: killed", flush=True)  # noqa: T201
                 process.kill()
                 return self._silence.answered(process.pid)
