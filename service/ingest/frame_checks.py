@@ -127,7 +127,18 @@ def sha256(value: Any) -> str:
 
 def time_of(frame: Frame, now: datetime) -> datetime:
     """The frame's time by its node's clock, or now if that is no time."""
+    return _as_time(frame.time) or now
+
+
+def within(seconds: float, first: datetime, last: datetime) -> datetime:
+    """A time by a node's clock (Unix seconds) if it lies between the two; otherwise that clock is
+    wrong, and the answer is the last."""
+    at = _as_time(seconds)
+    return at if at is not None and first <= at <= last else last
+
+
+def _as_time(seconds: float) -> datetime | None:
     try:
-        return datetime.fromtimestamp(frame.time, UTC)
+        return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
-        return now
+        return None

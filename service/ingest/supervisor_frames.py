@@ -32,7 +32,7 @@ from service.domain.progress import without_rates
 from service.domain.states import Trigger
 from service.ingest import fault_injection, goodput, hangs, resize_frames
 from service.ingest.decoding import decode
-from service.ingest.frame_checks import MALFORMED, BadFrame, Refusals, time_of
+from service.ingest.frame_checks import MALFORMED, BadFrame, Refusals, within
 from service.lifecycle.transitions import move, remark
 
 KINDS = frozenset(
@@ -97,7 +97,7 @@ class SupervisorFrames:
         refusals.tell(self._session, self._job, self._now)
 
     def _take(self, frame: Frame) -> None:
-        at = min(time_of(frame, self._now), self._now)  # a node's clock may be ahead
+        at = within(frame.time, self._attempt.created_at, self._now)
         session, job, now = self._session, self._job, self._now
         match decode(frame):
             case RegroupingReport() as report:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from service.domain.errors import DomainError
+from service.domain.errors import DatabaseUnavailable
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -20,11 +20,11 @@ async def together_or_alone(
     """Store all items at once; if that fails, each alone. Answers for each what `store` does, or
     why it could not be stored.
 
-    An error of the domain, as of a database that does not answer, is that of all items and raised.
+    A database that does not answer is the trouble of all items, so DatabaseUnavailable is raised.
     """
     try:
         return await store(items)
-    except DomainError:
+    except DatabaseUnavailable:
         raise
     except Exception as error:
         if len(items) == 1:

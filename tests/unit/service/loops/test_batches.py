@@ -9,15 +9,15 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Outcome, Phase
-from service.domain.errors import DatabaseUnavailable
+from ray_workers.shared.contracts import Cause, Outcome, Phase, attempt_prefix
+from service.domain.errors import DatabaseUnavailable, StorageUnavailable
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Received, Recorded
 from service.loops import reply_writer
 from service.loops.batches import together_or_alone
 from service.loops.fencing import LoopDatabase
 from service.loops.reply_writer import ReplyWriter
-from tests.unit.service.helpers import Service, metrics
+from tests.unit.service.helpers import Service, log, metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -84,6 +84,22 @@ async def test_a_reply_that_fails_takes_no_other_along(
     assert isinstance(answers[1], RuntimeError)
     assert (await service.jobs.get(good)).state is JobState.SUCCEEDED
     assert (await service.jobs.get(bad)).state is JobState.RUNNING
+
+
+async def test_a_job_whose_log_can_not_be_written_takes_no_other_along(service: Service) -> None:
+    """A rank may have made a file where the folder of its logs is to be."""
+    good, bad = await service.running(), await service.running()
+    service.storage.write_bytes(f"{attempt_prefix(bad, 1)}/logs", b"")
+    lines = [log(number, "x" * 30_000) for number in range(3)]
+    broken = Received(bad, 1, service.reply(bad, 1, lines))
+    writing = writer(service)
+    answers = await asyncio.gather(
+        *(writing.store(received) for received in (ended(service, good), broken)),
+        return_exceptions=True,
+    )
+    assert isinstance(answers[0], Recorded)
+    assert isinstance(answers[1], StorageUnavailable)
+    assert (await service.jobs.get(good)).state is JobState.SUCCEEDED
 
 
 async def test_two_replies_of_a_job_are_stored_one_after_the_other(
