@@ -187,6 +187,8 @@ class Parameter(Document):
         whole = (low, high, self.step or 0)
         if self.type == "int" and any(number != round(number) for number in whole):
             raise ValueError("has the type int, and min, max and step must be whole numbers too")
+        if self.is_whole and max(map(abs, whole)) > MAX_NUMBER:
+            raise ValueError("has whole numbers, and min, max and step must be at most 2**53")
 
 
 class SuccessiveHalving(Document):

@@ -58,6 +58,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (parameter("train.epochs", {"min": 1, "max": 2**54}), "/max", "must be at most 2**53"),
     (parameter("train.epochs", {"min": 1, "max": 9, "step": 0}), "/train.epochs", "step of 0"),
     (
+        parameter("train.epochs", {"min": 1, "max": 1e300, "type": "int"}),
+        "/train.epochs",
+        "must be at most 2**53",
+    ),
+    (
         parameter("train.epochs", {"min": 1, "max": 2.5, "type": "int"}),
         "/train.epochs",
         "must be whole numbers too",

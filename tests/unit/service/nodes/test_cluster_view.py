@@ -1,0 +1,35 @@
+"""The cluster's picture: what is held on each node, and by which jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from service.domain.scheduling import slots
+from tests.unit.service.helpers import Service
+from tests.unit.service.nodes.test_quarantine import see
+from tests.wire import cluster_node
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_each_slot_is_counted_once_however_many_nodes_there_are(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted for each node anew, a thousand nodes and jobs would keep a server busy for long."""
+    counted: Counter[str] = Counter()
+    add = slots.add
+
+    def counting(free: dict[str, float], *rest: Any) -> None:
+        counted["slots"] += 1
+        add(free, *rest)
+
+    monkeypatch.setattr(slots, "add", counting)
+    jobs = [await service.running() for _ in range(3)]
+    see(service, *(cluster_node(f"node-{name}", {"CPU": 4.0}) for name in "abcd"))
+    first, *others = (await service.reading.cluster()).nodes
+    assert (first.held, first.jobs) == ({"CPU": 3.0}, jobs)
+    assert [(node.held, node.jobs) for node in others] == [({}, [])] * 3
+    assert counted["slots"] == 3
