@@ -6,6 +6,7 @@ malformed or out of bounds is refused and counted, and the job's events say so o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -80,6 +81,14 @@ def number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadFrame(f"not a number: {value!r}")
     return float(value)
+
+
+def finite(value: Any) -> float:
+    """A number that JSON has: PostgreSQL stores no other in it."""
+    found = number(value)
+    if not math.isfinite(found):
+        raise BadFrame(f"not a finite number: {found}")
+    return found
 
 
 def number_or_none(body: Mapping[str, Any], name: str) -> float | None:

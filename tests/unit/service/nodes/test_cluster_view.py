@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from service.domain.scheduling import slots
+from service.nodes import node_table
 from tests.unit.service.helpers import Service
 from tests.unit.service.nodes.test_quarantine import see
 from tests.wire import cluster_node
@@ -33,3 +34,14 @@ async def test_each_slot_is_counted_once_however_many_nodes_there_are(
     assert (first.held, first.jobs) == ({"CPU": 3.0}, jobs)
     assert [(node.held, node.jobs) for node in others] == [({}, [])] * 3
     assert counted["slots"] == 3
+
+
+async def test_broken_text_of_a_node_or_of_ray_is_shown(service: Service) -> None:
+    broken = "half of a character: \ud800, and NUL: \0"
+    see(service, cluster_node("node-a", {"CPU": 4.0}, accepted=False, problem=broken))
+    shown = "half of a character: ?, and NUL: ␀"
+    (node,) = (await service.reading.cluster()).nodes
+    assert node.reason == shown
+    service.database.write_sync(lambda s: node_table.store(s, None, broken, service.now))
+    cluster = await service.reading.cluster()
+    assert (cluster.connected, cluster.reason) == (False, shown)
