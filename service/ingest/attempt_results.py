@@ -174,7 +174,7 @@ class _Recorder:
         """A time by a worker's clock, within the life of the attempt: that clock may be wrong."""
         if seconds is None:
             return self.now
-        return within(seconds, self.row.created_at, self.now)
+        return within(seconds, self.row.started_at or self.row.created_at, self.now)
 
     def _end(self, outcome: Outcome, ended_at: datetime) -> None:
         """Close the attempt and move the job: to its end, or back to the queue."""

@@ -97,8 +97,8 @@ class SupervisorFrames:
         refusals.tell(self._session, self._job, self._now)
 
     def _take(self, frame: Frame) -> None:
-        at = within(frame.time, self._attempt.created_at, self._now)
         session, job, now = self._session, self._job, self._now
+        at = within(frame.time, self._attempt.started_at or self._attempt.created_at, now)
         match decode(frame):
             case RegroupingReport() as report:
                 self._take_regrouping(report)
