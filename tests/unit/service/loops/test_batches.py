@@ -13,6 +13,7 @@ from ray_workers.shared.contracts import Cause, Outcome, Phase, attempt_prefix
 from service.domain.errors import DatabaseUnavailable, StorageUnavailable
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Received, Recorded
+from service.loops import batches as batches_module
 from service.loops import reply_writer
 from service.loops.batches import together_or_alone
 from service.loops.fencing import LoopDatabase
@@ -147,3 +148,19 @@ async def test_a_database_that_does_not_answer_is_asked_once() -> None:
     with pytest.raises(DatabaseUnavailable):
         await together_or_alone([1, 2, 3], store)
     assert asked == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("alone_s", [0.0, 60.0])
+async def test_a_storage_that_takes_long_to_fail_is_not_asked_for_each(
+    monkeypatch: pytest.MonkeyPatch, alone_s: float
+) -> None:
+    monkeypatch.setattr(batches_module, "ALONE_S", alone_s)
+    asked: list[Sequence[int]] = []
+
+    async def store(items: Sequence[int]) -> list[int]:
+        asked.append(items)
+        raise StorageUnavailable("the storage does not answer")
+
+    answers = await together_or_alone([1, 2, 3], store)
+    assert [type(answer) for answer in answers] == [StorageUnavailable] * 3
+    assert asked == ([[1, 2, 3], [1]] if alone_s == 0.0 else [[1, 2, 3], [1], [2], [3]])
