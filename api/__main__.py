@@ -23,7 +23,7 @@ from service.config.settings import Settings, read_settings
 from service.config.start_refusals import StartRefused
 from service.db.notifications import QUEUE
 from service.domain.errors import DomainError
-from service.runtime import Runtime
+from service.runtime import Runtime, tune_interpreter
 
 BACKLOG = 1024
 """Connections that the system queues until they are accepted."""
@@ -101,6 +101,7 @@ async def serve(settings: Settings, *, loops: bool) -> None:
             return
         try:
             app = create_app(settings, runtime)
+            tune_interpreter()
             await _answer(app, runtime, settings, bound, stop)
             await runtime.clear_cluster(stop, _say)
         finally:

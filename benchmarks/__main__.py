@@ -110,6 +110,12 @@ def _queue_speed(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _many_jobs(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.many_jobs.measure import measure
+
+    return measure(num_rounds, progress)
+
+
 def _status_get(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.status_get import measure
 
@@ -218,6 +224,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "scheduler_speed": _scheduler_speed,
     "scheduler_locality": _scheduler_locality,
     "queue_speed": _queue_speed,
+    "many_jobs": _many_jobs,
     "gpu": _gpu,
 }
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -58,6 +60,7 @@ from service.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
+SWITCH_S = 0.0005
 READY_LIMIT_S = 3.0
 """How long `Runtime.ready` waits for the database."""
 
@@ -105,6 +108,8 @@ class Runtime:
         self._launches = Launches()
         self._autoscaler: Autoscaler | None = None
         """Of the newest term of this process."""
+        self._reconciler: Reconciler | None = None
+        """The same."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
@@ -192,7 +197,7 @@ class Runtime:
             self._autoscaler,
             recorder,
         )
-        reconciler = Reconciler(
+        self._reconciler = reconciler = Reconciler(
             *(database, cluster, self.storage, launches, signals, settings, timings),
             self.prices,
         )
@@ -252,6 +257,12 @@ class Runtime:
             return len(attempts_repository.live_columns(session))
 
         return await self.database.write(work)
+
+    @property
+    def reply_delay_s(self) -> float | None:
+        """`Reconciler.reply_delay_s`; None where this process does not run the loops."""
+        leads = self.leader is not None and self.leader.leads
+        return self._reconciler.reply_delay_s if leads and self._reconciler is not None else None
 
     def _watched(self) -> ClusterSnapshot | None:
         return self.watch.latest if self.watch else None
@@ -373,9 +384,23 @@ def _storage_nonce(storage_url: str) -> str:
         raise _unusable_storage(storage_url, error) from error
 
 
+def tune_interpreter() -> None:
+    """Have answers wait less for the loops that run beside them in this process.
+
+    A thread that computes keeps the interpreter for `SWITCH_S` while others want it. An answer
+    gives it up at each of its statements, and would wait each time for the 5 ms that are Python's
+    own choice. The garbage collector passes over what is there now, which is modules above all:
+    else it goes through them each time that the loops have read many jobs.
+    """
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()
+
+
 async def serve_loops(settings: Settings, stop: asyncio.Event) -> None:
     """`python -m service`: run the loops alone until `stop` is set; set again, it means at once."""
     runtime = await Runtime.open(settings)
+    tune_interpreter()
     try:
         await stop.wait()
         stop.clear()

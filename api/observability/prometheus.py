@@ -67,6 +67,12 @@ class Telemetry:
             registry=self.registry,
         )
 
+        self._reply_delay = Gauge(
+            "dray_reply_delay_seconds",
+            "How long the newest reports of a running job waited to be stored; 0 where this "
+            "process does not run the loops.",
+            registry=self.registry,
+        )
         self._slot_seconds = SlotSeconds()
         self.registry.register(self._slot_seconds)
 
@@ -92,5 +98,6 @@ class Telemetry:
             held = sum(node.held.get(kind, 0.0) for node in usable)
             self._slots.labels(kind, "total").set(total)
             self._slots.labels(kind, "held").set(held)
+        self._reply_delay.set(runtime.reply_delay_s or 0.0)
         self._slot_seconds.seconds = await runtime.faults.slot_seconds()
         return generate_latest(self.registry)

@@ -501,6 +501,23 @@ class MetricChunkRow(Base):
     points: Mapped[bytes]
 
 
+class RecentMetricsRow(Base):
+    """The newest points of all series of an attempt, from one reply, until chunks take them.
+
+    Rows begin no series: its first points are in a chunk. They come in the order of `id`.
+    """
+
+    __tablename__ = "recent_metrics"
+    __table_args__ = (Index("ix_recent_metrics_job_id_attempt", "job_id", "attempt"),)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    last_step: Mapped[int]
+    """The highest of its steps."""
+    points: Mapped[bytes]
+    """`service.domain.series_rows`"""
+
+
 class LogChunkRow(Base):
     """Consecutive lines of one rank: in `text` while the chunk is open, then in storage."""
 

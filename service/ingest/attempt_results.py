@@ -45,7 +45,9 @@ from service.ingest.supervisor_frames import SupervisorFrames, generation, is_fr
 from service.lifecycle import resizing
 from service.lifecycle.transitions import Ends, move, remark, runtime_left_s
 from service.storage.storage import Storage
+from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import LogStore
+from service.telemetry.metric_writer import MetricStore
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,12 @@ def record(
     now: datetime,
     *,
     prices: Prices | None = None,
+    known: KnownAttempts | None = None,
 ) -> list[Recorded]:
     """Store replies of different jobs: the frames, phase, cursor and outcome of each, once, or
     nothing.
 
-    prices: None where nothing is priced.
+    prices: None where nothing is priced. known: what this process knows of the attempts.
     """
     job_ids = [one.job_id for one in received]
     assert len(set(job_ids)) == len(job_ids), (
@@ -96,6 +99,7 @@ def record(
     jobs = repository.lock_all(session, job_ids)
     attempts = attempts_repository.live_of(session, job_ids)
     drilled = faults_repository.with_open_drills(session, job_ids)
+    known = known or KnownAttempts()
     ends = Ends()
     recorded = []
     for one in received:
@@ -106,8 +110,12 @@ def record(
             recorded.append(Recorded(changed=False, live=True, cursor=row.cursor))
         else:
             is_drilled = one.job_id in drilled
-            recorder = _Recorder(session, storage, job, row, now, prices, ends, is_drilled)
-            recorded.append(recorder.take(one))
+            there = known.take(session, job.id, row.attempt, row.cursor)
+            recorder = _Recorder(session, storage, job, row, now, prices, ends, is_drilled, there)
+            effect = recorder.take(one)
+            if effect.live:
+                known.keep(job.id, row.attempt, row.cursor, there)
+            recorded.append(effect)
     ends.settle(session, now)
     return recorded
 
@@ -125,6 +133,8 @@ class _Recorder:
     ends: Ends
     is_drilled: bool
     """Whether the job has drills that are not over."""
+    known: KnownAttempt
+    """Of the attempt; it is kept up to date."""
 
     def take(self, received: Received) -> Recorded:
         session, job, row, now, reply = self.session, self.job, self.row, self.now, received.reply
@@ -135,7 +145,7 @@ class _Recorder:
             told = [frame for frame in reply.frames if is_from_supervisor(frame)]
             row.generation = max(row.generation, generation(told))
             reported = [frame for frame in reply.frames if not is_from_supervisor(frame)]
-            stored = RankFrames(session, self.storage, job, row, now).take(reported)
+            stored = RankFrames(session, self.storage, job, row, now, self.known).take(reported)
             row.cursor = dict(reply.cursor)
         self._follow_phase(reply)
         SupervisorFrames(session, job, row, now, self.prices).take(told)
@@ -143,8 +153,9 @@ class _Recorder:
         trials.follow(session, job, stored, now, may_stop=not has_succeeded)
         if reply.outcome is not None:
             lost = _log_lines_lost(session, row, reply.outcome)
-            LogStore(session, self.storage, job, row, now).note_lost(lost)
-            _take_unreported(session, self.storage, job, row, received.in_storage, now)
+            LogStore(session, self.storage, job, row, now, self.known).close(lost)
+            MetricStore(session, job, row, now, self.known).close()
+            self._take_unreported(received.in_storage)
             self._end(reply.outcome, self._at(reply.phase_times.get(Phase.ENDED)))
             return Recorded(changed=True, live=False)
         fell_silent = silent_processes.note(session, job, row, reply.silent, now)
@@ -267,27 +278,22 @@ class _Recorder:
             data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
         )
 
+    def _take_unreported(self, in_storage: Sequence[Frame]) -> None:
+        """Store the checkpoints that no rank reported, with an event that names them."""
+        session, job, row, now = self.session, self.job, self.row, self.now
 
-def _take_unreported(
-    session: Session,
-    storage: Storage,
-    job: JobRow,
-    attempt: AttemptRow,
-    in_storage: Sequence[Frame],
-    now: datetime,
-) -> None:
-    """Store the checkpoints that no rank reported, with an event that names them."""
+        def stored() -> set[int]:
+            rows = attempts_repository.checkpoints(session, job.id)
+            return {each.step for each in rows if each.attempt == row.attempt}
 
-    def stored() -> set[int]:
-        rows = attempts_repository.checkpoints(session, job.id)
-        return {row.step for row in rows if row.attempt == attempt.attempt}
-
-    if not in_storage:
-        return
-    before = stored()
-    missing = [frame for frame in in_storage if frame.body["step"] not in before]
-    RankFrames(session, storage, job, attempt, now).take(missing)
-    if steps := sorted(stored() - before):
+        if not in_storage:
+            return
+        before = stored()
+        missing = [frame for frame in in_storage if frame.body["step"] not in before]
+        RankFrames(session, self.storage, job, row, now, self.known).take(missing)
+        steps = sorted(stored() - before)
+        if not steps:
+            return
         shown = ", ".join(map(str, steps))
         remark(
             session,

@@ -35,6 +35,7 @@ from service.ingest.decoding import decode, metric_key, resumed_step
 from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, time_of
 from service.lifecycle.transitions import remark
 from service.storage.storage import Storage, check_file_name
+from service.telemetry.known_attempts import KnownAttempt
 from service.telemetry.log_writer import LogLine, LogStore
 from service.telemetry.metric_writer import MetricStore, by_name
 
@@ -50,15 +51,22 @@ class RankFrames:
     """Stores the frames of one reply. Made for one transaction."""
 
     def __init__(
-        self, session: Session, storage: Storage, job: JobRow, attempt: AttemptRow, now: datetime
+        self,
+        session: Session,
+        storage: Storage,
+        job: JobRow,
+        attempt: AttemptRow,
+        now: datetime,
+        known: KnownAttempt,
     ) -> None:
+        """known: of the attempt; it is kept up to date."""
         self._session = session
         self._storage = storage
         self._job = job
         self._attempt = attempt
         self._now = now
-        self._logs = LogStore(session, storage, job, attempt, now)
-        self._metrics = MetricStore(session, job, attempt, now)
+        self._logs = LogStore(session, storage, job, attempt, now, known)
+        self._metrics = MetricStore(session, job, attempt, now, known)
         self._known_keys: set[str] = set()
         self._awaited_step = resume_reports.awaited_step(attempt)
         self._said: dict[str, Any] = dict(job.progress or {})

@@ -185,33 +185,38 @@ def runtime_left_s(job: JobRow | Row[Any]) -> float | None:
     return None if job.max_runtime_s is None else job.max_runtime_s - job.runtime_used_s
 
 
+def waits_with_news(session: Session, waits: Sequence[policy.Wait]) -> list[policy.Wait]:
+    """Those that `note_waiting` would store, so that a long queue is not read while others wait to
+    write."""
+    queued = repository.waiting_notes(session)
+    return [wait for wait in waits if _is_news(queued.get(wait.job_id), wait)]
+
+
+def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
+    # A job that was held or released since the plan saw it has told why by itself.
+    if row is None or (row.held_by is None) == (wait.reason.code == HELD):
+        return False
+    shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))
+    told = (wait.reason.code, wait.reason.message, wait.position, wait.blocked_by)
+    is_kept_back = wait.reason.code in KEPT_BACK
+    return shown != told or is_kept_back != (row.kept_back_since is not None)
+
+
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
     """Store why each job waits and at which place; answers how many changed.
 
     Neither a move nor an event, since plans are made often; a budget that is used up is an event,
     since it keeps jobs back for long. A row that would not change is not written.
     """
-    if not waits:
-        return 0
     stopped: dict[str, str] = {}
-    queued = {row.id: row for row in repository.in_state(session, (JobState.QUEUED,))}
+    queued = repository.waiting_notes_of(session, [wait.job_id for wait in waits])
     notes: list[dict[str, Any]] = []
     for wait in waits:
         row = queued.get(wait.job_id)
-        # A job that was held or released since the plan saw it has told why by itself.
-        if row is None or (row.held_by is None) == (wait.reason.code == HELD):
+        if row is None or not _is_news(row, wait):
             continue
         is_kept_back = wait.reason.code in KEPT_BACK
         kept_back = _kept_back(row, now) if is_kept_back else _not_kept_back(row, now)
-        shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))
-        is_as_shown = shown == (
-            wait.reason.code,
-            wait.reason.message,
-            wait.position,
-            wait.blocked_by,
-        )
-        if is_as_shown and is_kept_back == (row.kept_back_since is not None):
-            continue
         if wait.reason.code == BUDGET_USED_UP != row.reason_code:
             stopped[wait.job_id] = wait.reason.message
         note = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dray.views import JobState
 from service.cluster.port import AttemptRef, Cluster
-from service.loops.queue_view import LiveAttempt
+from service.loops.queue_view import FollowedAttempt
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Commands:
         self._cluster = cluster
         self._done: set[tuple[str, int, str]] = set()
 
-    def due(self, attempt: LiveAttempt, ref: AttemptRef) -> Iterator[Command]:
+    def due(self, attempt: FollowedAttempt, ref: AttemptRef) -> Iterator[Command]:
         """Commands to the attempt that are not passed on yet.
 
         A job that is being cancelled gets no further commands.

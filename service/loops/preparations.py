@@ -314,14 +314,13 @@ class EnvironmentGate:
         attempts = {job.job_id: job.attempt for job in snapshot.queue}
         waiting = await self._still_waiting(snapshot, attempts, names)
         for _ in range(MAX_PLANS):
-            queue = tuple(replace(j, preparing=waiting.get(j.job_id)) for j in snapshot.queue)
-            growing = tuple(g for g in snapshot.growing if g.job_id not in waiting)
-            self.seen = replace(snapshot, queue=queue, growing=growing)
-            decisions = policy.plan(self.seen, now)
+            self.seen = _without(snapshot, waiting)
+            # A long queue takes long, and callers wait for this thread.
+            decisions = await asyncio.to_thread(policy.plan, self.seen, now)
             held = await self._held(decisions, attempts, names)
-            decisions = [d for d in decisions if not _is_for(d, held)]
             if not held:
                 break
+            decisions = [d for d in decisions if not _is_for(d, held)]
             waiting |= held
         return [*decisions, *_stays(snapshot.growing, waiting)]
 
@@ -406,6 +405,21 @@ class EnvironmentGate:
             await self._database.write(
                 lambda s, at: environment_events.note_ready(s, job_id, attempt, answers, at)
             )
+
+
+def _without(snapshot: policy.Snapshot, waiting: Mapping[str, str]) -> policy.Snapshot:
+    """As it is, but jobs that wait for nodes take no slots.
+
+    waiting: what each of them waits for.
+    """
+    if not waiting:
+        return snapshot
+    queue = (
+        replace(job, preparing=waiting[job.job_id]) if job.job_id in waiting else job
+        for job in snapshot.queue
+    )
+    growing = (group for group in snapshot.growing if group.job_id not in waiting)
+    return replace(snapshot, queue=tuple(queue), growing=tuple(growing))
 
 
 def _is_for(decision: policy.Decision, jobs: Mapping[str, str]) -> bool:

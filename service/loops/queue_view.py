@@ -33,8 +33,34 @@ UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
 @dataclass(frozen=True)
+class FollowedAttempt:
+    """An attempt that has not been seen gone, and what is asked of it."""
+
+    job_id: str
+    attempt: int
+    job_state: JobState
+    cluster_session: str
+    age_s: float
+    """Seconds since the claim."""
+    node_ids: tuple[str, ...]
+    """Nodes that may have files or processes of the attempt, also those that it left."""
+    preempt_grace_s: float | None
+    """Set once the attempt was asked to leave its slots."""
+    drills: tuple[Drill, ...]
+    """Faults that are to be injected and were not yet."""
+    grant: Grant | None
+    """Slots that the attempt holds and has not confirmed yet."""
+    recall: Recall | None
+    """Slots that it was asked to give back, and still holds."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.job_id, self.attempt
+
+
+@dataclass(frozen=True)
 class LiveAttempt:
-    """An attempt that has not been seen gone."""
+    """An attempt that has not been seen gone, as planning goes by it."""
 
     job_id: str
     attempt: int
@@ -50,19 +76,10 @@ class LiveAttempt:
     max_runtime_s: int | None
     runtime_used_s: float
     """Running time of the attempts before this one."""
-    cursor: Mapping[str, int]
-    preempt_grace_s: float | None = None
-    """Set once the attempt was asked to leave its slots."""
-    drills: tuple[Drill, ...] = ()
-    """Faults that are to be injected and were not yet."""
-    node_ids: tuple[str, ...] = ()
+    node_ids: tuple[str, ...]
     """Nodes that may have files or processes of the attempt, also those that it left."""
-    grant: Grant | None = None
-    """Slots that the attempt holds and has not confirmed yet."""
-    recall: Recall | None = None
-    """Slots that it was asked to give back, and still holds."""
     is_recall_unanswered: bool = False
-    """It was asked too long ago."""
+    """It was asked too long ago to give slots back, and still holds them."""
     growing: policy.Growing | None = None
     """Set while the group could use more slots and may be granted some."""
     running: policy.RunningJob | None = None
@@ -106,19 +123,33 @@ def snapshot(
     return waiting, _live(session, now, jobs, runs)
 
 
-def live(session: Session, now: datetime) -> tuple[LiveAttempt, ...]:
-    """Every attempt that may still hold slots, however many jobs wait; without `growing` and
-    `running`, which are for the plan."""
-    return _live(session, now, repository.of_live_attempts(session), None)
+def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
+    """Every attempt that may still hold slots, however many jobs wait."""
+    attempts = attempts_repository.followed_columns(session)
+    drills = _drills(session) if attempts else {}
+    return tuple(
+        FollowedAttempt(
+            job_id=row.job_id,
+            attempt=row.attempt,
+            job_state=row.job_state,
+            cluster_session=row.cluster_session,
+            age_s=(now - row.created_at).total_seconds(),
+            node_ids=resizing.carriers(row),
+            preempt_grace_s=row.preempt_grace_s,
+            drills=tuple(drills.get((row.job_id, row.attempt), ())),
+            grant=resizing.granted(row),
+            recall=resizing.recalled(row),
+        )
+        for row in attempts
+    )
 
 
 def _live(
-    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs | None
+    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs
 ) -> tuple[LiveAttempt, ...]:
-    """jobs: theirs, and perhaps others. runs: None where nobody plans."""
+    """jobs: theirs, and perhaps others."""
     by_id = {job.id: job for job in jobs}
     attempts = attempts_repository.live_columns(session)
-    drills = _drills(session) if attempts else {}
     return tuple(
         LiveAttempt(
             job_id=row.job_id,
@@ -133,15 +164,10 @@ def _live(
             started_at=row.started_at,
             max_runtime_s=by_id[row.job_id].max_runtime_s,
             runtime_used_s=by_id[row.job_id].runtime_used_s,
-            cursor=row.cursor,
-            preempt_grace_s=row.preempt_grace_s,
-            drills=tuple(drills.get((row.job_id, row.attempt), ())),
             node_ids=resizing.carriers(row),
-            grant=resizing.granted(row),
-            recall=resizing.recalled(row),
             is_recall_unanswered=resizing.is_unanswered(row, now),
-            growing=None if runs is None else resizing.growing(by_id[row.job_id], row, now),
-            running=None if runs is None else _running(by_id[row.job_id], row, runs, now),
+            growing=resizing.growing(by_id[row.job_id], row, now),
+            running=_running(by_id[row.job_id], row, runs, now),
             array_id=by_id[row.job_id].array_id,
         )
         for row in attempts

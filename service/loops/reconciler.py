@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,7 @@ from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.db.notifications import QUEUE, Signals
+from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.ingest.attempt_results import Received
 from service.loops import queue_view
@@ -34,7 +35,9 @@ from service.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
-MAX_REPLY_BYTES = 1 << 20
+MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
+MAX_REPLIES_BYTES = 128 << 20
+"""Of all attempts together: each may have a reply that waits to be stored."""
 
 
 class Reconciler:
@@ -70,6 +73,12 @@ class Reconciler:
         self._commands = Commands(cluster)
         self._unowned_at = self._deleted_at = 0.0
 
+    @property
+    def reply_delay_s(self) -> float:
+        """How long the reply that was stored last has waited for that: more than a second of a
+        service that does not keep up with what is reported."""
+        return self._writer.delay_s
+
     async def run(self) -> None:
         """Until cancelled; the followers end with it."""
         try:
@@ -93,22 +102,39 @@ class Reconciler:
     async def run_once(self) -> None:
         """Start the missing followers, pass on commands, end attempts that nobody owns."""
         self._closed.clear()
-        live = await self._database.read(queue_view.live)
+        found = await self._database.read(queue_view.followed)
+        live = [a for a in found if not self._launches.is_under_way(a.job_id, a.attempt)]
+        cursors = await self._cursors([a for a in live if a.key not in self._followers])
         for attempt in live:
-            key = (attempt.job_id, attempt.attempt)
-            if key in self._closed or self._launches.is_under_way(*key):
-                continue
-            self._refs[key] = _ref(attempt)
+            key = attempt.key
+            if key in self._closed or (key not in self._followers and key not in cursors):
+                continue  # it has ended meanwhile
+            self._refs[key] = ref = _ref(attempt)
             if key not in self._followers:
-                task = asyncio.create_task(self._follow(attempt), name=f"follow {key}")
-                self._followers[key] = task
-                task.add_done_callback(functools.partial(self._forget, key))
-            for command in self._commands.due(attempt, self._refs[key]):
+                self._begin_to_follow(attempt, cursors[key])
+            for command in self._commands.due(attempt, ref):
                 self._begin(command.key, self._pass_on(command))
         if asyncio.get_running_loop().time() >= self._unowned_at:
             self._begin(("orphans",), self._end_unowned())
         if asyncio.get_running_loop().time() >= self._deleted_at:
             self._begin(("deleted",), self._drop_deleted())
+
+    async def _cursors(
+        self, attempts: Sequence[queue_view.FollowedAttempt]
+    ) -> Mapping[tuple[str, int], Mapping[str, int]]:
+        """Up to where the reports of those of these attempts that live are stored."""
+        job_ids = [attempt.job_id for attempt in attempts]
+        if not job_ids:
+            return {}
+        return await self._database.read(lambda s, _: attempts_repository.cursors(s, job_ids))
+
+    def _begin_to_follow(
+        self, attempt: queue_view.FollowedAttempt, cursor: Mapping[str, int]
+    ) -> None:
+        key = attempt.key
+        task = asyncio.create_task(self._follow(attempt, cursor), name=f"follow {key}")
+        self._followers[key] = task
+        task.add_done_callback(functools.partial(self._forget, key))
 
     def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
         self._followers.pop(key, None)
@@ -135,9 +161,10 @@ class Reconciler:
     async def _pause(self) -> None:
         await asyncio.sleep(self._timings.unavailable_pause_s)
 
-    async def _follow(self, attempt: queue_view.LiveAttempt) -> None:
-        """Poll one attempt and store what it says, until its outcome is stored."""
-        key, cursor, said = (attempt.job_id, attempt.attempt), dict(attempt.cursor), ""
+    async def _follow(self, attempt: queue_view.FollowedAttempt, cursor: Mapping[str, int]) -> None:
+        """Poll one attempt from this cursor on and have stored what it says, until its outcome is
+        stored."""
+        key, said = attempt.key, ""
         loop = asyncio.get_running_loop()
         claimed_at = loop.time() - attempt.age_s
         given_up = False
@@ -145,7 +172,7 @@ class Reconciler:
             asked_at, ref = loop.time(), self._refs[key]
             try:
                 reply = await self._cluster.poll(
-                    ref, cursor, self._settings.poll_wait_s, MAX_REPLY_BYTES
+                    ref, cursor, self._settings.poll_wait_s, self._reply_bytes
                 )
                 if reply.outcome is not None and ref != self._refs[key]:
                     continue  # it came to other nodes meanwhile, which were not asked
@@ -169,10 +196,16 @@ class Reconciler:
                 continue
             if not recorded.live:  # the end is stored, by this process or by another
                 return await self._close(ref)
-            cursor = dict(recorded.cursor)
+            cursor = recorded.cursor
             if not reply.more:
                 took_s = loop.time() - asked_at
                 await asyncio.sleep(max(0.0, self._timings.reply_period_s - took_s))
+
+    @property
+    def _reply_bytes(self) -> int:
+        """Most bytes of a reply."""
+        share = MAX_REPLIES_BYTES // max(1, len(self._followers))
+        return min(MAX_REPLY_BYTES, max(MIN_REPLY_BYTES, share))
 
     async def _give_up(self, ref: AttemptRef, age_s: float) -> bool:
         """See to it that an attempt without a supervisor does not come late; False, after a
@@ -231,7 +264,7 @@ class Reconciler:
         self._unowned_at = asyncio.get_running_loop().time() + self._timings.unowned_period_s
         try:
             known = await self._cluster.attempts()
-            live = await self._database.read(queue_view.live)
+            live = await self._database.read(queue_view.followed)
             owned = {(a.job_id, a.attempt) for a in live} | set(self._followers)
             for ref in known:
                 key = (ref.job_id, ref.attempt)
@@ -268,7 +301,7 @@ def _was_never_there(reply: PollReply) -> bool:
     return lost and not reply.cursor
 
 
-def _ref(attempt: queue_view.LiveAttempt) -> AttemptRef:
+def _ref(attempt: queue_view.FollowedAttempt) -> AttemptRef:
     return AttemptRef(
         job_id=attempt.job_id,
         attempt=attempt.attempt,

@@ -11,10 +11,11 @@ from service.ingest.attempt_results import Received, Recorded
 from service.loops.batches import together_or_alone
 from service.loops.fencing import LoopDatabase
 from service.storage.storage import Storage
+from service.telemetry.known_attempts import KnownAttempts
 
 MAX_REPLIES = 50
 """Replies of one transaction: SQLite has one writer, and others wait for it."""
-MAX_FRAMES = 500
+MAX_FRAMES = 2000
 """Frames of one transaction of several replies. A reply with more has a transaction of its own,
 beside the others where the database has several writers: it may write to the storage."""
 
@@ -29,11 +30,20 @@ class ReplyWriter:
         self._database = database
         self._storage = storage
         self._prices = prices
+        self._known = KnownAttempts()
+        self.delay_s = 0.0
+        """How long the reply that was stored last has waited for that."""
         self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
 
     async def store(self, received: Received) -> Recorded:
         """The effect of the reply, once it is stored."""
+        began = asyncio.get_running_loop().time()
+        recorded = await self._store(received)
+        self.delay_s = asyncio.get_running_loop().time() - began
+        return recorded
+
+    async def _store(self, received: Received) -> Recorded:
         if len(received.reply.frames) > MAX_FRAMES:
             (recorded,) = await self._write([received])
             return recorded
@@ -85,6 +95,8 @@ class ReplyWriter:
     async def _write(self, received: Sequence[Received]) -> list[Recorded]:
         return await self._database.write(
             lambda session, now: attempt_results.record(
-                session, self._storage, received, now, prices=self._prices.current()
+                *(session, self._storage, received, now),
+                prices=self._prices.current(),
+                known=self._known,
             )
         )

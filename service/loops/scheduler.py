@@ -245,7 +245,10 @@ class Scheduler:
         self, decisions: Sequence[policy.Decision], attempts: Mapping[str, int]
     ) -> None:
         """Store the decisions that start nothing. attempts: number of the live one of each job."""
-        waits = [d for d in decisions if isinstance(d, policy.Wait)]
+        told = [d for d in decisions if isinstance(d, policy.Wait)]
+        waits = []
+        if told:
+            waits = await self._database.read(lambda s, _: transitions.waits_with_news(s, told))
         stays = [d for d in decisions if isinstance(d, policy.Stay)]
         others = [
             d

@@ -48,20 +48,23 @@ def find(
     limit: int,
 ) -> dict[Stream, list[Chunk]]:
     """The chunks of the next `limit` lines of each stream; those in SQL have their text."""
-    found: dict[Stream, list[Chunk]] = {}
+    wanted: list[LogChunkRow] = []
     num_lines: Counter[Stream] = Counter()
     for row in repository.log_chunks(session, job_id, attempt=attempt, rank=rank):
         stream = (row.attempt, row.rank)
         new = row.first_line + row.num_lines - max(row.first_line, begin.get(stream, 0))
         if new > 0 and num_lines[stream] <= limit:
             num_lines[stream] += new
-            found.setdefault(stream, []).append(_chunk(session, row))
+            wanted.append(row)
+    texts = repository.log_texts(
+        session, job_id, [row for row in wanted if row.storage_key is None]
+    )
+    found: dict[Stream, list[Chunk]] = {}
+    for row in wanted:
+        text = texts.get((row.attempt, row.rank, row.first_line))
+        chunk = Chunk(row.first_line, row.num_lines, text, row.storage_key)
+        found.setdefault((row.attempt, row.rank), []).append(chunk)
     return found
-
-
-def _chunk(session: Session, row: LogChunkRow) -> Chunk:
-    text = repository.log_text(session, row) if row.storage_key is None else None
-    return Chunk(row.first_line, row.num_lines, text, row.storage_key)
 
 
 def page(

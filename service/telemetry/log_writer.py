@@ -1,6 +1,6 @@
 """Log lines on their way into chunks.
 
-The last chunk of each rank is in SQL. A full one is written to storage before its row says so: a
+The last chunks of each rank are in SQL. A full one is written to storage before its row says so: a
 transaction that is tried again writes the same object again.
 
 Once a job's log has reached its limit, each rank keeps its newest lines besides, in a chunk that
@@ -10,7 +10,7 @@ stays in SQL and loses its oldest lines. Its first line says how many are left o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -21,10 +21,13 @@ from service.db.models import AttemptRow, JobRow, LogChunkRow
 from service.db.repositories import chunks as repository
 from service.lifecycle.transitions import remark
 from service.storage.storage import Storage
+from service.telemetry.known_attempts import KnownAttempt, OpenLog
 
 CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 128 * 1024
 """Most that a rank keeps of its newest lines beyond the limit."""
+MAX_CHUNKS = 32
+"""Chunks in a row that are open; more are joined."""
 
 Line = tuple[float, str]
 """Unix seconds by the node's clock, and the text."""
@@ -57,16 +60,28 @@ def chunk_key(chunk: LogChunkRow) -> str:
 
 
 class LogStore:
-    """Collects the lines of one reply, then appends them to the open chunks."""
+    """Collects the lines of one reply, then appends them to the open chunks.
+
+    Lines of a log that is known become a chunk of their own, which is joined with those before it
+    once there are `MAX_CHUNKS`: each time all of a chunk's text is written again.
+    """
 
     def __init__(
-        self, session: Session, storage: Storage, job: JobRow, attempt: AttemptRow, now: datetime
+        self,
+        session: Session,
+        storage: Storage,
+        job: JobRow,
+        attempt: AttemptRow,
+        now: datetime,
+        known: KnownAttempt,
     ) -> None:
+        """known: of the attempt; it is kept up to date."""
         self._session = session
         self._storage = storage
         self._job = job
         self._attempt = attempt
         self._now = now
+        self._known = known.logs
         self._lines: dict[int, list[LogLine]] = {}
 
     def add(self, line: LogLine) -> None:
@@ -74,14 +89,17 @@ class LogStore:
 
     def store(self) -> None:
         """Append what was added."""
-        last = self._last_chunks(self._lines)
-        for rank, lines in self._lines.items():
+        more = {rank: lines for rank, lines in self._lines.items() if not self._add(rank, lines)}
+        last = self._last_chunks(more)
+        for rank, lines in more.items():
             self._append(rank, last.get(rank), lines)
         self._lines = {}
 
-    def note_lost(self, lost: Mapping[int, int | None]) -> None:
-        """Note at the end of each rank's log how many of its lines never came; None: maybe some."""
-        last = self._last_chunks(lost)
+    def close(self, lost: Mapping[int, int | None]) -> None:
+        """Join the open chunks of each rank, and note at the end of its log how many of its lines
+        never came; None: maybe some."""
+        split = {rank for rank, log in self._known.items() if log.num_chunks > 1}
+        last = self._last_chunks({*lost, *split})
         for rank, number in lost.items():
             note = f"{number} lines were lost here: the disk of the node had no room for them"
             if number is None:
@@ -97,11 +115,61 @@ class LogStore:
             entries.append(_encode([self._now.timestamp(), f"[dray] {note}", number or 0]))
             self._save(chunk, entries)
 
-    def _last_chunks(self, lines: Mapping[int, object]) -> dict[int, LogChunkRow]:
-        if not lines:
+    def _last_chunks(self, ranks: Collection[int]) -> dict[int, LogChunkRow]:
+        """The newest chunk of each of the ranks, with the text of the open ones before it."""
+        if not ranks:
             return {}
         attempt = self._attempt.attempt
-        return repository.last_log_chunks(self._session, self._job.id, attempt, lines.keys())
+        found = repository.last_log_chunks(self._session, self._job.id, attempt, ranks)
+        return {rank: self._joined(chunks) for rank, chunks in found.items()}
+
+    def _joined(self, chunks: Sequence[LogChunkRow]) -> LogChunkRow:
+        """The newest chunk; if it is open, and those before it are, all as one."""
+        newest, first = chunks[-1], chunks[0]
+        if newest is first or not _takes(newest, is_tail=False):
+            return newest
+        first.text = "".join(chunk.text or "" for chunk in chunks)
+        first.num_lines = sum(chunk.num_lines for chunk in chunks)
+        first.size_bytes = sum(chunk.size_bytes for chunk in chunks)
+        first.incarnation, first.next_number = newest.incarnation, newest.next_number
+        for chunk in chunks[1:]:
+            self._session.delete(chunk)
+        return first
+
+    def _add(self, rank: int, lines: Sequence[LogLine]) -> bool:
+        """Add the lines as a chunk; False, and nothing is done, where more is to be noted."""
+        log, job = self._known.get(rank), self._job
+        if log is None or log.num_chunks >= MAX_CHUNKS:
+            return False
+        if any(line.incarnation != log.incarnation for line in lines):
+            return False
+        numbers = [line.number for line in lines]
+        if numbers != list(range(log.next_number, log.next_number + len(lines))):
+            return False
+        text = "".join(encode_line(line.seconds, line.text) for line in lines)
+        size, read = len(text.encode()), sum(len(line.text.encode()) + 1 for line in lines)
+        if log.size_bytes + size >= CHUNK_BYTES or job.log_bytes + read >= job.log_limit_bytes:
+            return False
+        job.log_bytes += read
+        log.next_number += len(lines)
+        repository.add_log_chunk(
+            self._session,
+            LogChunkRow(
+                job_id=job.id,
+                attempt=self._attempt.attempt,
+                rank=rank,
+                first_line=log.next_line,
+                num_lines=len(lines),
+                size_bytes=size,
+                incarnation=log.incarnation,
+                next_number=log.next_number,
+                text=text,
+            ),
+        )
+        log.next_line += len(lines)
+        log.size_bytes += size
+        log.num_chunks += 1
+        return True
 
     def _append(self, rank: int, chunk: LogChunkRow | None, lines: list[LogLine]) -> None:
         entries = [] if chunk is None else _entries_of(chunk)
@@ -123,6 +191,19 @@ class LogStore:
                 self._close(chunk, entries)
         if chunk is not None and chunk.storage_key is None:
             self._save(chunk, entries)
+        self._know(rank, chunk)
+
+    def _know(self, rank: int, chunk: LogChunkRow | None) -> None:
+        """Note the newest chunk of a rank's log, if a next one may continue it."""
+        self._known.pop(rank, None)
+        if chunk is not None and _takes(chunk, is_tail=False):
+            self._known[rank] = OpenLog(
+                next_line=chunk.first_line + chunk.num_lines,
+                size_bytes=chunk.size_bytes,
+                num_chunks=1,
+                incarnation=chunk.incarnation,
+                next_number=chunk.next_number,
+            )
 
     @property
     def _is_over_limit(self) -> bool:

@@ -13,6 +13,7 @@ from dray import views
 from service.checkpoints.catalog import began_at_step
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as repository
+from service.db.repositories import recent_metrics
 from service.db.repositories.chunks import MetricChunk
 from service.domain.attempts.lineage import last_steps
 from service.domain.series import (
@@ -21,9 +22,12 @@ from service.domain.series import (
     Points,
     downsample,
     outlined,
+    pack,
+    summarise,
     unpack,
 )
-from service.telemetry.metric_writer import by_name, summary_of
+from service.domain.series_rows import Series, join, unpack_row
+from service.telemetry.metric_writer import by_name, columns_of, summary_of
 
 Piece = tuple[MetricChunk, int]
 """A chunk and the last step of it that counts."""
@@ -42,6 +46,9 @@ def read(
     attempts = attempts_repository.beginnings(session, job_id)
     starts = {row.attempt: began_at_step(row) for row in attempts}
     chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
+    recent = _recent(session, job_id, rank, keys, after_step)
+    if recent:
+        chunks = sorted([*chunks, *(chunk for chunk, _ in recent.values())], key=_in_order)
     first: dict[tuple[str, int], int] = {}
     if len(attempts) > 1:
         first = repository.first_metric_steps(session, job_id, rank, min(starts))
@@ -53,7 +60,8 @@ def read(
     in_blocks: set[int] = set()
     for found in pieces.values():
         _choose_detail(found, after_step, max_points, whole, in_blocks)
-    points = repository.metric_points(session, whole)
+    points = repository.metric_points(session, whole - recent.keys())
+    points |= {number: packed for number, (_, packed) in recent.items()}
     outlines = repository.metric_outlines(session, in_blocks)
     series: dict[str, Points] = {}
     for key, found in pieces.items():
@@ -61,6 +69,39 @@ def read(
         if steps:
             series[key] = downsample(steps, values, max_points)
     return series
+
+
+def _recent(
+    session: Session, job_id: str, rank: int, keys: Sequence[str] | None, after_step: int
+) -> dict[int, tuple[MetricChunk, bytes]]:
+    """The points that no chunk has taken yet, as if there were a chunk of them for each series and
+    attempt; by their ids, which are negative."""
+    found: dict[int, dict[Series, Points]] = {}
+    for row in recent_metrics.of_job(session, job_id, after_step):
+        join(found.setdefault(row.attempt, {}), unpack_row(row.points, rank))
+    series = [
+        (key, attempt, points)
+        for attempt, of_attempt in found.items()
+        for (key, _), points in of_attempt.items()
+        if keys is None or key in keys
+    ]
+    return {
+        -number: (
+            MetricChunk(
+                id=-number,
+                key=key,
+                attempt=attempt,
+                has_outline=False,
+                **columns_of(summarise(*points)),
+            ),
+            pack(*points),
+        )
+        for number, (key, attempt, points) in enumerate(series, 1)
+    }
+
+
+def _in_order(chunk: MetricChunk) -> tuple[str, int, int]:
+    return chunk.key, chunk.attempt, chunk.first_step
 
 
 def as_view(series: Mapping[str, Points], *, after_step: int, live: bool) -> views.Metrics:

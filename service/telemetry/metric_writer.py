@@ -1,4 +1,4 @@
-"""Metrics on their way into chunks.
+"""Metrics on their way into rows of recent points, and from there into chunks.
 
 The steps of one series rise. A step that an attempt reports again is not stored: the first value
 stays, which after a recovery in place equals the second one anyway.
@@ -18,7 +18,7 @@ from dray.views import MetricValue
 from service.db.models import AttemptRow, JobRow, MetricChunkRow
 from service.db.repositories import chunks as repository
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import open_chunks
+from service.db.repositories import open_chunks, recent_metrics
 from service.db.repositories.chunks import MetricChunk
 from service.db.repositories.open_chunks import OpenChunk
 from service.domain.series import (
@@ -32,22 +32,40 @@ from service.domain.series import (
     tail,
     whole_blocks,
 )
+from service.domain.series_rows import Series, join, pack_row, unpack_row
 from service.lifecycle.transitions import remark
+from service.telemetry.known_attempts import KnownAttempt
 
 MAX_KEYS = 1000
 """Different metric names of one job; more are refused, and an event says so."""
+MAX_ROWS, MAX_ROWS_BYTES = 64, 64 * 1024
+"""Of one attempt in `recent_metrics`; with more the chunks take the points."""
 
 
 class MetricStore:
-    """Collects the points of one reply, then appends them to the open chunks."""
+    """Collects the points of one reply, then stores them.
 
-    def __init__(self, session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> None:
+    Points of known series become one row, whatever their number; a chunk takes the points of many
+    rows at once, because each time all of it is written again. What begins a series, and what is
+    much by itself, goes into chunks at once.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        job: JobRow,
+        attempt: AttemptRow,
+        now: datetime,
+        known: KnownAttempt,
+    ) -> None:
+        """known: of the attempt; it is kept up to date."""
         self._session = session
         self._job = job
         self._attempt = attempt
         self._now = now
-        self._points: dict[tuple[str, int], Points] = {}
-        self._may_repeat: set[tuple[str, int]] = set()
+        self._known = known
+        self._points: dict[Series, Points] = {}
+        self._may_repeat: set[Series] = set()
 
     def extend(
         self, key: str, rank: int, steps: Sequence[int], values: Sequence[float], *, repeats: bool
@@ -62,31 +80,69 @@ class MetricStore:
         if repeats:
             self._may_repeat.add(name)
 
-    def store(self) -> Mapping[tuple[str, int], Points]:
+    def store(self) -> Mapping[Series, Points]:
         """Answers the points that were stored, by metric and rank."""
-        stored: dict[tuple[str, int], Points] = {}
         if not self._points:
-            return stored
-        ranks = {rank for _, rank in self._points}
-        open_ = open_chunks.newest(self._session, self._job.id, self._attempt.attempt, ranks)
-        allowed = self._allowed_keys({key for key, _ in self._points}, {key for key, _ in open_})
-        summary = dict(self._job.summary)
-        changed: list[OpenChunk] = []
-        for (key, rank), points in self._points.items():
-            if key not in allowed:
-                continue
-            chunk = open_.get((key, rank))
-            steps, values = self._rising(key, rank, points, chunk)
-            if not steps:
-                continue
-            changed += appended(key, rank, chunk, steps, values)
-            stored[key, rank] = steps, values
-            if rank == 0:
-                summary[key] = by_name(values[-1])
-        open_chunks.store(self._session, self._job.id, self._attempt.attempt, changed)
-        self._job.summary = summary
+            return {}
+        known = self._known
+        begun = self._points.keys() - known.last_steps.keys()
+        stored = self._new_points(self._allowed() if begun else self._points)
+        row = pack_row(stored)
+        is_much = known.num_rows >= MAX_ROWS or known.num_bytes + len(row) > MAX_ROWS_BYTES
+        if is_much or not begun.isdisjoint(stored):
+            self._append(stored)
+        elif stored:
+            last_step = max(steps[-1] for steps, _ in stored.values())
+            recent_metrics.add(self._session, *self._key, last_step, row)
+            known.num_rows += 1
+            known.num_bytes += len(row)
         self._points = {}
         return stored
+
+    def close(self) -> None:
+        """Have the chunks take all points: the attempt has ended."""
+        if self._known.num_rows:
+            self._append({})
+
+    @property
+    def _key(self) -> tuple[str, int]:
+        return self._job.id, self._attempt.attempt
+
+    def _new_points(self, points: Mapping[Series, Points]) -> dict[Series, Points]:
+        """Points that are to be stored, with which the last steps and the job's summary agree."""
+        stored: dict[Series, Points] = {}
+        summary = dict(self._job.summary)
+        for (key, rank), reported in points.items():
+            steps, values = self._rising(key, rank, reported)
+            if not steps:
+                continue
+            stored[key, rank] = steps, values
+            self._known.last_steps[key, rank] = steps[-1]
+            if rank == 0:
+                summary[key] = by_name(values[-1])
+        self._job.summary = summary
+        return stored
+
+    def _append(self, stored: Mapping[Series, Points]) -> None:
+        """Append the points of the rows, then these, to their chunks."""
+        session, known = self._session, self._known
+        points: dict[Series, Points] = {}
+        if known.num_rows:
+            for row in recent_metrics.take(session, *self._key):
+                join(points, unpack_row(row))
+            known.num_rows = known.num_bytes = 0
+        join(points, stored)
+        newest = open_chunks.newest(session, *self._key, {rank for _, rank in points})
+        changed: list[OpenChunk] = []
+        for (key, rank), (steps, values) in points.items():
+            changed += appended(key, rank, newest.get((key, rank)), steps, values)
+        open_chunks.store(session, *self._key, changed)
+
+    def _allowed(self) -> dict[Series, Points]:
+        """The reported points whose names are admitted."""
+        known = {key for key, _ in self._known.last_steps}
+        allowed = self._allowed_keys({key for key, _ in self._points}, known)
+        return {series: points for series, points in self._points.items() if series[0] in allowed}
 
     def _allowed_keys(self, reported: set[str], known: set[str]) -> set[str]:
         if reported <= known:
@@ -104,9 +160,9 @@ class MetricStore:
             )
         return (reported & known) | admitted
 
-    def _rising(self, key: str, rank: int, points: Points, chunk: OpenChunk | None) -> Points:
+    def _rising(self, key: str, rank: int, points: Points) -> Points:
         """The points whose step is above all before it."""
-        last = -1 if chunk is None else chunk.last_step
+        last = self._known.last_steps.get((key, rank), -1)
         if points[0][0] > last and all(map(lt, points[0], points[0][1:])):
             return points
         steps: list[int] = []
@@ -168,7 +224,7 @@ def _begun(key: str, rank: int, steps: list[int], values: list[float]) -> OpenCh
         is_open=True,
         points=pack(steps, values),
         outline=outline(steps, values),
-        **_columns(summarise(steps, values)),
+        **columns_of(summarise(steps, values)),
     )
 
 
@@ -177,11 +233,11 @@ def _add(chunk: OpenChunk, steps: list[int], values: list[float]) -> None:
     blocks, known = whole_blocks(chunk.outline, chunk.count)
     chunk.points = append(chunk.points, steps, values)
     chunk.outline = blocks + outline(*tail(chunk.points, known))
-    for name, value in _columns(summary_of(chunk).then(summarise(steps, values))).items():
+    for name, value in columns_of(summary_of(chunk).then(summarise(steps, values))).items():
         setattr(chunk, name, value)
 
 
-def _columns(summary: Summary) -> dict[str, Any]:
+def columns_of(summary: Summary) -> dict[str, Any]:
     min_step, min_value = summary.low or (None, None)
     max_step, max_value = summary.high or (None, None)
     return {

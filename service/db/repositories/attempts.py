@@ -82,11 +82,11 @@ def live(session: Session) -> list[AttemptRow]:
 
 
 _HELD = (
-    *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "cluster_session", "cursor"),
-    *("lacking", "grants", "granted", "recalled", "recalled_at", "grow_after", "recall_after"),
-    *("preempt_asked_at", "preempt_grace_s", "created_at", "started_at", "running_at"),
+    *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "cluster_session"),
+    *("lacking", "granted", "recalled", "recalled_at", "grow_after", "recall_after"),
+    *("preempt_asked_at", "created_at", "started_at", "running_at"),
 )
-"""Columns of an attempt that the loops go by."""
+"""Columns of an attempt that planning goes by."""
 
 
 def live_columns(session: Session) -> Sequence[Row[Any]]:
@@ -99,6 +99,36 @@ def _live_columns() -> Select[Any]:
     c = AttemptRow.__table__.c
     query = select(*(c[name] for name in _HELD)).where(c.finished_at.is_(None))
     return query.order_by(c.created_at, c.job_id)
+
+
+_FOLLOWED = (
+    *("job_id", "attempt", "cluster_session", "created_at", "slices", "carriers"),
+    *("grants", "granted", "recalled", "preempt_grace_s"),
+)
+
+
+def followed_columns(session: Session) -> Sequence[Row[Any]]:
+    """Of the same attempts `_FOLLOWED` and `job_state`."""
+    return session.connection().execute(_followed_columns()).all()
+
+
+@cache
+def _followed_columns() -> Select[Any]:
+    c, jobs = AttemptRow.__table__.c, JobRow.__table__.c
+    query = select(*(c[name] for name in _FOLLOWED), jobs.state.label("job_state"))
+    query = query.join(JobRow.__table__, jobs.id == c.job_id).where(c.finished_at.is_(None))
+    return query.order_by(c.created_at, c.job_id)
+
+
+def cursors(session: Session, job_ids: Collection[str]) -> dict[tuple[str, int], dict[str, int]]:
+    """By (job, attempt), up to where the reports of these jobs' live attempts are stored."""
+    c = table_of(AttemptRow).c
+    query = select(c.job_id, c.attempt, c.cursor).where(c.finished_at.is_(None))
+    return {
+        (job_id, attempt): cursor
+        for some in in_chunks(sorted(job_ids), CHUNK)
+        for job_id, attempt, cursor in session.execute(query.where(c.job_id.in_(some)))
+    }
 
 
 def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, Any, Any, Any]]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, func, select, tuple_
-from sqlalchemy.orm import Session, defer
+from sqlalchemy import Row, Select, bindparam, func, or_, select, tuple_
+from sqlalchemy.orm import Session, aliased, defer
 
 from service.db.models import LogChunkRow, MetricChunkRow
+from service.db.repositories.bulk import in_chunks
 
 BATCH = 400
 """Values in one IN list: SQLite's limit on parameters was 999 for long."""
@@ -130,23 +131,48 @@ def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, b
 
 def last_log_chunks(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
-) -> dict[int, LogChunkRow]:
-    """The newest chunk of each of the ranks' logs, by rank."""
-    row = LogChunkRow
-    found: dict[int, LogChunkRow] = {}
+) -> dict[int, list[LogChunkRow]]:
+    """The newest chunk of each of the ranks' logs, by rank, after those that are open."""
+    found: dict[int, list[LogChunkRow]] = {}
     for batch in batches(ranks):
-        newest = (
-            select(row.rank, func.max(row.first_line))
-            .where(row.job_id == job_id, row.attempt == attempt, row.rank.in_(batch))
-            .group_by(row.rank)
-        )
-        query = select(row).where(
-            row.job_id == job_id,
-            row.attempt == attempt,
-            tuple_(row.rank, row.first_line).in_(newest),
-        )
-        found.update({chunk.rank: chunk for chunk in session.scalars(query)})
+        asked = {"job_id": job_id, "attempt": attempt, "ranks": batch}
+        for chunk in session.scalars(_last_log_chunks(), asked):
+            found.setdefault(chunk.rank, []).append(chunk)
     return found
+
+
+@cache
+def _last_log_chunks() -> Select[LogChunkRow]:
+    row, later = LogChunkRow, aliased(LogChunkRow)
+    newest = select(func.max(later.first_line)).where(
+        later.job_id == row.job_id, later.attempt == row.attempt, later.rank == row.rank
+    )
+    return (
+        select(row)
+        .where(
+            row.job_id == bindparam("job_id"),
+            row.attempt == bindparam("attempt"),
+            row.rank.in_(bindparam("ranks", expanding=True)),
+            or_(row.storage_key.is_(None), row.first_line == newest.scalar_subquery()),
+        )
+        .order_by(row.rank, row.first_line)
+    )
+
+
+def open_log_chunks(session: Session, job_id: str, attempt: int) -> Sequence[Row[Any]]:
+    """(rank, first_line, num_lines, size_bytes, incarnation, next_number) of the chunks that lines
+    may be appended to or after, in order; not of those that lose their oldest lines."""
+    asked = {"of_job": job_id, "of_attempt": attempt}
+    return session.connection().execute(_open_log_chunks(), asked).all()
+
+
+@cache
+def _open_log_chunks() -> Select[Any]:
+    c = LogChunkRow.__table__.c
+    mine = c.job_id == bindparam("of_job"), c.attempt == bindparam("of_attempt")
+    columns = (c.rank, c.first_line, c.num_lines, c.size_bytes, c.incarnation, c.next_number)
+    query = select(*columns).where(*mine, c.storage_key.is_(None), c.left_out.is_(None))
+    return query.order_by(c.rank, c.first_line)
 
 
 def log_ranks(session: Session, job_id: str, attempt: int) -> set[int]:
@@ -173,12 +199,16 @@ def log_chunks(
     return list(session.scalars(query.options(defer(LogChunkRow.text, raiseload=True))))
 
 
-def log_text(session: Session, chunk: LogChunkRow) -> str:
-    """The text of an open chunk."""
-    query = select(LogChunkRow.text).where(
-        LogChunkRow.job_id == chunk.job_id,
-        LogChunkRow.attempt == chunk.attempt,
-        LogChunkRow.rank == chunk.rank,
-        LogChunkRow.first_line == chunk.first_line,
-    )
-    return session.scalar(query) or ""
+def log_texts(
+    session: Session, job_id: str, chunks: Sequence[LogChunkRow]
+) -> dict[tuple[int, int, int], str]:
+    """The text of open chunks of the job, by attempt, rank and first line."""
+    row = LogChunkRow
+    key = row.attempt, row.rank, row.first_line
+    found: dict[tuple[int, int, int], str] = {}
+    wanted = [(chunk.attempt, chunk.rank, chunk.first_line) for chunk in chunks]
+    for some in in_chunks(wanted, BATCH // len(key)):
+        query = select(*key, row.text).where(row.job_id == job_id, tuple_(*key).in_(some))
+        for attempt, rank, first_line, text in session.execute(query):
+            found[attempt, rank, first_line] = text or ""
+    return found

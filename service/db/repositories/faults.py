@@ -119,7 +119,7 @@ def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
     on_postgres = session.get_bind().dialect.name == "postgresql"
     insert_ = postgresql.insert(SlotSecondsRow) if on_postgres else sqlite.insert(SlotSecondsRow)
     values = [{"slot_class": name, "seconds": grown[name]} for name in sorted(grown)]
-    session.execute(
+    session.connection().execute(
         insert_.values(values).on_conflict_do_update(
             index_elements=["slot_class"],
             set_={"seconds": SlotSecondsRow.seconds + insert_.excluded.seconds},

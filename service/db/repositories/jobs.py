@@ -240,7 +240,6 @@ _PLANNED = (
     *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     *("kept_back_s", "kept_back_since"),
-    *("reason_code", "reason_message", "position", "blocked_by"),
 )
 """Columns of a job that planning goes by."""
 
@@ -260,16 +259,33 @@ def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
     )
 
 
-def of_live_attempts(session: Session) -> Sequence[Row[Any]]:
-    """`_PLANNED` of the jobs with an attempt that has not been seen gone."""
-    return session.connection().execute(_of_live_attempts()).all()
+_NOTED = (
+    *("id", "held_by", "reason_code", "reason_message", "position", "blocked_by"),
+    *("kept_back_s", "kept_back_since"),
+)
+"""Columns of a waiting job that say why it waits."""
+
+
+def waiting_notes(session: Session) -> dict[str, Row[Any]]:
+    """`_NOTED` of all jobs that wait, by id."""
+    return {row.id: row for row in session.connection().execute(_waiting_notes())}
+
+
+def waiting_notes_of(session: Session, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
+    """The same of those of these jobs that wait."""
+    of_some = _waiting_notes().where(JobRow.id.in_(bindparam("job_ids", expanding=True)))
+    found: dict[str, Row[Any]] = {}
+    for some in in_chunks(job_ids, CHUNK):
+        rows = session.connection().execute(of_some, {"job_ids": some})
+        found.update((row.id, row) for row in rows)
+    return found
 
 
 @cache
-def _of_live_attempts() -> Select[Any]:
+def _waiting_notes() -> Select[Any]:
     c = JobRow.__table__.c
-    live = select(AttemptRow.job_id).where(AttemptRow.finished_at.is_(None))
-    return select(*(c[name] for name in _PLANNED)).where(c.id.in_(live))
+    query = select(*(c[name] for name in _NOTED))
+    return query.where(c.state == JobState.QUEUED, c.deleted_at.is_(None))
 
 
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:

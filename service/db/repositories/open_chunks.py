@@ -61,6 +61,21 @@ def _change() -> Update:
     return update(_TABLE).where(_TABLE.c.id == bindparam("of_id")).values(values)
 
 
+@cache
+def _last_steps() -> Select[Any]:
+    c = _TABLE.c
+    return select(c.key, c.rank, c.last_step).where(
+        c.job_id == bindparam("of_job"), c.attempt == bindparam("of_attempt"), c.is_open
+    )
+
+
+def last_steps(session: Session, job_id: str, attempt: int) -> dict[tuple[str, int], int]:
+    """By (key, rank), the last step that a chunk has of each series."""
+    asked = {"of_job": job_id, "of_attempt": attempt}
+    rows = session.connection().execute(_last_steps(), asked)
+    return {(key, rank): step for key, rank, step in rows}
+
+
 def newest(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
 ) -> dict[tuple[str, int], OpenChunk]:

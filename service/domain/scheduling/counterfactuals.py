@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from service.domain.scheduling import policy
-from service.domain.scheduling.lanes import Lanes
 from service.domain.scheduling.limits import QUEUE_LIMIT, USER_LIMIT, why_never
 from service.domain.scheduling.obstacles import Reason, jobs
 from service.domain.scheduling.outlook import LEAVING_S, Expected, Simulation, Situation
 from service.domain.scheduling.policy import RunningJob, WaitingJob
 from service.domain.scheduling.queues import Queue
 from service.domain.scheduling.slots import Request, fits, free_again, workers
-from service.domain.scheduling.topology import Topology
 
 UNSATISFIABLE = "unsatisfiable"
 LIMITS = (QUEUE_LIMIT, USER_LIMIT)
@@ -60,14 +58,10 @@ class JobQuestions:
     def __init__(self, situation: Situation, job: WaitingJob, now: datetime) -> None:
         self.job = job
         self._now = now
-        snapshot = situation.snapshot
-        others = tuple(other for other in snapshot.queue if other.job_id != job.job_id)
-        self._situation = replace(situation, snapshot=replace(snapshot, queue=others))
-        self._nodes = [node for node in snapshot.nodes if node.accepted]
-        self._topology = Topology(snapshot.topology, self._nodes)
-        lanes = Lanes(others, snapshot.queues, self._nodes)
-        heads = lanes.heads({node.id: node.available_to_us for node in self._nodes})
-        self._snapshot = replace(snapshot, queue=tuple(heads), growing=())
+        self._situation = situation.without(job.job_id)
+        self._nodes, self._topology = situation.nodes, situation.topology
+        heads = tuple(self._situation.heads)
+        self._snapshot = replace(situation.snapshot, queue=heads, growing=())
 
     @functools.cached_property
     def decision(self) -> policy.Decision:

@@ -11,6 +11,7 @@ are close together, compared with how far away they are, count as one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,6 +41,7 @@ from service.domain.scheduling.slots import (
     parts_on,
     with_shared_gpus,
 )
+from service.domain.scheduling.topology import Topology
 
 UNKNOWN_S = 3600.0
 """How long a job is assumed to run where nothing tells, not even other jobs."""
@@ -94,6 +96,28 @@ class Situation:
             accounts=self._accounts(),
             left_out=dict(lanes.left_out),
         )
+
+    @functools.cached_property
+    def nodes(self) -> list[Node]:
+        """Those that are accepted."""
+        return [node for node in self.snapshot.nodes if node.accepted]
+
+    @functools.cached_property
+    def topology(self) -> Topology:
+        return Topology(self.snapshot.topology, self.nodes)
+
+    @functools.cached_property
+    def heads(self) -> list[WaitingJob]:
+        """The jobs of the queue that matter to one plan."""
+        lanes = Lanes(self.snapshot.queue, self.snapshot.queues, self.nodes)
+        return lanes.heads({node.id: node.available_to_us for node in self.nodes})
+
+    def without(self, job_id: str) -> Situation:
+        """As it is, without a job of the queue."""
+        queue = tuple(job for job in self.snapshot.queue if job.job_id != job_id)
+        if len(queue) == len(self.snapshot.queue):
+            return self
+        return replace(self, snapshot=replace(self.snapshot, queue=queue))
 
     def _accounts(self) -> frozenset[Account]:
         could = (job for job in self.snapshot.queue if not job.held and not job.after)

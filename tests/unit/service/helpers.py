@@ -38,8 +38,11 @@ from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.lifecycle import claims
+from service.loops import queue_view
+from service.loops.queue_view import FollowedAttempt
 from service.queues.service import Queues
 from service.storage.storage import Storage
+from service.telemetry.known_attempts import KnownAttempts
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 SHA = hashlib.sha256(b"").hexdigest()
@@ -140,6 +143,7 @@ class Service:
         self.queues = Queues(database, self.prices, clock=lambda: self.now)
         self.costs = Costs(database, self.prices, clock=lambda: self.now)
         self.faults = FaultService(database, self.settings, clock=lambda: self.now)
+        self.known = KnownAttempts()
         self._cursors: dict[tuple[str, int], int] = {}
 
     def advance(self, seconds: float) -> None:
@@ -202,6 +206,12 @@ class Service:
             {"rank-0": cursor}, phase, times, tuple(frames), more=False, outcome=outcome, silent=()
         )
 
+    def followed(self, job_id: str) -> FollowedAttempt:
+        """The live attempt of a job, as the reconciler sees it."""
+        attempts = self.database.read_sync(lambda s: queue_view.followed(s, self.now))
+        (found,) = [attempt for attempt in attempts if attempt.job_id == job_id]
+        return found
+
     def cursor(self, job_id: str, attempt: int) -> Mapping[str, int]:
         """As it is stored."""
         return self.database.read_sync(
@@ -225,6 +235,7 @@ class Service:
                 [received],
                 self.now,
                 prices=prices or self.prices.current(),
+                known=self.known,
             )
         )
         return recorded

@@ -16,6 +16,7 @@ LABELS = {
     "dray_cluster_connected": set(),
     "dray_nodes": {"accepted"},
     "dray_resources": {"kind", "what"},
+    "dray_reply_delay_seconds": set(),
     "dray_slot_seconds": {"class"},
 }
 

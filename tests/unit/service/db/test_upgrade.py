@@ -14,7 +14,7 @@ import pytest
 from alembic import command
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Table, insert, inspect, make_url, select
+from sqlalchemy import Table, insert, inspect, make_url, select, update
 from sqlalchemy.orm import DeclarativeBase
 
 from dray.views import JobState
@@ -25,20 +25,29 @@ from service.checkpoints.init_from import InitFromCheckpoint
 from service.db import models
 from service.db.migrate import MIGRATIONS, alembic_config, migrate
 from service.db.repositories import leases
+from service.db.repositories.bulk import table_of
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS, pack, summarise
+from service.domain.series_rows import pack_row
 from service.ingest.decoding import decode
 from service.ingest.hangs import bounded
 from service.storage.storage import Storage
 from tests.marks import soak_but
-from tests.unit.service.helpers import SHA, START, Service, hang, metrics, resumed
+from tests.unit.service.helpers import SHA, START, Service, hang, log, metrics, resumed
 
 pytestmark = pytest.mark.anyio
 
 JOB = "job-00000000000000000000000001"
 WAITING = "job-00000000000000000000000002"
 HELD = {"useful": 30.0, "idle": 10.0}
-RECEIPT = {"step": 4, "url": "file:///s/step-4", "sha256": SHA, "size_bytes": 10}
+RECEIPT = {
+    "step": 4,
+    "url": "file:///s/step-4",
+    "sha256": SHA,
+    "size_bytes": 10,
+    "loss_before": 0.6,
+    "loss_after": 0.5,
+}
 
 
 def older_revisions() -> list[str]:
@@ -189,6 +198,15 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     for number in range(2):
         first = 1 + number * CHUNK_POINTS
         yield models.MetricChunkRow, chunk(range(first, first + CHUNK_POINTS), is_open=number == 1)
+    yield (
+        models.RecentMetricsRow,
+        {
+            "job_id": JOB,
+            "attempt": 1,
+            "last_step": 2 * CHUNK_POINTS + 1,
+            "points": pack_row({("loss", 0): ([2 * CHUNK_POINTS + 1], [0.5])}),
+        },
+    )
     line = json.dumps([START.timestamp(), "hello"]) + "\n"
     yield (
         models.LogChunkRow,
@@ -505,6 +523,31 @@ async def test_what_waited_goes_on(empty: Database, tmp_path: Path, revision: st
     newer = await service.submit()
     assert [row.id for row in (await service.jobs.list()).items] == [newer, WAITING, JOB]
     await service.jobs.delete(JOB)
+
+
+@pytest.mark.parametrize("revision", soak_but(OLDER, short=OLDER[-1:]))
+async def test_what_ran_goes_on(empty: Database, tmp_path: Path, revision: str) -> None:
+    storage = Storage((tmp_path / "storage").as_uri())
+    build(empty, revision, storage)
+    with empty.engine.begin() as connection:
+        running = {"state": JobState.RUNNING, "finished_at": None, "event_seq": 4}
+        jobs, attempts = table_of(models.JobRow), table_of(models.AttemptRow)
+        connection.execute(update(jobs).values(running).where(jobs.c.id == JOB))
+        live = {"phase": "running", "finished_at": None}
+        connection.execute(update(attempts).values(live))
+    migrate(empty)
+    service = Service(empty, storage, tmp_path)
+    last = 2 * CHUNK_POINTS
+    for number in range(1, 4):
+        step = last + number
+        service.report(JOB, 1, [metrics(step, {"loss": 1.0 / step}), log(number, f"line {number}")])
+    lines = ["hello", "line 1", "line 2", "line 3"]
+    for _ in range(2):
+        series = (await service.reading.metrics(JOB, max_points=10_000)).series["loss"]
+        assert series.steps == list(range(1, last + 4))
+        assert series.values == [1.0 / step for step in series.steps]
+        assert [line.text for line in (await service.reading.logs(JOB)).items] == lines
+        service.end(JOB, 1)
 
 
 async def test_each_queue_that_jobs_name_gets_a_row(empty: Database, tmp_path: Path) -> None:

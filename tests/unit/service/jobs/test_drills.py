@@ -44,7 +44,7 @@ async def test_a_preemption_is_a_request_that_sql_keeps(service: Service) -> Non
     await service.faults.preempt(job_id, 99.0)  # harmless, and the first grace counts
     (asked,) = await events_of(service, job_id, "preempting")
     assert asked.data == {"grace_s": service.settings.preempt_grace_s}
-    _, (live,) = service.database.read_sync(lambda s: snapshot(s, service.now))
+    live = service.followed(job_id)
     assert live.preempt_grace_s == service.settings.preempt_grace_s
     service.end(job_id, 1, Cause.PREEMPTED, "left its slots", [service.checkpoint(job_id, 1, 7)])
     job = await service.jobs.get(job_id)
@@ -58,7 +58,7 @@ async def test_a_preemption_is_a_request_that_sql_keeps(service: Service) -> Non
     claimed = service.claim(job_id, 1)
     assert claimed is not None
     assert [ref.step for ref in claimed.resume_from] == [7]
-    _, (live,) = service.database.read_sync(lambda s: snapshot(s, service.now))
+    live = service.followed(job_id)
     assert live.preempt_grace_s is None
 
 
@@ -119,7 +119,7 @@ async def test_a_drill_that_is_mended_in_place_passes_by_what_is_told(service: S
     drill = await service.faults.drill(job_id, asking(rank=1, at_step=50))
     assert (drill.state, drill.kind, drill.attempt) == (DrillState.WAITING, DrillKind.KILL, 1)
     assert drill.message == "to be injected when 50 steps are done"
-    _, (live,) = service.database.read_sync(lambda s: snapshot(s, service.now))
+    live = service.followed(job_id)
     assert [(d.id, d.rank, d.at_step) for d in live.drills] == [(drill.id, 1, 50)]
     service.report(job_id, 1, [drilled(drill.id, "struck", step=50, message="killed rank 1")])
     struck = await service.faults.get_drill(job_id, drill.id)
@@ -135,7 +135,7 @@ async def test_a_drill_that_is_mended_in_place_passes_by_what_is_told(service: S
     assert (await service.faults.drills(job_id)).items == [passed]
     codes = [event.code for event in await events_of(service, job_id, "drill")]
     assert codes == ["drill_waiting", "drill_struck", "drill_passed"]
-    _, (live,) = service.database.read_sync(lambda s: snapshot(s, service.now))
+    live = service.followed(job_id)
     assert live.drills == ()
 
 
@@ -159,7 +159,7 @@ async def test_a_script_that_reports_steps_is_drilled_at_one_of_them(service: Se
     with pytest.raises(DrillImpossible, match="already done 12 steps"):
         await service.faults.drill(job_id, asking(at_step=12))
     drill = await service.faults.drill(job_id, asking(at_step=50))
-    _, (live,) = service.database.read_sync(lambda s: snapshot(s, service.now))
+    live = service.followed(job_id)
     assert [(d.id, d.rank, d.at_step) for d in live.drills] == [(drill.id, 0, 50)]
 
 

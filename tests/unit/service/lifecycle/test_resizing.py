@@ -249,7 +249,7 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     job_id = await grown(service, B)
     attempt = live(service, job_id)
     assert attempt.slices == (Slice("node-a", 2), B)
-    assert attempt.grant == Grant(1, (Slice("node-b", 1),))
+    assert service.followed(job_id).grant == Grant(1, (Slice("node-b", 1),))
     assert attempt.node_ids == ("node-a", "node-b")
     assert attempt.growing is None, "one grant at a time"
     assert (await service.jobs.get(job_id)).world_size == 2
@@ -258,7 +258,7 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     assert event.data == {"grant": 1, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     service.report(job_id, 1, [said(Slice("node-a", 2), B, grants=1)])
     attempt = live(service, job_id)
-    assert (attempt.grant, attempt.slices) == (None, (Slice("node-a", 2), B))
+    assert (service.followed(job_id).grant, attempt.slices) == (None, (Slice("node-a", 2), B))
     assert attempt.growing is not None
     assert (await service.jobs.get(job_id)).world_size == 3
 
@@ -268,7 +268,7 @@ async def test_a_loss_that_was_told_before_the_grant_does_not_free_it(service: S
     service.report(job_id, 1, [said(ONE_OF_A, lacking=1)])
     attempt = live(service, job_id)
     assert attempt.slices == (ONE_OF_A, B)
-    assert attempt.grant == Grant(1, (Slice("node-b", 1),))
+    assert service.followed(job_id).grant == Grant(1, (Slice("node-b", 1),))
 
 
 async def test_after_slots_that_it_could_not_take_a_group_is_left_alone_for_a_while(
@@ -277,7 +277,8 @@ async def test_after_slots_that_it_could_not_take_a_group_is_left_alone_for_a_wh
     job_id = await grown(service, B)
     service.report(job_id, 1, [said(Slice("node-a", 2), grants=1)])
     attempt = live(service, job_id)
-    assert (attempt.grant, attempt.slices, attempt.growing) == (None, (Slice("node-a", 2),), None)
+    assert (attempt.slices, attempt.growing) == ((Slice("node-a", 2),), None)
+    assert service.followed(job_id).grant is None
     assert attempt.node_ids == ("node-a", "node-b"), "something may lie there"
     service.advance(GROWING_PAUSE.total_seconds())
     assert growing(service, job_id) is not None
@@ -307,7 +308,7 @@ async def test_the_end_of_an_attempt_clears_all_of_it(service: Service) -> None:
     job = await service.jobs.get(job_id)
     assert (job.state, job.world_size) == (JobState.QUEUED, 4)
     assert service.claim(job_id, 1, workers=2) is not None
-    attempt = live(service, job_id)
+    attempt = service.followed(job_id)
     assert (attempt.grant, attempt.node_ids) == (None, ("node-a",))
 
 
@@ -381,7 +382,8 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     assert spare(service, job_id) == (B,)
     assert ask_back(service, job_id, B)
     seen = live(service, job_id)
-    assert (seen.slices, seen.recall, seen.growing) == ((A, B), Recall(2, (B,)), None)
+    assert (seen.slices, seen.growing) == ((A, B), None)
+    assert service.followed(job_id).recall == Recall(2, (B,))
     assert seen.running is not None
     assert (seen.running.recalled, seen.running.spare) == ((B,), ())
     (event,) = await events_of(service, job_id, "shrinking")
@@ -393,7 +395,8 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     assert not ask_back(service, job_id, B), "it was asked before"
     service.report(job_id, 1, [said(A, grants=2)])
     seen = live(service, job_id)
-    assert (seen.slices, seen.recall, seen.growing) == ((A,), None, None)
+    assert (seen.slices, seen.growing) == ((A,), None)
+    assert service.followed(job_id).recall is None
     assert size_told(service, job_id) == "", "it may be asked for others soon"
     service.advance(GROWING_PAUSE.total_seconds())
     assert growing(service, job_id) is not None
@@ -405,7 +408,7 @@ async def test_what_a_group_said_before_it_knew_of_a_recall_does_not_end_it(
     job_id = await spread(service)
     assert ask_back(service, job_id, B)
     service.report(job_id, 1, [said(A, B, grants=1)])
-    assert live(service, job_id).recall == Recall(2, (B,))
+    assert service.followed(job_id).recall == Recall(2, (B,))
 
 
 async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_while(
@@ -414,7 +417,7 @@ async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_whil
     job_id = await spread(service)
     assert ask_back(service, job_id, B)
     service.report(job_id, 1, [said(A, B, grants=2)])
-    assert live(service, job_id).recall is None
+    assert service.followed(job_id).recall is None
     assert spare(service, job_id) == ()
     service.advance(GROWING_PAUSE.total_seconds())
     assert spare(service, job_id) == (), "it would keep them again"
@@ -455,7 +458,8 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
     )
     assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     seen = live(service, job_id)
-    assert (seen.slices, seen.recall, seen.is_recall_unanswered) == ((A, B), None, False)
+    assert (seen.slices, seen.is_recall_unanswered) == ((A, B), False)
+    assert service.followed(job_id).recall is None
     assert seen.running is not None
     assert (seen.running.recalled, seen.running.spare) == ((), ())
     service.report(job_id, 1, [said(A, grants=2)])
@@ -491,4 +495,4 @@ async def test_an_attempt_that_ends_gives_nothing_back_any_more(service: Service
     assert ask_back(service, job_id, B)
     service.end(job_id, 1, Cause.NODE_LOST)
     assert service.claim(job_id, 1, workers=2) is not None
-    assert live(service, job_id).recall is None
+    assert service.followed(job_id).recall is None

@@ -70,6 +70,8 @@ async def test_full_chunks_go_to_storage_and_read_the_same(service: Service) -> 
     for begin in range(0, 3000, 400):
         lines = [log(i, texts[i]) for i in range(begin, min(begin + 400, 3000))]
         service.report(job_id, 1, lines)
+    assert [line.text for line in await read_all(service, job_id, limit=777)] == texts
+    service.end(job_id, 1)
     rows = service.database.read_sync(
         lambda s: s.scalars(select(LogChunkRow).order_by(LogChunkRow.first_line)).all()
     )

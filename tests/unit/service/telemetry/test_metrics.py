@@ -143,6 +143,8 @@ async def test_a_series_goes_on_from_chunk_to_chunk(service: Service) -> None:
         service.report(job_id, 1, losses(range(begin, min(begin + 700, last + 1)), begin))
     served = await series(service, job_id)
     assert sorted(served) == list(range(1, last + 1))
+    service.end(job_id, 1)
+    assert await series(service, job_id) == served
     rows = service.database.read_sync(
         lambda s: s.execute(
             select(MetricChunkRow.count, MetricChunkRow.is_open).order_by(MetricChunkRow.first_step)
@@ -280,6 +282,7 @@ async def test_a_chunk_that_grew_is_summarised_as_one_that_was_written_at_once(
     for size in sizes:
         taken = [next(steps) for _ in range(size)]
         service.report(job_id, 1, [metrics(step, {"x": values[step]}) for step in taken])
+    service.end(job_id, 1)
     rows = service.database.read_sync(lambda s: list(s.scalars(select(MetricChunkRow))))
     assert sum(row.count for row in rows) == sum(sizes)
     for row in rows:

@@ -1,0 +1,128 @@
+"""A cluster in memory on which every job reports a step a second, for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+
+from benchmarks.many_jobs import jobs, workload
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, Phase, PollReply, Recall
+from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
+from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
+
+NODE = {"CPU": float(workload.NUM_RANKS), "memory": 64.0 * 2**30}
+MAX_STEPS = 200
+"""Steps of one reply; the cap of its bytes lets through about as many."""
+
+
+class ReportingCluster:
+    """The port `Cluster`: the jobs of `jobs.write`, each on a node of its own.
+
+    A reply's frames are unpickled for each job, as the gateway's are.
+    """
+
+    def __init__(self, num_jobs: int) -> None:
+        self._num_jobs = num_jobs
+        nodes = tuple(map(_node, range(num_jobs)))
+        self._snapshot = ClusterSnapshot(jobs.SESSION, "memory:0", None, False, nodes)
+        self._began: list[float] = [0.0] * workload.NUM_PHASES
+        """Unix time of step 0, by phase."""
+        self._reported: dict[str, list[float]] = {}
+        """By job, when each step was reported that was answered and not stored yet."""
+
+    async def start(self) -> None:
+        """The next step of every job is its first one of this measurement."""
+        now = time.time()
+        for phase in range(workload.NUM_PHASES):
+            done_s = workload.first_step(phase) * workload.PERIOD_S
+            self._began[phase] = now + workload.offset_s(phase) - done_s
+
+    async def stop(self) -> None:
+        """There is nothing to leave."""
+
+    async def poll(
+        self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
+    ) -> PollReply:
+        known = workload.step_at(dict(cursor))
+        began = self._began[jobs.phase_of(_number(ref.job_id))]
+        wait_s = min(wait_s, began + (known + 1) * workload.PERIOD_S - time.time())
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        newest = int((time.time() - began) / workload.PERIOD_S)
+        last = min(newest, known + MAX_STEPS)
+        if last <= known:
+            return PollReply(dict(cursor), Phase.RUNNING, {}, (), False, None, ())
+        frames = pickle.loads(workload.pickled(known + 1, last, began))
+        self._reported.setdefault(ref.job_id, []).extend(
+            began + step * workload.PERIOD_S for step in range(known + 1, last + 1)
+        )
+        return PollReply(
+            workload.cursor_at(last), Phase.RUNNING, {}, frames, last < newest, None, ()
+        )
+
+    def stored(self, job_id: str) -> list[float]:
+        """All that was answered of the job is stored: when its steps were reported."""
+        return self._reported.pop(job_id, [])
+
+    async def snapshot(self) -> ClusterSnapshot:
+        return self._snapshot
+
+    async def attempts(self) -> list[AttemptRef]:
+        names = ((jobs.RUNNING.format(n), jobs.node_of(n)) for n in range(self._num_jobs))
+        return [AttemptRef(job_id, 1, jobs.SESSION, (node,)) for job_id, node in names]
+
+    async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
+        state = BuildState.READY
+        return NodeEnvironment(JobNeed.ENVIRONMENT, state, "", packages=(), replaced=(), log="")
+
+    async def kept_jobs(self) -> list[str]:
+        return []
+
+    # Nothing is started, ended or changed while this is measured.
+
+    async def launch(self, spec: AttemptSpec) -> None: ...
+
+    async def give_up(self, ref: AttemptRef) -> None: ...
+
+    async def stop_attempt(self, ref: AttemptRef) -> None: ...
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None: ...
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None: ...
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None: ...
+
+    async def recall(self, ref: AttemptRef, recall: Recall) -> None: ...
+
+    async def acknowledge(self, ref: AttemptRef) -> None: ...
+
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None: ...
+
+    async def drop_jobs(self, job_ids: Sequence[str]) -> None: ...
+
+
+def _number(job_id: str) -> int:
+    return int(job_id.rpartition("-")[2])
+
+
+def _node(number: int) -> ClusterNode:
+    return ClusterNode(
+        node_id=jobs.node_of(number),
+        hostname=f"host-{number}",
+        alive=True,
+        resources=NODE,
+        available=dict.fromkeys(NODE, 0.0),
+        accepted=True,
+        problem=None,
+        full=None,
+        quarantined=(),
+        drained_by=None,
+        labels={},
+        is_starting=False,
+        is_released=False,
+        is_never_released=False,
+    )

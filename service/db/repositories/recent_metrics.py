@@ -1,0 +1,62 @@
+"""SQL on the newest metrics of attempts, which are not in chunks yet: one row for each reply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Delete, Row, Select, bindparam, delete, select
+from sqlalchemy.orm import Session
+
+from service.db.models import RecentMetricsRow
+from service.db.repositories.bulk import table_of
+
+_TABLE = table_of(RecentMetricsRow)
+
+
+def add(session: Session, job_id: str, attempt: int, last_step: int, points: bytes) -> None:
+    """With those of other attempts, when the session is flushed."""
+    row = RecentMetricsRow(job_id=job_id, attempt=attempt, last_step=last_step, points=points)
+    session.add(row)
+
+
+def of_attempt(session: Session, job_id: str, attempt: int) -> list[bytes]:
+    """In the order in which they were added."""
+    asked = {"of_job": job_id, "of_attempt": attempt}
+    return [row.points for row in session.connection().execute(_of_attempt(), asked)]
+
+
+@cache
+def _of_attempt() -> Select[Any]:
+    c = _TABLE.c
+    mine = c.job_id == bindparam("of_job"), c.attempt == bindparam("of_attempt")
+    return select(c.points).where(*mine).order_by(c.id)
+
+
+def of_job(session: Session, job_id: str, after_step: int) -> Sequence[Row[Any, Any]]:
+    """(attempt, points) of rows with a step above `after_step`, in the order of their steps."""
+    asked = {"of_job": job_id, "after_step": after_step}
+    return session.connection().execute(_of_job(), asked).all()
+
+
+@cache
+def _of_job() -> Select[Any]:
+    c = _TABLE.c
+    wanted = c.job_id == bindparam("of_job"), c.last_step > bindparam("after_step")
+    return select(c.attempt, c.points).where(*wanted).order_by(c.attempt, c.id)
+
+
+def take(session: Session, job_id: str, attempt: int) -> list[bytes]:
+    """As `of_attempt`, of rows that are deleted thereby; also those that this transaction added."""
+    session.flush()
+    found = of_attempt(session, job_id, attempt)
+    session.connection().execute(_drop(), {"of_job": job_id, "of_attempt": attempt})
+    return found
+
+
+@cache
+def _drop() -> Delete:
+    c = _TABLE.c
+    mine = c.job_id == bindparam("of_job"), c.attempt == bindparam("of_attempt")
+    return delete(_TABLE).where(*mine)

@@ -1,0 +1,97 @@
+"""What is stored of live attempts, so that replies are stored without reading what is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy.orm import Session
+
+from service.db.repositories import chunks, open_chunks, recent_metrics
+from service.domain.series_rows import Series, unpack_row
+
+MAX_STREAMS = 400_000
+"""Series and logs of all attempts together; of more those are forgotten that were stored longest
+ago."""
+
+
+@dataclass
+class OpenLog:
+    """The open end of one rank's log: one or more chunks in a row, which are in SQL."""
+
+    next_line: int
+    """The place of the line after them."""
+    size_bytes: int
+    num_chunks: int
+    incarnation: int
+    next_number: int
+
+
+@dataclass
+class KnownAttempt:
+    """All series and open logs of an attempt."""
+
+    last_steps: dict[Series, int] = field(default_factory=dict)
+    num_rows: int = 0
+    """Rows of the attempt in `recent_metrics`, with `num_bytes` of points."""
+    num_bytes: int = 0
+    logs: dict[int, OpenLog] = field(default_factory=dict)
+    """By rank."""
+
+    @property
+    def num_streams(self) -> int:
+        return len(self.last_steps) + len(self.logs)
+
+
+class KnownAttempts:
+    """The attempts that this process follows.
+
+    The cursor of an attempt says whether all is still as it was here: it changes in the same
+    transaction, whoever makes that.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[Mapping[str, int], KnownAttempt]] = {}
+        self._num_streams = 0
+        self._lock = threading.Lock()  # PostgreSQL has several threads that write
+
+    def take(
+        self, session: Session, job_id: str, attempt: int, cursor: Mapping[str, int]
+    ) -> KnownAttempt:
+        """Of an attempt whose stored cursor is this, to be changed and given back by `keep`."""
+        with self._lock:
+            at, known = self._known.pop((job_id, attempt), ({}, KnownAttempt()))
+            self._num_streams -= known.num_streams
+        # Before its first cursor nothing of an attempt is stored.
+        return known if at == cursor else learn(session, job_id, attempt)
+
+    def keep(
+        self, job_id: str, attempt: int, cursor: Mapping[str, int], known: KnownAttempt
+    ) -> None:
+        """`cursor`: the one that is stored in the transaction that it was changed in."""
+        with self._lock:
+            self._known[job_id, attempt] = cursor, known
+            self._num_streams += known.num_streams
+            while self._num_streams > MAX_STREAMS:
+                _, forgotten = self._known.pop(next(iter(self._known)))
+                self._num_streams -= forgotten.num_streams
+
+
+def learn(session: Session, job_id: str, attempt: int) -> KnownAttempt:
+    """Read it, without the points and lines of the chunks."""
+    known = KnownAttempt(open_chunks.last_steps(session, job_id, attempt))
+    for row in recent_metrics.of_attempt(session, job_id, attempt):
+        known.num_rows += 1
+        known.num_bytes += len(row)
+        known.last_steps.update((name, steps[-1]) for name, (steps, _) in unpack_row(row).items())
+    for chunk in chunks.open_log_chunks(session, job_id, attempt):
+        before = known.logs.get(chunk.rank)
+        known.logs[chunk.rank] = OpenLog(
+            next_line=chunk.first_line + chunk.num_lines,
+            size_bytes=chunk.size_bytes + (before.size_bytes if before else 0),
+            num_chunks=1 + (before.num_chunks if before else 0),
+            incarnation=chunk.incarnation,
+            next_number=chunk.next_number,
+        )
+    return known
