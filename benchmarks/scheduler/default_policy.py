@@ -64,6 +64,15 @@ class DefaultPolicy:
     def _plan(
         self, jobs: Sequence[ReplayedJob], held: dict[str, dict[int, int]], now: float
     ) -> list[policy.Decision]:
+        snapshot = self._snapshot(jobs, held, now)
+        began = time.perf_counter()
+        decisions = policy.plan(snapshot, START)
+        self.longest_call_s = max(self.longest_call_s, time.perf_counter() - began)
+        return decisions
+
+    def _snapshot(
+        self, jobs: Sequence[ReplayedJob], held: dict[str, dict[int, int]], now: float
+    ) -> policy.Snapshot:
         waiting = [self._waiting(job, seq, now) for seq, job in enumerate(jobs)]
         running = [self._running(job, seq, now) for seq, job in enumerate(jobs) if job.nodes]
         queue = tuple(job for job in waiting if job.job_id not in held)
@@ -76,20 +85,14 @@ class DefaultPolicy:
             slots.Node(name, total, slots.offered(total, total, slots.held_on(name, holders)))
             for name, total in NODES.items()
         )
-        began = time.perf_counter()
-        decisions = policy.plan(
-            policy.Snapshot(
-                queue,
-                nodes,
-                connected=True,
-                holders=holders,
-                running=tuple(job for job in running if job.job_id in held),
-                used_s=self._used.seconds(now),
-            ),
-            START,
+        return policy.Snapshot(
+            queue,
+            nodes,
+            connected=True,
+            holders=holders,
+            running=tuple(job for job in running if job.job_id in held),
+            used_s=self._used.seconds(now),
         )
-        self.longest_call_s = max(self.longest_call_s, time.perf_counter() - began)
-        return decisions
 
     def _waiting(self, job: ReplayedJob, seq: int, now: float) -> policy.WaitingJob:
         return policy.WaitingJob(
@@ -97,7 +100,7 @@ class DefaultPolicy:
             attempt=0,
             priority=PRIORITY,
             seq=seq,
-            request=_request(job),
+            request=self._request(job),
             left_s=self._left_s(job),
             waited_s=now - job.submitted_s - job.ran_s,
             yields=True,
@@ -109,7 +112,7 @@ class DefaultPolicy:
             job.name,
             priority=PRIORITY,
             seq=seq,
-            request=_request(job),
+            request=slots.Request(sum(job.nodes.values()), {"GPU": 1.0}),
             slices=_slices(job.nodes),
             held_s=now - job.since_s,
             waited_s=now - job.submitted_s - job.ran_s,
@@ -118,16 +121,15 @@ class DefaultPolicy:
             owner=job.user,
         )
 
+    def _request(self, job: ReplayedJob) -> slots.Request:
+        return slots.Request(job.num_gpus, {"GPU": 1.0})
+
     def _left_s(self, job: ReplayedJob) -> float | None:
         return forecast.seconds_left(job.share_done, job.ran_s, self._earlier[_kind(job)])
 
 
 def _kind(job: ReplayedJob) -> tuple[str, int, int]:
     return job.application.name, job.num_gpus, job.batch_size
-
-
-def _request(job: ReplayedJob) -> slots.Request:
-    return slots.Request(job.num_gpus, {"GPU": 1.0})
 
 
 def _slices(nodes: dict[int, int]) -> tuple[Slice, ...]:

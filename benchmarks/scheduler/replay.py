@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from benchmarks.scheduler.traces import Application, Placement
+from ray_workers.training.core import batch_size
+from service.domain.scheduling.sizing import StepTime
 
 NUM_NODES, GPUS_PER_NODE = 16, 4
 ROUND_S = 60.0
@@ -25,6 +27,9 @@ class ReplayedJob:
     user: str
     num_gpus: int
     batch_size: int
+    """In force now."""
+    batch_range: tuple[int, int] | None = None
+    """The least and the largest batch, by its noise; None of a job whose batch is fixed."""
     nodes: dict[int, int] = field(default_factory=dict)
     """GPUs that it holds, by node."""
     gpu_s: float = 0.0
@@ -34,6 +39,8 @@ class ReplayedJob:
     since_s: float = 0.0
     """When it got its GPUs, or lost them."""
     epoch: int = 0
+    step_times: dict[tuple[int, int, int], StepTime] = field(default_factory=dict)
+    """That it has reported, by workers, nodes and batch."""
     finished_s: float | None = None
     _progress: float = 0.0
     _restart_s: float = 0.0
@@ -50,6 +57,14 @@ class ReplayedJob:
         began = ends[self.epoch - 1] if self.epoch else 0.0
         within = (self._progress - began) / (ends[self.epoch] - began)
         return (self.epoch + within) / len(ends)
+
+    @property
+    def steps_left(self) -> float | None:
+        """As its progress tells: at the batch in force, and what a step of it is worth now."""
+        share = self.share_done
+        if share == 0:
+            return None
+        return self._progress * (1 - share) / share / self._gain(self.batch_size)
 
     @property
     def alone_s(self) -> float:
@@ -90,10 +105,19 @@ class ReplayedJob:
 
     def _rate(self) -> float:
         """Progress a second."""
+        if self.batch_range is not None:
+            smallest = self.application.batch_sizes[0]
+            noise_scale = smallest * self.application.gradients(self.batch_size, self.epoch).noise
+            self.batch_size = batch_size.next_size(noise_scale, *self.batch_range)
         placement: Placement = tuple(self.nodes[node] for node in sorted(self.nodes))
-        step_s, batch_size = self.application.step_time(placement, self.batch_size)
-        scale = batch_size / self.application.batch_sizes[0]
-        return self.application.gradients(batch_size, self.epoch).gain(scale) / step_s
+        step_s, size = self.application.step_time(placement, self.batch_size)
+        measured = StepTime(sum(placement), len(placement), size, step_s)
+        self.step_times[measured.num_workers, measured.num_nodes, size] = measured
+        return self._gain(size) / step_s
+
+    def _gain(self, size: int) -> float:
+        scale = size / self.application.batch_sizes[0]
+        return self.application.gradients(size, self.epoch).gain(scale)
 
 
 Allocation = Mapping[str, Mapping[int, int]]

@@ -12,6 +12,9 @@ it is asked to passes also on reserved ones, while the other has not waited for 
 pushed out again. So does one whose running time is limited, if it surely ends before the other can
 start (`backfill`).
 
+Elastic jobs that report how long their steps take get the size at which the cluster gains most by
+them (`sizing`): those that run on other sizes grow, give slots back, or leave and resume.
+
 Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
 and lacks workers to train on. It was given its slots before any job that waits now, it holds the
 rest of them, and it stands by for no more than half a minute. So it gets any free slot, also one
@@ -47,6 +50,7 @@ from service.domain.scheduling.obstacles import Obstacles, jobs
 from service.domain.scheduling.obstacles import Reason as Reason
 from service.domain.scheduling.pools import Offer, Pool, Stock, When
 from service.domain.scheduling.queues import DEFAULT, Queue
+from service.domain.scheduling.sizing import ElasticJob
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import (
     WHOLE_GPUS,
@@ -64,6 +68,7 @@ from service.domain.scheduling.slots import held_by_node as held_by_node
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
+from service.domain.scheduling.targets import Claim, targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,8 @@ class Snapshot:
     to_come: tuple[Node, ...] = ()
     """Nodes that can't be used yet and may come: those that an autoscaler may add, and those that
     are about to be accepted."""
+    elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
+    """By job, those whose size is chosen by their speed: all save their state and go on from it."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +288,9 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     held = [job for job in snapshot.queue if job.held is not None]
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
+    if obstacle is None and snapshot.elastic:
+        waiting = [(snapshot.queue[at], of_queue[at], ranks[at]) for at in queue]
+        round_.choose_sizes(waiting)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
         waits = [
@@ -408,6 +418,10 @@ def _waits_for_jobs(job: WaitingJob, position: int) -> Wait:
     return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
 
 
+def _standing(rank: order.Rank) -> tuple[int, int, bool]:
+    return int(rank.turn), rank.falling_priority, rank.user_is_ahead
+
+
 class _Round:
     """The slots that are left while one plan is made."""
 
@@ -457,6 +471,80 @@ class _Round:
         self._now = now
         self.asked: list[Preempt | Shrink] = []
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
+        self._soon = soon
+        self._snapshot = snapshot
+        self._targets: Mapping[str, int] = {}
+        """The sizes of jobs whose size is chosen."""
+
+    def choose_sizes(self, waiting: Sequence[tuple[WaitingJob, Gang, order.Rank]]) -> None:
+        """Choose the sizes of elastic jobs, and ask those for slots that run on more."""
+        elastic, min_run_s = self._snapshot.elastic, self._snapshot.min_run_s
+        claims = []
+        for job, gang, rank in waiting:
+            if job.after or job.preparing or job.queue in self._snapshot.used_up:
+                continue
+            if job.not_before is not None and job.not_before > self._now:
+                continue
+            choice = elastic.get(job.job_id)
+            claims.append(
+                Claim(
+                    job.job_id,
+                    _standing(rank),
+                    gang.kind,
+                    gang.least,
+                    elastic=choice,
+                    comes_first=job.waited_s > order.LONGEST_WAIT_S,
+                )
+            )
+        sized = [
+            job
+            for job in self._snapshot.running
+            if job.job_id in elastic and job.yields and not job.is_leaving and not job.recalled
+        ]
+        for running in sized:
+            rank = self._ranks[running.job_id]
+            claims.append(
+                Claim(
+                    running.job_id,
+                    _standing(rank),
+                    self._gangs.of(running.request).kind,
+                    elastic[running.job_id].least,
+                    held=count(running.slices),
+                    elastic=elastic[running.job_id],
+                    stays=running.held_s < min_run_s,
+                )
+            )
+        self._targets = targets(claims, self._soon.room, self._stock.largest)
+        for running in sized:
+            self._resize(running, self._targets[running.job_id])
+
+    def _resize(self, running: RunningJob, target: int) -> None:
+        """Have a running job give up what it has beyond the size that was chosen, or leave to
+        resume on that size where it can't change its size in place."""
+        held = count(running.slices)
+        in_place = self._snapshot.elastic[running.job_id].in_place
+        if held == target or len(self.asked) >= MAX_PREEMPTED or (in_place and target > held):
+            return
+        name = running.job_id
+        if in_place and target:
+            given, left = [], held
+            for part in running.spare:
+                if left - part.num_workers >= target:
+                    given.append(part)
+                    left -= part.num_workers
+            if given:
+                message = "goes on with fewer workers, because other jobs gain more by these"
+                self.asked.append(Shrink(name, tuple(given), Reason("shrinks", message), name))
+                self._expect(running, given)
+            return
+        message = (
+            f"leaves its slots and resumes on {workers(target)} instead of {held}, by its speed"
+            if target
+            else "leaves its slots for a while, because other jobs gain more by them"
+        )
+        self.asked.append(Preempt(name, Reason("resized", message), name))
+        self._backfill.leaves(name)
+        self._expect(running, running.slices)
 
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
@@ -494,7 +582,15 @@ class _Round:
                 reason = Reason(room.code, f"{gang.needs}; {room.message}")
                 return Wait(job.job_id, reason, position, room.holders)
             most = min(most, room.workers)
+        target = self._targets.get(job.job_id)
+        if target == 0:
+            message = f"{gang.needs}; other jobs gain more by the slots that there are"
+            return Wait(job.job_id, Reason("others_gain_more", message), position)
         offer = self._passable if job.yields else self._open
+        if target is not None:
+            most = max(least, min(most, target))
+            if not offer.now.has(kind, most) and offer.soon.has(kind, most):
+                return self._promise(job, gang, offer, most, position)
         slices = offer.now.pack_most(kind, least, most)
         if slices is None and self._backfill.may_pass(job.ends_within_s):
             slices = self._unreserved.pack_most(kind, least, most)
@@ -506,7 +602,8 @@ class _Round:
             return Start(job.job_id, slices)
         if limits is not None:
             limits.keep_place(job.job_id, kind, most)
-        if offer.soon.has(kind, least) or self._evict(job, gang, rank, offer):
+        has_room = offer.soon.has(kind, least)
+        if has_room or (target is None and self._evict(job, gang, rank, offer)):
             self._count_in_array(job)
             return self._promise(job, gang, offer, most, position)
         reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
@@ -631,7 +728,11 @@ class _Round:
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
         gang = self._gangs.of(group.request)
-        kind, most = gang.kind, group.most
+        kind = gang.kind
+        most = min(group.most, self._targets.get(group.job_id, math.inf) - count(group.slices))
+        if most <= 0:
+            message = f"trains on {workers(count(group.slices))}, and would gain little by more"
+            return Stay(group.job_id, Reason("large_enough", message))
         limits = self._limits.of((group.queue, group.owner))
         sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
         if limits is not None:
