@@ -25,6 +25,8 @@ class DefaultPolicy:
         self._earlier: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
         self._seen: dict[str, ReplayedJob] = {}
         self._used = shares.Used()
+        self._started: set[str] = set()
+        """In this round."""
         self.longest_call_s = 0.0
 
     def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
@@ -32,10 +34,12 @@ class DefaultPolicy:
         it costs under every policy."""
         self._learn(jobs)
         held = {job.name: dict(job.nodes) for job in jobs if job.nodes}
+        self._started.clear()
         while True:
             decisions = self._plan(jobs, held, now)
             for decision in decisions:
                 if isinstance(decision, policy.Start):
+                    self._started.add(decision.job_id)
                     held[decision.job_id] = {
                         int(part.node_id): part.num_workers for part in decision.slices
                     }
@@ -74,7 +78,11 @@ class DefaultPolicy:
         self, jobs: Sequence[ReplayedJob], held: dict[str, dict[int, int]], now: float
     ) -> policy.Snapshot:
         waiting = [self._waiting(job, seq, now) for seq, job in enumerate(jobs)]
-        running = [self._running(job, seq, now) for seq, job in enumerate(jobs) if job.nodes]
+        running = [
+            self._running(job, seq, held[job.name], now)
+            for seq, job in enumerate(jobs)
+            if job.name in held
+        ]
         queue = tuple(job for job in waiting if job.job_id not in held)
         holders = tuple(
             slots.Holder(job.job_id, _slices(held[job.job_id]), job.request.bundle)
@@ -90,7 +98,7 @@ class DefaultPolicy:
             nodes,
             connected=True,
             holders=holders,
-            running=tuple(job for job in running if job.job_id in held),
+            running=tuple(running),
             used_s=self._used.seconds(now),
         )
 
@@ -107,14 +115,16 @@ class DefaultPolicy:
             owner=job.user,
         )
 
-    def _running(self, job: ReplayedJob, seq: int, now: float) -> policy.RunningJob:
+    def _running(
+        self, job: ReplayedJob, seq: int, nodes: dict[int, int], now: float
+    ) -> policy.RunningJob:
         return policy.RunningJob(
             job.name,
             priority=PRIORITY,
             seq=seq,
-            request=slots.Request(sum(job.nodes.values()), {"GPU": 1.0}),
-            slices=_slices(job.nodes),
-            held_s=now - job.since_s,
+            request=slots.Request(sum(nodes.values()), {"GPU": 1.0}),
+            slices=_slices(nodes),
+            held_s=0.0 if job.name in self._started else now - job.since_s,
             waited_s=now - job.submitted_s - job.ran_s,
             left_s=self._left_s(job),
             yields=True,

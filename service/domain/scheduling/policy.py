@@ -277,6 +277,9 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     of_queue = [gangs.of(job.request) for job in snapshot.queue]
     for group in snapshot.growing:
         gangs.of(group.request)
+    for job in snapshot.running:
+        if job.job_id in snapshot.elastic:
+            gangs.of(job.request)
     gangs.name_all(shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted))
     standings = _Standings(snapshot, gangs)
     ranks = [standings.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
