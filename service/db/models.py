@@ -183,6 +183,9 @@ class JobRow(Base):
     slots of it were priced."""
 
     progress: Mapped[dict[str, Any] | None]
+    step_times: Mapped[dict[str, Any] | None]
+    """Of an elastic recipe (`service.ingest.step_times`): `alike`, `batch_size`,
+    `micro_batch_size`, and `times`, each [workers, nodes, batch size, seconds]."""
     summary: Mapped[dict[str, Any]]
     warnings: Mapped[list[Any] | None]
     """Shown with the job until its end and after: each a code and a message."""

@@ -30,7 +30,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.ids import artifact_id
 from service.domain.series import Points
-from service.ingest import metric_columns, resume_reports
+from service.ingest import metric_columns, resume_reports, step_times
 from service.ingest.decoding import decode, metric_key, resumed_step
 from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, time_of
 from service.lifecycle.transitions import remark
@@ -80,6 +80,9 @@ class RankFrames:
             step, frame = self._reached
             at = time_of(frame, self._now)
             self._job.progress = progress(self._attempt, self._said, step, at)
+            times = step_times.noted(self._job, self._attempt, self._said)
+            if times is not None:
+                self._job.step_times = times
         stored = self._metrics.store()
         self._logs.store()
         refusals.tell(self._session, self._job, self._now)

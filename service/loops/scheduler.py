@@ -51,6 +51,7 @@ from service.loops.used_shares import UsedShares
 from service.nodes import quarantine
 from service.outlook.decisions import SeenRound
 from service.outlook.earlier_runs import EarlierRuns
+from service.outlook.step_times import elastic_jobs
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +176,7 @@ class Scheduler:
             storage_problem=_storage_problem(session),
             to_come=self._autoscaler.expected(cluster),
             min_run_s=self._settings.min_run_s,
+            elastic=elastic_jobs(session),
         )
         self.view = SchedulerView(snapshot, live, now)
         if cluster is not None and cluster.shared and self._has_just_been_left(live, now):

@@ -216,6 +216,20 @@ def _of_live_attempts() -> Select[Any]:
     return select(*(c[name] for name in _PLANNED)).where(c.id.in_(live))
 
 
+def step_times(session: Session, most: int) -> Sequence[Row[Any]]:
+    """(id, owner, state, num_workers, min_workers, yields, bundle, progress, step_times) of the
+    newest jobs that have reported step times, newest first, with those that have ended."""
+    c = JobRow.__table__.c
+    names = ("id", "owner", "state", "num_workers", "min_workers", "yields", "bundle", "progress")
+    query = (
+        select(*(c[name] for name in names), c.step_times)
+        .where(c.step_times.is_not(None), c.deleted_at.is_(None))
+        .order_by(c.number.desc())
+        .limit(most)
+    )
+    return session.connection().execute(query).all()
+
+
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
     """(owner, name, num_workers, runtime_used_s) of the jobs that succeeded last, newest first."""
     c = JobRow.__table__.c

@@ -33,6 +33,7 @@ UNKNOWN_LEFT_S = 600.0
 """Taken of a job that has not told: it is to tell soon."""
 SHORTEST_S = 30.0
 """A job that is about to end has at least so long left."""
+NEARLY_NOTHING = 1e-6
 PRIOR = 1e-3
 """Weight of the assumption that steps cost only their samples, in squares of relative errors."""
 
@@ -154,12 +155,10 @@ def step_s(job: ElasticJob, num_workers: int, per_node: int) -> float:
 
 def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
     """The sizes that are weighed: powers of two within a node, and then whole nodes."""
-    most = min(job.most, job.batch_size)
-    if job.step_times:
-        known = max(each.num_workers for each in job.step_times)
-        most = min(most, max(job.least, EXPLORED * known))
-    else:
-        most = job.least
+    most = max(job.least, min(job.most, job.batch_size))
+    if not job.in_place:  # to try a size costs a restart
+        known = max((each.num_workers for each in job.step_times), default=0)
+        most = max(job.least, min(most, EXPLORED * known))
     sizes = {job.least, most}
     size = 1
     while size < min(per_node, most):
@@ -191,9 +190,13 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
     worth = {0: 0.0}
     for size in sizes:
         speed = least_s / step_s(job, size, per_node)
-        if size != held:
+        if size != held and not job.in_place:
             speed *= max(0.05, 1 - RESTART_S / min(LASTS_S, left_s / speed + RESTART_S))
         worth[size] = weight * speed
+    if job.in_place:  # free slots are used, whatever the gain
+        highest = 0.0
+        for size in sizes:
+            worth[size] = highest = max(worth[size], highest * (1 + NEARLY_NOTHING))
     return worth
 
 

@@ -1,0 +1,53 @@
+"""The elastic jobs whose size is chosen by their speed, as they and jobs like them reported it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from service.db.repositories import jobs as repository
+from service.domain.scheduling.sizing import ElasticJob, StepTime
+
+MAX_JOBS = 500
+"""The newest jobs that are looked at."""
+
+
+def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
+    """By job, of those that have not ended and save their state.
+
+    Where two jobs are alike, of one owner, each counts the reports of the other for sizes that it
+    has not had itself.
+    """
+    rows = repository.step_times(session, MAX_JOBS)
+    of_kind: defaultdict[tuple[str, str], dict[tuple[int, ...], StepTime]] = defaultdict(dict)
+    for row in reversed(rows):
+        of_kind[row.owner, row.step_times["alike"]] |= _times(row)
+    return {
+        row.id: _elastic(row, of_kind[row.owner, row.step_times["alike"]] | _times(row))
+        for row in rows
+        if not row.state.is_terminal and row.yields and row.min_workers is not None
+    }
+
+
+def _times(row: Row[Any]) -> dict[tuple[int, ...], StepTime]:
+    return {
+        tuple(each[:3]): StepTime(*map(int, each[:3]), seconds=each[3])
+        for each in row.step_times["times"]
+    }
+
+
+def _elastic(row: Row[Any], times: dict[tuple[int, ...], StepTime]) -> ElasticJob:
+    progress = row.progress or {}
+    total = progress.get("total_steps")
+    return ElasticJob(
+        least=row.min_workers,
+        most=row.num_workers,
+        batch_size=row.step_times["batch_size"],
+        micro_batch_size=row.step_times["micro_batch_size"],
+        step_times=tuple(times.values()),
+        in_place=not row.bundle.get("GPU"),
+        steps_left=None if total is None else max(0, total - progress.get("step", 0)),
+    )
