@@ -105,13 +105,13 @@ NUM_TERMS = 5
 
 
 def _terms(num_workers: int, num_nodes: int, batch_size: int, micro: int) -> tuple[float, ...]:
-    """Of a step: passes, samples of a worker, an exchange within a node or between nodes, and the
+    """Of a step: passes, samples of a worker, an exchange, what it takes more between nodes, and the
     part of it that grows with the workers."""
     share = batch_size / num_workers
     return (
         float(math.ceil(share / micro)),
         share,
-        float(num_workers > 1 and num_nodes == 1),
+        float(num_workers > 1),
         float(num_nodes > 1),
         float(max(0, num_workers - 2)),
     )

@@ -1,0 +1,192 @@
+"""The sizes of elastic jobs: what their reports tell, and who gains most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling import sizing
+from service.domain.scheduling.eviction import MIN_RUN_S
+from service.domain.scheduling.policy import (
+    Decision,
+    Grow,
+    Growing,
+    Holder,
+    Node,
+    Preempt,
+    Request,
+    RunningJob,
+    Shrink,
+    Snapshot,
+    Start,
+    Stay,
+    Wait,
+    WaitingJob,
+    held_on,
+    offered,
+    plan,
+)
+from service.domain.scheduling.resizing import spare
+from service.domain.scheduling.sizing import ElasticJob, Sized, StepTime
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+BUNDLE = {"GPU": 1.0}
+PER_NODE = 4
+
+
+def seconds(num_workers: int, batch_size: int, exchange_s: float) -> float:
+    """Of a step with 10 ms for each sample of a worker."""
+    return 0.01 * batch_size / num_workers + exchange_s * (num_workers > 1)
+
+
+def elastic(
+    *, exchange_s: float = 0.0, known: tuple[int, ...] = (1, 2, 4), steps_left: float = 1e4
+) -> ElasticJob:
+    times = tuple(
+        StepTime(number, -(-number // PER_NODE), 64, seconds(number, 64, exchange_s))
+        for number in known
+    )
+    return ElasticJob(1, 16, 64, 64, times, steps_left=steps_left)
+
+
+def test_the_fit_tells_the_times_that_were_reported_and_those_of_other_sizes() -> None:
+    job = elastic(exchange_s=0.1)
+    for number in (1, 2, 3, 4):
+        found = sizing.step_s(job, number, PER_NODE)
+        assert found == pytest.approx(seconds(number, 64, 0.1), rel=0.02), number
+    larger = replace(job, batch_size=256)
+    assert sizing.step_s(larger, 4, PER_NODE) == pytest.approx(seconds(4, 256, 0.1), rel=0.05)
+
+
+def test_no_coefficient_is_negative() -> None:
+    times = (StepTime(1, 1, 64, 1.0), StepTime(2, 1, 64, 0.3), StepTime(4, 1, 64, 0.4))
+    assert min(sizing.fitted(times, 64)) >= 0
+
+
+def test_a_job_with_one_report_is_taken_to_grow_well_and_tried_no_further_than_known() -> None:
+    job = elastic(known=(2,))
+    assert sizing.step_s(job, 4, PER_NODE) == pytest.approx(0.16, rel=0.05)
+    assert max(sizing.sizes_of(job, PER_NODE)) == 2 * sizing.EXPLORED
+    assert sizing.sizes_of(replace(job, step_times=()), PER_NODE) == [1]
+    assert max(sizing.sizes_of(replace(job, in_place=True), PER_NODE)) == 16
+
+
+def test_workers_go_to_the_job_that_grows_well() -> None:
+    well, badly = elastic(), elastic(exchange_s=0.5)
+    chosen = sizing.sizes([Sized("well", well, 0), Sized("badly", badly, 0)], 8, PER_NODE)
+    assert chosen["badly"] <= 1 and chosen["well"] >= 4
+    assert sum(chosen.values()) <= 8
+
+
+def test_the_shorter_job_gets_more() -> None:
+    long, short = elastic(exchange_s=0.05, steps_left=1e5), elastic(exchange_s=0.05, steps_left=1e3)
+    chosen = sizing.sizes([Sized("long", long, 0), Sized("short", short, 0)], 8, PER_NODE)
+    assert chosen["short"] > chosen["long"]
+
+
+def test_a_job_keeps_its_size_where_another_would_not_make_up_for_the_restart() -> None:
+    times = tuple(StepTime(size, 1, 64, each) for size, each in ((1, 1.0), (2, 0.6), (4, 0.57)))
+    job = replace(elastic(), step_times=times)
+    assert sizing.sizes([Sized("a", job, 2)], 4, PER_NODE) == {"a": 2}
+    assert sizing.sizes([Sized("a", elastic(), 2)], 4, PER_NODE) == {"a": 4}
+    about_to_end = elastic(steps_left=20)
+    assert sizing.sizes([Sized("a", about_to_end, 2)], 4, PER_NODE) == {"a": 2}
+
+
+def test_one_that_stays_keeps_what_it_has_and_one_that_comes_first_gets_its_least() -> None:
+    stays = Sized("stays", elastic(exchange_s=2.0, steps_left=1e6), 4, stays=True)
+    first = Sized("first", elastic(steps_left=1e9), 0, comes_first=True)
+    others = [Sized(f"other-{at}", elastic(steps_left=10), 0) for at in range(9)]
+    chosen = sizing.sizes([*others, stays, first], 8, PER_NODE)
+    assert chosen["stays"] == 4 and chosen["first"] >= 1
+    assert sum(chosen.values()) == 8
+
+
+def running(name: str, job: ElasticJob, *slices: Slice, held_s: float = MIN_RUN_S) -> RunningJob:
+    number = sum(part.num_workers for part in slices)
+    return RunningJob(
+        *(name, 50, 1, Request(number, BUNDLE), slices, held_s),
+        yields=True,
+        spare=spare(slices, job.least) if job.in_place else (),
+    )
+
+
+def waiting(name: str, workers: int = 16, least: int | None = 1) -> WaitingJob:
+    return WaitingJob(name, 0, 50, 9, Request(workers, BUNDLE, least), waited_s=0.0, yields=True)
+
+
+def planned(
+    jobs: dict[str, ElasticJob],
+    there: tuple[RunningJob, ...] = (),
+    queue: tuple[WaitingJob, ...] = (),
+    growing: tuple[Growing, ...] = (),
+    num_nodes: int = 2,
+) -> dict[str, Decision]:
+    holders = tuple(Holder(each.job_id, each.slices, BUNDLE) for each in there)
+    total = {"GPU": float(PER_NODE)}
+    names = "abcd"[:num_nodes]
+    nodes = tuple(Node(n, total, offered(total, total, held_on(n, holders))) for n in names)
+    snapshot = Snapshot(
+        queue, nodes, True, holders, running=there, growing=growing, elastic=jobs
+    )
+    return {decision.job_id: decision for decision in plan(snapshot, NOW)}
+
+
+def test_a_job_alone_leaves_to_resume_on_all_that_it_gains_by() -> None:
+    job = elastic()
+    made = planned({"one": job}, (running("one", job, Slice("a", 2)),))
+    assert isinstance(made["one"], Preempt)
+    assert made["one"].reason.code == "resized"
+    assert "resumes on 8 workers instead of 2" in made["one"].reason.message
+    assert isinstance(planned({"one": job}, queue=(waiting("one"),))["one"], Start)
+
+
+def test_a_job_makes_room_for_one_that_gains_more_but_not_before_its_least_run_time() -> None:
+    job = elastic(exchange_s=0.05)
+    jobs = {"old": job, "new": replace(job, steps_left=1e3)}
+    old = running("old", job, Slice("a", 4), Slice("b", 4))
+    made = planned(jobs, (old,), (waiting("new"),))
+    assert isinstance(made["old"], Preempt)
+    assert isinstance(made["new"], Wait) and made["new"].reason.code == "room_is_made"
+    made = planned(jobs, (replace(old, held_s=1.0),), (waiting("new"),))
+    assert "old" not in made
+    assert isinstance(made["new"], Wait) and made["new"].reason.code == "others_gain_more"
+
+
+def test_a_group_that_shrinks_in_place_does_not_leave() -> None:
+    job = replace(elastic(exchange_s=0.3), in_place=True)
+    jobs = {"old": job, "new": replace(job, steps_left=1e3)}
+    old = running("old", job, Slice("a", 4), Slice("b", 2), Slice("b", 2))
+    made = planned(jobs, (old,), (waiting("new"),))
+    assert isinstance(made["old"], Shrink)
+    assert made["old"].slices[0] == Slice("b", 2)
+
+
+def test_a_group_grows_in_place_up_to_its_size_and_no_further() -> None:
+    badly = replace(elastic(exchange_s=0.6, steps_left=1e6), in_place=True)
+    jobs = {"well": elastic(exchange_s=0.3), "badly": badly}
+    there = running("badly", badly, Slice("a", 4))
+    group = Growing("badly", 1, 50, 1, Request(16, BUNDLE, 1), there.slices)
+    made = planned(jobs, (there,), (waiting("well"),), (group,))
+    assert isinstance(made["well"], Start)
+    assert isinstance(made["badly"], Stay) and made["badly"].reason.code == "large_enough"
+    alone = planned({"badly": badly}, (there,), growing=(group,))["badly"]
+    assert isinstance(alone, Grow), "free slots are used, whatever the gain"
+    assert sum(part.num_workers for part in alone.slices) == 4
+
+
+def test_jobs_of_higher_priority_choose_first_and_gangs_keep_what_they_ask_for() -> None:
+    job = elastic()
+    jobs = {"high": job, "low": job}
+    queue = (replace(waiting("high"), priority=60), waiting("low"))
+    made = planned(jobs, queue=queue)
+    assert isinstance(made["high"], Start)
+    assert sum(part.num_workers for part in made["high"].slices) == 8
+    assert isinstance(made["low"], Wait)
+    made = planned({"low": job}, queue=(waiting("gang", 6, None), waiting("low")))
+    assert isinstance(made["gang"], Start)
+    assert isinstance(made["low"], Start)
+    assert sum(part.num_workers for part in made["low"].slices) == 2
