@@ -10,11 +10,11 @@ from statistics import mean, quantiles
 from benchmarks.machine import BenchmarkError
 from benchmarks.report import Result, Table
 from benchmarks.scheduler import traces, workloads
+from benchmarks.scheduler.batch_size import LEAST_EFFICIENCY
 from benchmarks.scheduler.elastic_policy import ElasticPolicy
 from benchmarks.scheduler.measure import DATA, NUM_DRAWN, data_folder
 from benchmarks.scheduler.replay import ReplayedJob, replay
 from benchmarks.scheduler.tiresias import Tiresias
-from ray_workers.training.core.batch_size import LEAST_EFFICIENCY
 
 PUBLISHED_S = {1: 2088.8, 2: 3322.9, 3: 2188.5, 4: 2721.0}
 """Average completion time under Pollux, by workload."""
@@ -33,7 +33,7 @@ METHOD = (
     "'fixed batch': the batch that the workload names for the job. 'range': the batch begins at "
     "the smallest that was measured, and is at most the largest. A job doubles it while a sample "
     f"is worth {LEAST_EFFICIENCY:.0%} of one in the smallest, by its noise scale then "
-    "(`ray_workers.training.core.batch_size`), whatever its number of GPUs; ncf has one batch.",
+    "(`benchmarks.scheduler.batch_size`), whatever its number of GPUs; ncf has one batch.",
     "Published: Pollux (OSDI 2021), its artifact's own policy, which chooses GPUs and batch. "
     "Nothing is random, but for the time of a call: wall time on a machine that others use.",
 )

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from benchmarks.scheduler import batch_size
 from benchmarks.scheduler.traces import Application, Placement
-from ray_workers.training.core import batch_size
 from service.domain.scheduling.sizing import StepTime
 
 NUM_NODES, GPUS_PER_NODE = 16, 4

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from benchmarks.scheduler import measure, replay, snapshots, traces, workloads
+from benchmarks.scheduler import batch_size, measure, replay, snapshots, traces, workloads
 from benchmarks.scheduler.default_policy import DefaultPolicy
+from benchmarks.scheduler.elastic_policy import ElasticPolicy
 from benchmarks.scheduler.replay import ReplayedJob
 from benchmarks.scheduler.tiresias import LONG_GPU_S, Tiresias
 from service.domain.scheduling import slots
@@ -103,6 +106,49 @@ def test_the_default_policy_lets_a_short_job_pass_a_long_one(
         replay.replay(jobs, policy)
         assert min(jobs, key=lambda one: one.completion_s).name == first
         assert all(one.completion_s >= one.alone_s for one in jobs)
+
+
+def test_the_batch_is_doubled_while_its_samples_are_worth_enough() -> None:
+    assert batch_size.efficiency(100.0, 10, 10) == 1.0
+    assert batch_size.efficiency(100.0, 100, 300) == pytest.approx(0.5)
+    assert batch_size.next_size(0.0, 8, 512) == 8
+    assert batch_size.next_size(100.0, 8, 512) == 32, "108 / 132 is enough, 108 / 164 is not"
+    assert batch_size.next_size(math.inf, 8, 100) == 64, "no more than the largest"
+
+
+def test_a_replayed_job_has_the_batch_that_its_noise_allows_and_reports_its_step_times(
+    application: traces.Application,
+) -> None:
+    alone = job(application)
+    alone.batch_range = (4, 64)
+    alone.allocate({0: 1}, 0.0)
+    alone.train(0.0)
+    assert alone.batch_size == 8, "the noise scale is 12: of 8 a sample is worth 0.8, of 16 0.57"
+    assert [each.batch_size for each in alone.step_times.values()] == [8]
+    assert alone.steps_left == pytest.approx((1000 - 15 * 6.0 / 3.5) / (6.0 / 3.5))
+
+
+def test_elastic_jobs_share_the_cluster_and_have_all_of_it_alone(
+    application: traces.Application,
+) -> None:
+    jobs = [job(application, "first"), job(application, "second", at=120.0)]
+    for one in jobs:
+        one.batch_size = 16
+    policy = ElasticPolicy(knows_earlier=False)
+    sizes: list[dict[str, int]] = []
+
+    class Watched:
+        def allocate(self, active: Sequence[ReplayedJob], now: float) -> replay.Allocation:
+            given = policy.allocate(active, now)
+            sizes.append({name: sum(nodes.values()) for name, nodes in given.items()})
+            return given
+
+    replay.replay(jobs, Watched())
+    assert sizes[0] == {"first": 1}, "nothing is known of it"
+    assert sizes[1] == {"first": 2}, "twice what it has shown"
+    assert all(sum(each.values()) <= 64 for each in sizes)
+    assert all({"first", "second"} == set(each) for each in sizes[3:6])
+    assert all(one.completion_s < 1000.0 for one in jobs)
 
 
 def test_drawn_workloads_are_the_same_for_the_same_seed(application: traces.Application) -> None:

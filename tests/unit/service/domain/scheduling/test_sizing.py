@@ -77,7 +77,8 @@ def test_a_job_with_one_report_is_taken_to_grow_well_and_tried_no_further_than_k
 def test_workers_go_to_the_job_that_grows_well() -> None:
     well, badly = elastic(), elastic(exchange_s=0.5)
     chosen = sizing.sizes([Sized("well", well, 0), Sized("badly", badly, 0)], 8, PER_NODE)
-    assert chosen["badly"] <= 1 and chosen["well"] >= 4
+    assert chosen["badly"] <= 1
+    assert chosen["well"] >= 4
     assert sum(chosen.values()) <= 8
 
 
@@ -101,7 +102,8 @@ def test_one_that_stays_keeps_what_it_has_and_one_that_comes_first_gets_its_leas
     first = Sized("first", elastic(steps_left=1e9), 0, comes_first=True)
     others = [Sized(f"other-{at}", elastic(steps_left=10), 0) for at in range(9)]
     chosen = sizing.sizes([*others, stays, first], 8, PER_NODE)
-    assert chosen["stays"] == 4 and chosen["first"] >= 1
+    assert chosen["stays"] == 4
+    assert chosen["first"] >= 1
     assert sum(chosen.values()) == 8
 
 
@@ -129,9 +131,7 @@ def planned(
     total = {"GPU": float(PER_NODE)}
     names = "abcd"[:num_nodes]
     nodes = tuple(Node(n, total, offered(total, total, held_on(n, holders))) for n in names)
-    snapshot = Snapshot(
-        queue, nodes, True, holders, running=there, growing=growing, elastic=jobs
-    )
+    snapshot = Snapshot(queue, nodes, True, holders, running=there, growing=growing, elastic=jobs)
     return {decision.job_id: decision for decision in plan(snapshot, NOW)}
 
 
@@ -150,10 +150,12 @@ def test_a_job_makes_room_for_one_that_gains_more_but_not_before_its_least_run_t
     old = running("old", job, Slice("a", 4), Slice("b", 4))
     made = planned(jobs, (old,), (waiting("new"),))
     assert isinstance(made["old"], Preempt)
-    assert isinstance(made["new"], Wait) and made["new"].reason.code == "room_is_made"
+    assert isinstance(made["new"], Wait)
+    assert made["new"].reason.code == "room_is_made"
     made = planned(jobs, (replace(old, held_s=1.0),), (waiting("new"),))
     assert "old" not in made
-    assert isinstance(made["new"], Wait) and made["new"].reason.code == "others_gain_more"
+    assert isinstance(made["new"], Wait)
+    assert made["new"].reason.code == "others_gain_more"
 
 
 def test_a_group_that_shrinks_in_place_does_not_leave() -> None:
@@ -172,7 +174,8 @@ def test_a_group_grows_in_place_up_to_its_size_and_no_further() -> None:
     group = Growing("badly", 1, 50, 1, Request(16, BUNDLE, 1), there.slices)
     made = planned(jobs, (there,), (waiting("well"),), (group,))
     assert isinstance(made["well"], Start)
-    assert isinstance(made["badly"], Stay) and made["badly"].reason.code == "large_enough"
+    assert isinstance(made["badly"], Stay)
+    assert made["badly"].reason.code == "large_enough"
     alone = planned({"badly": badly}, (there,), growing=(group,))["badly"]
     assert isinstance(alone, Grow), "free slots are used, whatever the gain"
     assert sum(part.num_workers for part in alone.slices) == 4

@@ -1,4 +1,4 @@
-"""The batch size that follows the gradient noise: pure rules.
+"""The batch size of a replayed job, which follows the gradient noise: pure rules.
 
 The gradient noise scale (McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, section 2.2) is
 the size of a batch whose mean gradient is half noise: tr(S) / |G|^2 with the gradient G and the
@@ -6,10 +6,12 @@ covariance S of a sample's gradient. Far below it, twice the batch is worth near
 above, hardly more than one. It grows while a model is trained.
 
 The batch depends on the noise alone, and neither on the world size nor on how fast the ranks are:
-a group that was resized or mended learns the same as one that was not.
+a group that was resized or mended would learn the same as one that was not.
 """
 
 from __future__ import annotations
+
+import math
 
 LEAST_EFFICIENCY = 0.7
 """What a sample is worth in the batch in force, of what it is worth in the smallest."""
@@ -17,14 +19,8 @@ LEAST_EFFICIENCY = 0.7
 
 def efficiency(noise_scale: float, smallest: int, size: int) -> float:
     """The worth of a sample in a batch of this size, of that in the smallest batch: the part of
-    the samples that would do as well there (Pollux, Qiao et al. 2021, equation 6)."""
-    return (noise_scale + smallest) / (noise_scale + size)
-
-
-def gain(noise_scale: float, smallest: int, size: int) -> float:
-    """The worth of a step with this batch, in steps with the smallest: AdaScale's factor of the
-    learning rate (Johnson et al. 2020, https://arxiv.org/abs/2007.05105, section 3)."""
-    return size / smallest * efficiency(noise_scale, smallest, size)
+    the samples that would do as well there (Pollux, Qiao et al. 2021, section 3.1)."""
+    return 1.0 if math.isinf(noise_scale) else (noise_scale + smallest) / (noise_scale + size)
 
 
 def next_size(noise_scale: float, smallest: int, largest: int) -> int:
