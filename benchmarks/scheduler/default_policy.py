@@ -27,7 +27,8 @@ class DefaultPolicy:
         self._used = shares.Used()
         self._started: set[str] = set()
         """In this round."""
-        self.calls_s: list[float] = []
+        self.calls_s: list[tuple[float, float]] = []
+        """Wall time and processor time of each call."""
 
     def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
         """See `ReplayedPolicy`. Those that leave their GPUs do so at once: their restart costs what
@@ -69,9 +70,10 @@ class DefaultPolicy:
         self, jobs: Sequence[ReplayedJob], held: dict[str, dict[int, int]], now: float
     ) -> list[policy.Decision]:
         snapshot = self._snapshot(jobs, held, now)
-        began = time.perf_counter()
+        began = time.perf_counter(), time.thread_time()
         decisions = policy.plan(snapshot, START)
-        self.calls_s.append(time.perf_counter() - began)
+        took = time.perf_counter() - began[0], time.thread_time() - began[1]
+        self.calls_s.append(took)
         return decisions
 
     def _snapshot(

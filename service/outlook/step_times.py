@@ -34,8 +34,8 @@ def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
 
 def _times(row: Row[Any]) -> dict[tuple[int, ...], StepTime]:
     return {
-        tuple(each[:3]): StepTime(*map(int, each[:3]), seconds=each[3])
-        for each in row.step_times["times"]
+        (workers, nodes, size): StepTime(workers, nodes, size, seconds)
+        for workers, nodes, size, seconds in row.step_times["times"]
     }
 
 

@@ -222,7 +222,7 @@ def step_times(session: Session, most: int) -> Sequence[Row[Any]]:
     c = JobRow.__table__.c
     names = ("id", "owner", "state", "num_workers", "min_workers", "yields", "bundle", "progress")
     query = (
-        select(*(c[name] for name in names), c.step_times)
+        select(*(c[name] for name in (*names, "step_times")))
         .where(c.step_times.is_not(None), c.deleted_at.is_(None))
         .order_by(c.number.desc())
         .limit(most)

@@ -732,10 +732,12 @@ class _Round:
         """Give a group that trains the slots it can use and nobody has reserved."""
         gang = self._gangs.of(group.request)
         kind = gang.kind
-        most = min(group.most, self._targets.get(group.job_id, math.inf) - count(group.slices))
+        most, held = group.most, count(group.slices)
+        if group.job_id in self._targets:
+            most = min(most, self._targets[group.job_id] - held)
         if most <= 0:
-            message = f"trains on {workers(count(group.slices))}, and would gain little by more"
-            return Stay(group.job_id, Reason("large_enough", message))
+            message = f"trains on {workers(held)}; other jobs gain more by the slots that there are"
+            return Stay(group.job_id, Reason("others_gain_more", message))
         limits = self._limits.of((group.queue, group.owner))
         sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
         if limits is not None:

@@ -105,8 +105,8 @@ NUM_TERMS = 5
 
 
 def _terms(num_workers: int, num_nodes: int, batch_size: int, micro: int) -> tuple[float, ...]:
-    """Of a step: passes, samples of a worker, an exchange, what it takes more between nodes, and the
-    part of it that grows with the workers."""
+    """Of a step: passes, samples of a worker, an exchange, what it takes longer between nodes, and
+    the part of it that grows with the workers."""
     share = batch_size / num_workers
     return (
         float(math.ceil(share / micro)),
