@@ -294,6 +294,7 @@ class JobSpec(Document):
         self._check_elastic()
         self._check_sync()
         self._check_balance()
+        self._check_noise()
         self._check_profile()
         self._check_metrics()
         self._check_sweep()
@@ -323,6 +324,22 @@ class JobSpec(Document):
                 f"is {size}, fewer than one sample for each of {sharing} workers: make it "
                 f"{sharing} or more, or take {size} workers or fewer",
             )
+
+    def _check_noise(self) -> None:
+        """The gradients of the ranks are compared with their mean, as DDP has both."""
+        if not self.train.measure_noise:
+            return
+        at = "/train/measure_noise"
+        if self.script is not None:
+            raise wrong(at, "is for recipes; a script measures its gradients itself")
+        if self.resources.num_workers == 1:
+            raise wrong(at, "needs resources.num_workers 2 or more, whose gradients it compares")
+        if self.is_divided or self.parallel.auto:
+            raise wrong(at, "is for data parallelism, where each worker has the whole model")
+        if self.is_exact or self.parallel.balance != "even" or self.sync is not None:
+            raise wrong(at, "is not for elastic.exact, sync and balance: auto in this version")
+        if self.train.precision == "fp16":
+            raise wrong(at, "needs train.precision fp32 or bf16: fp16 scales the gradients")
 
     def _check_profile(self) -> None:
         if self.profile is None:

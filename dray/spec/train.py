@@ -144,6 +144,10 @@ class Train(Document):
     val/loss is not finite. warn: training goes on. skip_step: a step whose gradient is not finite
     changes no weight; 10 in a row fail the job. rollback: instead of failing, the job returns to
     its last checkpoint with half the learning rate, up to 3 times."""
+    measure_noise: StrictBool = False
+    """Measure the gradient noise scale (arXiv:1812.06162) in every tenth step, and report it as
+    `train/gradient_noise_scale`, in samples: a global batch far below it could be larger at little
+    loss per sample. Needs 2 workers or more that each have the whole model."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     """Seed of the weights, the order of the samples, and all other random numbers."""
     eval_every_epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1

@@ -272,7 +272,10 @@ class Trainer:
                 data_wait_s=batch.wait_s,
                 loss=loss,
                 grad_norm=grad_norm,
-                more=self.comm_metrics.of_step() if self.comm_metrics else {},
+                more={
+                    **(self.comm_metrics.of_step() if self.comm_metrics else {}),
+                    **self.strategy.gradients.step_metrics(),
+                },
             )
         )
         if self.rank == 0:

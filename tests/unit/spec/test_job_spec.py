@@ -297,6 +297,26 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/parallel/context",
             "must divide model.context_length 30",
         ),
+        (
+            divided({"shard": 2}, train={"measure_noise": True}),
+            "/train/measure_noise",
+            "is for data parallelism",
+        ),
+        (
+            divided({"balance": "auto"}, train={"measure_noise": True}),
+            "/train/measure_noise",
+            "is not for elastic.exact, sync and balance",
+        ),
+        (
+            divided({}, train={"measure_noise": True, "precision": "fp16"}),
+            "/train/measure_noise",
+            "needs train.precision fp32 or bf16",
+        ),
+        (
+            {"recipe": "image_classification", "train": {"measure_noise": True}},
+            "/train/measure_noise",
+            "needs resources.num_workers 2",
+        ),
         (divided({"shard": 2, "balance": "auto"}), "/parallel/balance", "must be even with shard"),
         (
             divided({"balance": "auto"}, elastic={"min_workers": 1, "exact": True}),
