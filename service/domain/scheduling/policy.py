@@ -68,7 +68,7 @@ from service.domain.scheduling.slots import held_by_node as held_by_node
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
-from service.domain.scheduling.targets import Claim, targets
+from service.domain.scheduling.targets import Claim, Standing, targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +421,7 @@ def _waits_for_jobs(job: WaitingJob, position: int) -> Wait:
     return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
 
 
-def _standing(rank: order.Rank) -> tuple[int, int, bool]:
+def _standing(rank: order.Rank) -> Standing:
     return int(rank.turn), rank.falling_priority, rank.user_is_ahead
 
 
@@ -483,41 +483,35 @@ class _Round:
         """Choose the sizes of elastic jobs, and ask those for slots that run on more."""
         elastic, min_run_s = self._snapshot.elastic, self._snapshot.min_run_s
         claims = []
+        others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
         for job, gang, rank in waiting:
-            if job.after or job.preparing or job.queue in self._snapshot.used_up:
+            backs_off = job.not_before is not None and job.not_before > self._now
+            if backs_off or job.preparing or _is_kept_back(job, self._snapshot.used_up):
                 continue
-            if job.not_before is not None and job.not_before > self._now:
-                continue
+            standing = _standing(rank)
             choice = elastic.get(job.job_id)
-            claims.append(
-                Claim(
-                    job.job_id,
-                    _standing(rank),
-                    gang.kind,
-                    gang.least,
-                    elastic=choice,
-                    comes_first=job.waited_s > order.LONGEST_WAIT_S,
-                )
-            )
+            if choice is None:
+                others[standing, gang.kind] += gang.least
+                continue
+            comes_first = job.waited_s > order.LONGEST_WAIT_S
+            claims.append(Claim(job.job_id, standing, gang.kind, choice, comes_first=comes_first))
         sized = [
             job
             for job in self._snapshot.running
             if job.job_id in elastic and job.yields and not job.is_leaving and not job.recalled
         ]
         for running in sized:
-            rank = self._ranks[running.job_id]
             claims.append(
                 Claim(
                     running.job_id,
-                    _standing(rank),
+                    _standing(self._ranks[running.job_id]),
                     self._gangs.of(running.request).kind,
-                    elastic[running.job_id].least,
+                    elastic[running.job_id],
                     held=count(running.slices),
-                    elastic=elastic[running.job_id],
                     stays=running.held_s < min_run_s,
                 )
             )
-        self._targets = targets(claims, self._soon.room, self._stock.largest)
+        self._targets = targets(claims, others, self._soon.room, self._stock.largest)
         for running in sized:
             self._resize(running, self._targets[running.job_id])
 

@@ -18,53 +18,48 @@ Standing = tuple[int, int, bool]
 
 @dataclass(frozen=True)
 class Claim:
-    """A job that has slots or wants some."""
+    """An elastic job that has slots or wants some."""
 
     job_id: str
     standing: Standing
     kind: WorkerKind
-    least: int
+    elastic: ElasticJob
     held: int = 0
-    elastic: ElasticJob | None = None
-    """Set for a job whose size the plan may choose."""
     stays: bool = False
     comes_first: bool = False
 
 
 def targets(
     claims: Sequence[Claim],
+    others: Mapping[tuple[Standing, WorkerKind], int],
     room: Callable[[WorkerKind], int],
     per_node: Callable[[WorkerKind], int],
 ) -> dict[str, int]:
-    """Workers of each claim that has a choice.
+    """Workers of each claim.
 
-    claims: those that have slots only if they have a choice. room: for workers besides those
-    that the claims hold. per_node: workers of the largest node.
+    others: workers of the jobs that wait and have no choice. room: for workers besides those that
+    the claims hold. per_node: workers of the largest node.
     """
     chosen: dict[str, int] = {}
     by_standing: dict[tuple[Standing, WorkerKind], list[Claim]] = {}
     for claim in claims:
-        if claim.elastic is not None:
-            by_standing.setdefault((claim.standing, claim.kind), []).append(claim)
+        by_standing.setdefault((claim.standing, claim.kind), []).append(claim)
     for standing, kind in sorted(by_standing, key=lambda key: key[0]):
         mine = by_standing[standing, kind]
         left = float(room(kind))
+        for (other, of), asked in others.items():
+            if other <= standing:
+                left -= asked * _in_workers(of, kind)
         for claim in claims:
-            if claim.elastic is None:
-                used = float(claim.least) if claim.standing <= standing else 0.0
-            elif claim.job_id in chosen:
-                used = float(chosen[claim.job_id] - claim.held)
+            if claim.job_id in chosen:
+                used = chosen[claim.job_id] - claim.held
             elif claim.standing == standing and claim.kind is kind:
-                used = -float(claim.held)
+                used = -claim.held
             else:  # it leaves for others by the rules of eviction only
-                used = float(min(0, claim.least - claim.held))
+                used = min(0, claim.elastic.least - claim.held)
             left -= used * _in_workers(claim.kind, kind)
         capacity = max(math.floor(left), sum(c.held for c in mine if c.stays))
-        sized = [
-            Sized(c.job_id, c.elastic, c.held, c.stays, c.comes_first)
-            for c in mine
-            if c.elastic is not None
-        ]
+        sized = [Sized(c.job_id, c.elastic, c.held, c.stays, c.comes_first) for c in mine]
         chosen |= sizes(sized, capacity, max(1, per_node(kind)))
     return chosen
 

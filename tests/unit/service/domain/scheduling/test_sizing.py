@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from random import Random
 
 import pytest
 
@@ -193,3 +194,64 @@ def test_jobs_of_higher_priority_choose_first_and_gangs_keep_what_they_ask_for()
     assert isinstance(made["gang"], Start)
     assert isinstance(made["low"], Start)
     assert sum(part.num_workers for part in made["low"].slices) == 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_plans_drawn_by_chance_give_no_more_than_is_free_and_ask_whom_they_may(seed: int) -> None:
+    chance = Random(seed)
+    num_nodes, in_place = 4, chance.random() < 0.5
+    free = dict.fromkeys("abcd", PER_NODE)
+    jobs, there, queue, growing = {}, [], [], []
+    for at in range(chance.randint(1, 8)):
+        name = f"job-{at}"
+        if chance.random() < 0.8:
+            known = tuple(chance.sample((1, 2, 4, 8), chance.randint(0, 3)))
+            one = elastic(
+                exchange_s=chance.random(), known=known, steps_left=chance.choice((10, 1e4, 1e6))
+            )
+            jobs[name] = replace(one, in_place=in_place)
+        node = chance.choice("abcd")
+        if free[node] and chance.random() < 0.6:
+            number = chance.randint(1, free[node])
+            free[node] -= number
+            held_s = chance.choice((0.0, MIN_RUN_S))
+            of = jobs.get(name, elastic())
+            there.append(running(name, of, *[Slice(node, 1)] * number, held_s=held_s))
+            if in_place and number < 16:
+                group = Growing(name, 1, 50, at, Request(16, BUNDLE, 1), there[-1].slices)
+                growing.append(group)
+        else:
+            least = 1 if name in jobs else None
+            priority = chance.choice((50, 50, 60))
+            waits = waiting(name, chance.randint(1, 8) if least is None else 16, least)
+            queue.append(replace(waits, priority=priority, seq=at))
+    holders = tuple(Holder(each.job_id, each.slices, BUNDLE) for each in there)
+    total = {"GPU": float(PER_NODE)}
+    nodes = tuple(Node(n, total, {"GPU": float(free[n])}) for n in "abcd"[:num_nodes])
+    snapshot = Snapshot(
+        tuple(queue),
+        nodes,
+        True,
+        holders,
+        running=tuple(there),
+        growing=tuple(growing),
+        elastic=jobs,
+    )
+    decisions = plan(snapshot, NOW)
+    names = [d.job_id for d in decisions if isinstance(d, Start | Wait)]
+    assert sorted(names) == sorted(job.job_id for job in queue)
+    for decision in decisions:
+        if isinstance(decision, Start | Grow):
+            for part in decision.slices:
+                free[part.node_id] -= part.num_workers
+    assert min(free.values()) >= 0
+    asked = [d.job_id for d in decisions if isinstance(d, Preempt | Shrink)]
+    assert len(asked) == len(set(asked))
+    resized = {
+        d.job_id for d in decisions if isinstance(d, Preempt | Shrink) and d.because_of == d.job_id
+    }
+    assert resized <= set(jobs)
+    shortly = {job.job_id for job in there if job.held_s < MIN_RUN_S}
+    for decision in decisions:
+        if isinstance(decision, Preempt) and decision.job_id in shortly:
+            assert "resumes on" in decision.reason.message, "it leaves for more only"
