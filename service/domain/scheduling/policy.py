@@ -468,7 +468,7 @@ class _Round:
         self._to_come = snapshot.to_come
         self._impossible: dict[Gang, Reason | None] = {}
         self._too_large: dict[Gang, Reason | None] = {}
-        self._unevictable: dict[tuple[WorkerKind, bool], tuple[order.Rank, int]] = {}
+        self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
         """Ranks, and how many workers would fit if all left that may be asked for these."""
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
@@ -580,11 +580,11 @@ class _Round:
                 return Wait(job.job_id, reason, position, room.holders)
             most = min(most, room.workers)
         target = self._targets.get(job.job_id)
-        if target == 0:
+        offer = self._passable if job.yields else self._open
+        if target == 0 and offer.soon.has(kind, least):
             message = f"{gang.needs}; other jobs gain more by the slots that there are"
             return Wait(job.job_id, Reason("others_gain_more", message), position)
-        offer = self._passable if job.yields else self._open
-        if target is not None:
+        if target:
             most = max(least, min(most, target))
             if not offer.now.has(kind, most) and offer.soon.has(kind, most):
                 return self._promise(job, gang, offer, most, position)
@@ -599,8 +599,7 @@ class _Round:
             return Start(job.job_id, slices)
         if limits is not None:
             limits.keep_place(job.job_id, kind, most)
-        has_room = offer.soon.has(kind, least)
-        if has_room or (target is None and self._evict(job, gang, rank, offer)):
+        if offer.soon.has(kind, least) or self._evict(job, gang, rank, offer):
             self._count_in_array(job)
             return self._promise(job, gang, offer, most, position)
         reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
@@ -653,13 +652,16 @@ class _Round:
         return self._too_large[gang]
 
     def _evict(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
-        """Have running jobs leave slots for this one; False where not enough may be asked."""
-        key = gang.kind, job.yields
+        """Have running jobs leave slots for this one; False where not enough may be asked. Jobs
+        whose sizes are chosen leave none to each other but by these."""
+        is_sized = job.job_id in self._targets
+        key = gang.kind, job.yields, is_sized
         tried = self._unevictable.get(key)
         is_weaker = tried is not None and gang.least > tried[1] and rank.may_less(tried[0])
         if is_weaker or len(self.asked) >= MAX_PREEMPTED:
             return False
-        candidates = self._candidates.of(rank, self._leaving)
+        kept = self._leaving.keys() | self._targets.keys() if is_sized else self._leaving
+        candidates = self._candidates.of(rank, kept)
         found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
         if not found.asks:
             self._unevictable[key] = rank, found.room

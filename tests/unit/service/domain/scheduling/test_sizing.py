@@ -156,7 +156,7 @@ def test_a_job_makes_room_for_one_that_gains_more_but_not_before_its_least_run_t
     made = planned(jobs, (replace(old, held_s=1.0),), (waiting("new"),))
     assert "old" not in made
     assert isinstance(made["new"], Wait)
-    assert made["new"].reason.code == "others_gain_more"
+    assert made["new"].reason.code == "waiting_for_slots"
 
 
 def test_a_group_that_shrinks_in_place_does_not_leave() -> None:
@@ -190,10 +190,22 @@ def test_jobs_of_higher_priority_choose_first_and_gangs_keep_what_they_ask_for()
     assert isinstance(made["high"], Start)
     assert sum(part.num_workers for part in made["high"].slices) == 8
     assert isinstance(made["low"], Wait)
+    assert made["low"].reason.code == "waiting_for_slots"
     made = planned({"low": job}, queue=(waiting("gang", 6, None), waiting("low")))
     assert isinstance(made["gang"], Start)
     assert isinstance(made["low"], Start)
     assert sum(part.num_workers for part in made["low"].slices) == 2
+
+
+def test_a_job_of_higher_priority_has_gangs_leave_as_ever() -> None:
+    gang = RunningJob("gang", 40, 1, Request(8, BUNDLE), (Slice("a", 4), Slice("b", 4)), 9e9)
+    made = planned({"high": elastic()}, (gang,), (waiting("high"),))
+    assert isinstance(made["gang"], Preempt)
+    assert made["gang"].because_of == "high"
+    made = planned({"high": elastic()}, (replace(gang, priority=50),), (waiting("high"),))
+    assert "gang" not in made
+    assert isinstance(made["high"], Wait)
+    assert made["high"].reason.code == "waiting_for_slots"
 
 
 @pytest.mark.parametrize("seed", range(40))
