@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 LEAST_EFFICIENCY = 0.7
-"""What a sample is worth in the batch in force, of what it is worth in the smallest."""
+"""The least worth of a sample in the batch in force, in samples of the smallest batch."""
 
 
 def efficiency(noise_scale: float, smallest: int, size: int) -> float:

@@ -26,10 +26,11 @@ METHOD = (
     "`service.domain.scheduling.policy.plan`, as the service calls it. A job whose size is chosen "
     "anew leaves its GPUs and holds the next ones for 30 s before it trains. In every round the "
     "policy is asked until nobody leaves any more.",
-    "The policy sees of a job its size, its batch size, the times of the steps that it has taken, "
-    "by GPUs, nodes and batch, and the steps that it has left, by the share of its epochs that is "
-    "done and what its steps were worth. 'own reports': nothing else. 'and earlier jobs': also the step times that jobs of the same application have reported "
-    "before. It never sees a trace, a duration or a noise scale that a job has not measured.",
+    "The policy sees of a job its size, its batch size, the times of the steps that it has "
+    "taken, by GPUs, nodes and batch, and the steps that it has left, by the share of its "
+    "epochs that is done and what its steps were worth. 'own reports': nothing else. 'and "
+    "earlier jobs': also the step times that jobs of the same application have reported before. "
+    "It never sees a trace, a duration or a noise scale that a job has not measured.",
     "'fixed batch': the batch that the workload names for the job. 'range': the batch begins at "
     "the smallest that was measured, and is at most the largest. A job doubles it while a sample "
     f"is worth {LEAST_EFFICIENCY:.0%} of one in the smallest, by its noise scale then "

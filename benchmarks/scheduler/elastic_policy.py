@@ -9,7 +9,7 @@ from dataclasses import replace
 from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, ReplayedJob
 from service.domain.scheduling import policy, slots
-from service.domain.scheduling.sizing import ElasticJob, StepTime
+from service.domain.scheduling.sizing import ElasticJob, ReportedStep
 
 MOST = NUM_NODES * GPUS_PER_NODE
 
@@ -21,7 +21,7 @@ class ElasticPolicy(DefaultPolicy):
         """knows_earlier: what jobs of one application report counts for the others, too."""
         super().__init__()
         self._knows_earlier = knows_earlier
-        self._of_application: defaultdict[str, dict[tuple[int, int, int], StepTime]]
+        self._of_application: defaultdict[str, dict[tuple[int, int, int], ReportedStep]]
         self._of_application = defaultdict(dict)
 
     def _snapshot(

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from benchmarks.scheduler import batch_size
 from benchmarks.scheduler.traces import Application, Placement
-from service.domain.scheduling.sizing import StepTime
+from service.domain.scheduling.sizing import ReportedStep
 
 NUM_NODES, GPUS_PER_NODE = 16, 4
 ROUND_S = 60.0
@@ -39,7 +39,7 @@ class ReplayedJob:
     since_s: float = 0.0
     """When it got its GPUs, or lost them."""
     epoch: int = 0
-    step_times: dict[tuple[int, int, int], StepTime] = field(default_factory=dict)
+    step_times: dict[tuple[int, int, int], ReportedStep] = field(default_factory=dict)
     """That it has reported, by workers, nodes and batch."""
     finished_s: float | None = None
     _progress: float = 0.0
@@ -111,7 +111,7 @@ class ReplayedJob:
             self.batch_size = batch_size.next_size(noise_scale, *self.batch_range)
         placement: Placement = tuple(self.nodes[node] for node in sorted(self.nodes))
         step_s, size = self.application.step_time(placement, self.batch_size)
-        measured = StepTime(sum(placement), len(placement), size, step_s)
+        measured = ReportedStep(sum(placement), len(placement), size, step_s)
         self.step_times[measured.num_workers, measured.num_nodes, size] = measured
         return self._gain(size) / step_s
 

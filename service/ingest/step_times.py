@@ -1,4 +1,4 @@
-"""How long the steps of an elastic job take, by its size: what its next size is chosen by."""
+"""The times of the steps of elastic jobs, by the size of the group: sizes are chosen by them."""
 
 from __future__ import annotations
 

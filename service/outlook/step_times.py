@@ -9,7 +9,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from service.db.repositories import jobs as repository
-from service.domain.scheduling.sizing import ElasticJob, StepTime
+from service.domain.scheduling.sizing import ElasticJob, ReportedStep
 
 MAX_JOBS = 500
 """The newest jobs that are looked at."""
@@ -22,7 +22,7 @@ def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
     has not had itself.
     """
     rows = repository.step_times(session, MAX_JOBS)
-    of_kind: defaultdict[tuple[str, str], dict[tuple[int, ...], StepTime]] = defaultdict(dict)
+    of_kind: defaultdict[tuple[str, str], dict[tuple[int, ...], ReportedStep]] = defaultdict(dict)
     for row in reversed(rows):
         of_kind[row.owner, row.step_times["alike"]] |= _times(row)
     return {
@@ -32,14 +32,14 @@ def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
     }
 
 
-def _times(row: Row[Any]) -> dict[tuple[int, ...], StepTime]:
+def _times(row: Row[Any]) -> dict[tuple[int, ...], ReportedStep]:
     return {
-        (workers, nodes, size): StepTime(workers, nodes, size, seconds)
+        (workers, nodes, size): ReportedStep(workers, nodes, size, seconds)
         for workers, nodes, size, seconds in row.step_times["times"]
     }
 
 
-def _elastic(row: Row[Any], times: dict[tuple[int, ...], StepTime]) -> ElasticJob:
+def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> ElasticJob:
     progress = row.progress or {}
     total = progress.get("total_steps")
     return ElasticJob(

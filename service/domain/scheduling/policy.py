@@ -68,7 +68,7 @@ from service.domain.scheduling.slots import held_by_node as held_by_node
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
-from service.domain.scheduling.targets import Claim, Standing, targets
+from service.domain.scheduling.targets import ElasticClaim, Standing, targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,7 +494,9 @@ class _Round:
                 others[standing, gang.kind] += gang.least
                 continue
             comes_first = job.waited_s > order.LONGEST_WAIT_S
-            claims.append(Claim(job.job_id, standing, gang.kind, choice, comes_first=comes_first))
+            claims.append(
+                ElasticClaim(job.job_id, standing, gang.kind, choice, comes_first=comes_first)
+            )
         sized = [
             job
             for job in self._snapshot.running
@@ -502,7 +504,7 @@ class _Round:
         ]
         for running in sized:
             claims.append(
-                Claim(
+                ElasticClaim(
                     running.job_id,
                     _standing(self._ranks[running.job_id]),
                     self._gangs.of(running.request).kind,

@@ -39,7 +39,7 @@ PRIOR = 1e-3
 
 
 @dataclass(frozen=True)
-class StepTime:
+class ReportedStep:
     """The time of an optimizer step, as a job reported it."""
 
     num_workers: int
@@ -59,7 +59,7 @@ class ElasticJob:
     """In force now."""
     micro_batch_size: int
     """Most samples of a worker's forward pass: larger shares are computed in several."""
-    step_times: tuple[StepTime, ...] = ()
+    step_times: tuple[ReportedStep, ...] = ()
     """Its own, and those of earlier jobs like it."""
     in_place: bool = False
     """Its group grows and shrinks without leaving its slots."""
@@ -82,11 +82,11 @@ class Sized:
 
 
 @functools.lru_cache(maxsize=4096)
-def fitted(step_times: tuple[StepTime, ...], micro_batch_size: int) -> tuple[float, ...]:
+def fitted(step_times: tuple[ReportedStep, ...], micro_batch_size: int) -> tuple[float, ...]:
     """The coefficients of a step's time, none of them negative: those of `_terms`.
 
-    Least squares of relative errors. What no report can tell apart is put down to the samples: a
-    job is taken to grow well until it shows that it does not.
+    Least squares of relative errors. Times that the reports can't tell apart are put down to the
+    samples: a job is taken to grow well until it shows that it does not.
     """
     rows = [
         (_terms(each.num_workers, each.num_nodes, each.batch_size, micro_batch_size), each.seconds)
@@ -175,7 +175,7 @@ def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
 
 
 def worths(sized: Sized, per_node: int) -> dict[int, float]:
-    """What each size is worth; 0 of none. The size that the job has is among them."""
+    """The worth of each size, and of having none. The size that the job has is among them."""
     job, held = sized.job, sized.held
     sizes = sizes_of(job, per_node)
     if held and held not in sizes:

@@ -17,7 +17,7 @@ Standing = tuple[int, int, bool]
 
 
 @dataclass(frozen=True)
-class Claim:
+class ElasticClaim:
     """An elastic job that has slots or wants some."""
 
     job_id: str
@@ -30,7 +30,7 @@ class Claim:
 
 
 def targets(
-    claims: Sequence[Claim],
+    claims: Sequence[ElasticClaim],
     others: Mapping[tuple[Standing, WorkerKind], int],
     room: Callable[[WorkerKind], int],
     per_node: Callable[[WorkerKind], int],
@@ -41,7 +41,7 @@ def targets(
     the claims hold. per_node: workers of the largest node.
     """
     chosen: dict[str, int] = {}
-    by_standing: dict[tuple[Standing, WorkerKind], list[Claim]] = {}
+    by_standing: dict[tuple[Standing, WorkerKind], list[ElasticClaim]] = {}
     for claim in claims:
         by_standing.setdefault((claim.standing, claim.kind), []).append(claim)
     for standing, kind in sorted(by_standing, key=lambda key: key[0]):

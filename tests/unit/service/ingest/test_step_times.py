@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Frame
 from service.db.repositories import attempts
-from service.domain.scheduling.sizing import ElasticJob, StepTime
+from service.domain.scheduling.sizing import ElasticJob, ReportedStep
 from service.outlook.step_times import elastic_jobs
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, metrics
@@ -48,7 +48,7 @@ async def test_the_step_time_is_kept_with_the_size_that_it_was_taken_with(
             most=4,
             batch_size=64,
             micro_batch_size=16,
-            step_times=(StepTime(2, 1, 64, 2.0),),
+            step_times=(ReportedStep(2, 1, 64, 2.0),),
             in_place=True,
             steps_left=90,
         )
@@ -94,5 +94,8 @@ async def test_jobs_that_are_alike_tell_of_each_other_and_others_do_not(
     service.report(other, 1, [at(10, 40.0)])
     found = seen(service)
     assert set(found) == {second, other}, "the first has ended"
-    assert set(found[second].step_times) == {StepTime(4, 1, 64, 1.0), StepTime(2, 1, 64, 1.6)}
-    assert found[other].step_times == (StepTime(1, 1, 64, 1.6),)
+    assert set(found[second].step_times) == {
+        ReportedStep(4, 1, 64, 1.0),
+        ReportedStep(2, 1, 64, 1.6),
+    }
+    assert found[other].step_times == (ReportedStep(1, 1, 64, 1.6),)

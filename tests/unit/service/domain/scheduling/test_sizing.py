@@ -31,7 +31,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.resizing import spare
-from service.domain.scheduling.sizing import ElasticJob, Sized, StepTime
+from service.domain.scheduling.sizing import ElasticJob, ReportedStep, Sized
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BUNDLE = {"GPU": 1.0}
@@ -47,7 +47,7 @@ def elastic(
     *, exchange_s: float = 0.0, known: tuple[int, ...] = (1, 2, 4), steps_left: float = 1e4
 ) -> ElasticJob:
     times = tuple(
-        StepTime(number, -(-number // PER_NODE), 64, seconds(number, 64, exchange_s))
+        ReportedStep(number, -(-number // PER_NODE), 64, seconds(number, 64, exchange_s))
         for number in known
     )
     return ElasticJob(1, 16, 64, 64, times, steps_left=steps_left)
@@ -63,7 +63,7 @@ def test_the_fit_tells_the_times_that_were_reported_and_those_of_other_sizes() -
 
 
 def test_no_coefficient_is_negative() -> None:
-    times = (StepTime(1, 1, 64, 1.0), StepTime(2, 1, 64, 0.3), StepTime(4, 1, 64, 0.4))
+    times = (ReportedStep(1, 1, 64, 1.0), ReportedStep(2, 1, 64, 0.3), ReportedStep(4, 1, 64, 0.4))
     assert min(sizing.fitted(times, 64)) >= 0
 
 
@@ -90,7 +90,7 @@ def test_the_shorter_job_gets_more() -> None:
 
 
 def test_a_job_keeps_its_size_where_another_would_not_make_up_for_the_restart() -> None:
-    times = tuple(StepTime(size, 1, 64, each) for size, each in ((1, 1.0), (2, 0.6), (4, 0.57)))
+    times = tuple(ReportedStep(size, 1, 64, each) for size, each in ((1, 1.0), (2, 0.6), (4, 0.57)))
     job = replace(elastic(), step_times=times)
     assert sizing.sizes([Sized("a", job, 2)], 4, PER_NODE) == {"a": 2}
     assert sizing.sizes([Sized("a", elastic(), 2)], 4, PER_NODE) == {"a": 4}
