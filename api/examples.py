@@ -169,6 +169,7 @@ _DRILL: Mapping[str, Any] = {
 
 _RULES: Mapping[str, Any] = {
     "weight": 2.0,
+    "user_weights": {"ann": 2.0},
     "quota": {"GPU": 4.0},
     "limit": {"GPU": 8.0, "memory": 68_719_476_736.0},
     "user_limit": {"GPU": 2.0},
@@ -195,7 +196,7 @@ _QUEUE: Mapping[str, Any] = {
     "spent_this_month": 1234.5,
     "currency": "EUR",
     **_USE,
-    "users": [{"owner": "ann", **_USE}],
+    "users": [{"owner": "ann", "weight": 2.0, **_USE}],
     "warnings": [
         {
             "code": "quota_above_cluster",

@@ -98,6 +98,18 @@ def _scheduler_speed(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _scheduler_locality(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.scheduler.locality import measure
+
+    return measure(num_rounds, progress)
+
+
+def _queue_speed(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.queue_speed.measure import measure
+
+    return measure(num_rounds, progress)
+
+
 def _status_get(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.status_get import measure
 
@@ -204,6 +216,8 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "scheduler": _scheduler,
     "scheduler_elastic": _scheduler_elastic,
     "scheduler_speed": _scheduler_speed,
+    "scheduler_locality": _scheduler_locality,
+    "queue_speed": _queue_speed,
     "gpu": _gpu,
 }
 

@@ -58,6 +58,19 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float], *, seed: in
     return _ratio(float(np.median(ours_) / np.median(theirs_)), drawn)
 
 
+def ratio_of_percentiles(
+    ours: Sequence[float], theirs: Sequence[float], percentile: float, *, seed: int = 0
+) -> Ratio:
+    """The same of another percentile than the median."""
+    generator = np.random.default_rng(seed)
+    drawn = []
+    for side in (_array(ours), _array(theirs)):
+        picked = generator.integers(len(side), size=(RESAMPLES, len(side)))
+        drawn.append(np.percentile(side[picked], percentile, axis=1))
+    value = np.percentile(_array(ours), percentile) / np.percentile(_array(theirs), percentile)
+    return _ratio(float(value), drawn[0] / drawn[1])
+
+
 def median_of_ratios(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio:
     """Median of ours / theirs over (ours, theirs) taken next to each other; pairs drawn anew."""
     ratios = _array([ours / theirs for ours, theirs in pairs])

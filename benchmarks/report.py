@@ -43,6 +43,17 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A plot, in a file of its own beside the page."""
+
+    name: str
+    """Of the file, without `.svg`."""
+    caption: str
+    """Says what it shows."""
+    svg: str
+
+
+@dataclass(frozen=True)
 class Result:
     """One benchmark's figures and how they were taken."""
 
@@ -53,6 +64,7 @@ class Result:
     rows: Sequence[Row]
     comparisons: Sequence[Comparison]
     tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
     """All other samples, for a later analysis."""
 
@@ -66,9 +78,12 @@ def write(result: Result, machine: Mapping[str, str], taken_at: str, folder: Pat
             {"label": row.label, **asdict(Spread.of(row.samples)), "samples": list(row.samples)}
             for row in result.rows
         ],
+        "pictures": [{"name": each.name, "caption": each.caption} for each in result.pictures],
         "machine": dict(machine),
         "taken_at": taken_at,
     }
+    for picture in result.pictures:
+        (folder / f"{picture.name}.svg").write_text(picture.svg)
     (folder / f"{result.name}.json").write_text(json.dumps(content, indent=1) + "\n")
     stored = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     head = "# Results\n\nWritten by `make bench`; how to read them is in `benchmarks/README.md`.\n"
@@ -90,6 +105,9 @@ def markdown(content: Mapping[str, Any]) -> str:
         parts.append(_comparisons(content["comparisons"]))
     for table in content["tables"]:
         parts.append(f"**{table['title']}**\n\n" + _table(table["columns"], table["rows"]))
+    for picture in content.get("pictures", ()):
+        caption = picture["caption"]
+        parts.append(f"**{caption}**\n\n![{caption}]({picture['name']}.svg)")
     return "\n\n".join(parts) + "\n"
 
 

@@ -41,6 +41,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         home = Path(folder)
         program = home / "second.py"
         program.write_text(PROGRAM)
+        (home / "dray").mkdir()
         with service(home / "dray", num_slots=NUM_SLOTS) as client:
             for number in range(num_rounds + 1):
                 wait_until_quiet(at_least_s=SETTLE_S)

@@ -381,10 +381,11 @@ class Client:
         """Change the rules that are given of a queue, or make one with them; for admins.
 
         Rules are `weight`, `max_running`, `max_running_per_user`, `max_queued`,
-        `max_queued_per_user`, `max_priority`, `budget`, `monthly_budget`, and amounts of resources
-        by Ray's names: `quota`, `limit` and `user_limit`, such as
-        `limit={"GPU": 8, "memory": "64GiB"}`. Within amounts only the resources that are given
-        change. None stands for the default, and removes a resource.
+        `max_queued_per_user`, `max_priority`, `budget`, `monthly_budget`, amounts of resources by
+        Ray's names: `quota`, `limit` and `user_limit`, such as
+        `limit={"GPU": 8, "memory": "64GiB"}`, and the weights of users: `user_weights={"ann": 2}`.
+        Within these only the resources and users that are given change. None stands for the
+        default, and removes a resource or a weight.
         Raises InvalidQueue if the rules contradict each other.
         """
         return self._driver.run(queues.set_rules(self._flows, name, rules))

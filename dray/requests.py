@@ -18,7 +18,17 @@ from pydantic import (
 from dray import units
 from dray.code.manifest import MAX_FILES
 from dray.spec import JobSpec
-from dray.spec.fields import MAX_STEPS, Document, Int, Number, QueueName, Sha256, Size, wrong
+from dray.spec.fields import (
+    MAX_STEPS,
+    Document,
+    Int,
+    Number,
+    QueueName,
+    Sha256,
+    Size,
+    UserName,
+    wrong,
+)
 from dray.views import DrillKind
 
 MAX_RANK = 1_000_000
@@ -126,6 +136,8 @@ AmountChanges = Annotated[
     dict[str, float | None], BeforeValidator(_amounts), _amounts_schema({"type": "null"})
 ]
 Weight = Annotated[Number, Field(gt=0.0, le=1e6)]
+UserWeights = dict[UserName, Weight]
+UserWeightChanges = dict[UserName, Weight | None]
 Money = Annotated[Number, Field(ge=0.0, le=1e15)]
 Count = Annotated[Int, Field(ge=0, le=10**9)]
 
@@ -135,6 +147,9 @@ class QueueRequest(Document):
 
     weight: Weight = 1.0
     """Share of what all queues use, beside the weights of the other queues."""
+    user_weights: UserWeights = Field(default_factory=dict)
+    """Each user's share of what the queue uses, beside the weights of its other users; 1 if not
+    named."""
     quota: Amounts = Field(default_factory=dict)
     """Resources that are guaranteed to its jobs."""
     limit: Amounts = Field(default_factory=dict)
@@ -158,9 +173,10 @@ class QueueRequest(Document):
 
 class QueueChangeRequest(Document):
     """Change some rules of a queue, as a JSON merge patch (RFC 7396): null stands for the default,
-    and removes a resource. Rules that are not given stay as they are."""
+    and removes a resource or a user's weight. Rules that are not given stay as they are."""
 
     weight: Weight | None = None
+    user_weights: UserWeightChanges | None = None
     quota: AmountChanges | None = None
     limit: AmountChanges | None = None
     user_limit: AmountChanges | None = None

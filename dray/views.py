@@ -482,6 +482,8 @@ class QueueUser(View):
     """Jobs of one user in a queue."""
 
     owner: str
+    weight: float
+    """The user's share of what the queue uses, beside those of the others."""
     num_waiting: int
     num_held: int
     """Of those that wait, the jobs that are held."""
@@ -496,6 +498,8 @@ class Queue(View):
 
     name: str
     weight: float
+    user_weights: dict[str, float]
+    """Weights of users; that of all others is 1."""
     quota: dict[str, float]
     limit: dict[str, float]
     user_limit: dict[str, float]
@@ -614,7 +618,8 @@ class Counterfactual(View):
     num_workers: int | None = None
     queue: str | None = None
     priority: int | None = None
-    """The thing that is changed; all three are null of a job that could never start as it is."""
+    """The thing that is changed; all three are null of a job that could never start as it is, and
+    where `required_topology` is left out."""
 
 
 class Explanation(View):

@@ -177,7 +177,7 @@ class Runtime:
         self._launches = launches = Launches()
         self.watch = watch = ClusterWatcher(database, cluster, signals, settings, timings)
         self._autoscaler = Autoscaler(database, cluster, settings, timings)
-        recorder = DecisionRecorder(database)
+        recorder = DecisionRecorder(database, timings)
         scheduler = Scheduler(
             database,
             cluster,

@@ -94,5 +94,6 @@ def cluster_node(node_id: str, resources: Mapping[str, float], **fields: Any) ->
         "labels": {},
         "is_starting": False,
         "is_released": False,
+        "is_never_released": False,
     }
     return ClusterNode(node_id, resources=resources, **{**plain, **fields})

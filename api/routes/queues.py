@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
+from fastapi import Query as QueryParameters
 
-from api.context import Admin, Caller, NoParameters, TheContext, TheQueues
+from api.context import Admin, Caller, NoParameters, Query, TheContext, TheQueues
 from api.http import body
 from api.http.caching import answer, fresh
 from api.openapi import json_body
@@ -67,22 +68,31 @@ async def put(
     return fresh(await queues.put(name, rules, actor=actor), 200)
 
 
+class ChangeQuery(Query):
+    create: bool = False
+    """Make a queue that is not there, with these rules."""
+
+
 @router.patch(
     "/{name}",
     operation_id="change_queue",
     response_model=views.Queue,
     openapi_extra=json_body(QueueChangeRequest),
-    dependencies=[NoParameters],
     responses=declare(*CHANGE, "queue_not_found"),
 )
 async def change(
-    request: Request, context: TheContext, queues: TheQueues, actor: Admin, name: QueueOfPath
+    request: Request,
+    context: TheContext,
+    queues: TheQueues,
+    actor: Admin,
+    name: QueueOfPath,
+    query: Annotated[ChangeQuery, QueryParameters()],
 ) -> Response:
     """Change some rules of a queue; for admins. The body is a merge patch (RFC 7396), sent as
-    `application/json`: null stands for the default, and removes a resource."""
+    `application/json`: null stands for the default, and removes a resource or a user's weight."""
     limit_bytes = context.runtime.settings.max_body_bytes
     changes, _document = await body.read_as(QueueChangeRequest, request, limit_bytes)
-    return fresh(await queues.change(name, changes, actor=actor), 200)
+    return fresh(await queues.change(name, changes, create=query.create, actor=actor), 200)
 
 
 @router.delete(

@@ -21,6 +21,7 @@ from pathlib import Path
 from fastapi import Request
 
 from api.problems import Refused
+from dray.spec.fields import USER_NAME
 from service.domain.events import ANONYMOUS
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def read_tokens(path: Path) -> tuple[dict[str, KnownToken], list[str]]:
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
-        match = re.fullmatch(r"([A-Za-z0-9._@-]{1,128}):([0-9a-fA-F]{64})(:admin)?", entry)
+        match = re.fullmatch(rf"({USER_NAME}):([0-9a-fA-F]{{64}})(:admin)?", entry)
         if match is None or match[1] in tokens:
             mistakes.append(
                 f"{path}, line {number}: write name:sha256-of-the-token with each name once "

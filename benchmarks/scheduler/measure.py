@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any, NamedTuple
 
 from benchmarks.machine import BenchmarkError
 from benchmarks.report import Result, Table
@@ -40,6 +41,8 @@ METHOD = (
     "running times of those of the same application, size and batch that have ended before. "
     "A slowdown is a job's completion time over the one that it has alone on the cluster; the "
     "worst user has the highest mean of it.",
+    "The tables and plots are made by `POLLUX_DATA=FOLDER python -m benchmarks scheduler`, in a "
+    "minute.",
 )
 
 
@@ -54,12 +57,35 @@ class Figures:
     """The completion times of one workload under one policy."""
 
     completion_s: Sequence[float]
-    worst_user: float
-    """Mean slowdown of the user that has the highest."""
+    slowdown: Mapping[str, float]
+    """By user, the mean of their jobs."""
+    held: Sequence[int]
+    """GPUs in each round."""
 
     @property
     def average_s(self) -> float:
         return mean(self.completion_s)
+
+    @property
+    def worst_user(self) -> float:
+        """Mean slowdown of the user that has the highest."""
+        return max(self.slowdown.values())
+
+
+class Pair(NamedTuple):
+    """One workload under both policies."""
+
+    dray: Figures
+    tiresias: Figures
+
+    def as_raw(self) -> dict[str, Any]:
+        return {
+            name: {
+                "completion_s": [round(seconds, 1) for seconds in figures.completion_s],
+                "slowdown": {user: round(mean, 3) for user, mean in figures.slowdown.items()},
+            }
+            for name, figures in self._asdict().items()
+        }
 
 
 class Bench:
@@ -71,13 +97,16 @@ class Bench:
 
     def play(self, rows: Sequence[workloads.Row], policy: ReplayedPolicy, seed: int) -> Figures:
         jobs = workloads.jobs_of(rows, self.applications, seed)
-        replay(jobs, policy)
+        held = replay(jobs, policy)
         slowdowns: dict[str, list[float]] = {}
         for job in jobs:
             slowdown = job.completion_s / self._alone(job)
             slowdowns.setdefault(job.user, []).append(slowdown)
-        worst_user = max(mean(of_user) for of_user in slowdowns.values())
-        return Figures([job.completion_s for job in jobs], worst_user)
+        return Figures(
+            completion_s=[job.completion_s for job in jobs],
+            slowdown={user: mean(slowdowns[user]) for user in sorted(slowdowns)},
+            held=held,
+        )
 
     def _alone(self, job: ReplayedJob) -> float:
         kind = (job.application.name, job.num_gpus, job.batch_size)
@@ -94,16 +123,16 @@ def worst_s(figures: Sequence[Figures]) -> list[float]:
 
 def measure(_num_rounds: int, progress: Callable[[str], None]) -> Result:
     """Nothing is random, so one round is enough."""
+    from benchmarks.scheduler import pictures
+
     folder = data_folder()
     if folder is None:
         raise BenchmarkError(f"{DATA} names no folder with the traces")
     bench = Bench(folder)
-    published = workloads.published(folder)
-    drawn = {seed: workloads.drawn(published, seed) for seed in range(NUM_DRAWN)}
-    tiresias = {number: bench.play(rows, Tiresias(), number) for number, rows in published.items()}
-    faithful = [_faithful(number, figures.average_s) for number, figures in tiresias.items()]
-    rows = [*_against(bench, "published", published, progress)]
-    rows += _against(bench, "drawn", drawn, progress)
+    of_published = workloads.published(folder)
+    of_drawn = {seed: workloads.drawn(of_published, seed) for seed in range(NUM_DRAWN)}
+    published = _pairs(bench, "published", of_published, progress)
+    drawn = _pairs(bench, "drawn", of_drawn, progress)
     columns = ["workload", "Tiresias, s", "dray, s", "average", "p99", "worst 1%", "worst user"]
     return Result(
         name="scheduler",
@@ -115,11 +144,32 @@ def measure(_num_rounds: int, progress: Callable[[str], None]) -> Result:
             Table(
                 "Tiresias, replayed",
                 ["workload", "replayed, s", "published, s", "away", "within 2%"],
-                faithful,
+                [_faithful(number, pair.tiresias.average_s) for number, pair in published.items()],
             ),
-            Table("dray over Tiresias", columns, rows),
+            Table(
+                "dray over Tiresias",
+                columns,
+                [*_rows("published", published), *_rows("drawn", drawn)],
+            ),
         ],
+        pictures=pictures.draw(published, drawn),
+        raw={f"published {number}": pair.as_raw() for number, pair in published.items()},
     )
+
+
+def _pairs(
+    bench: Bench,
+    kind: str,
+    sets: Mapping[int, Sequence[workloads.Row]],
+    progress: Callable[[str], None],
+) -> dict[int, Pair]:
+    """Play each workload under both policies."""
+    pairs = {}
+    for number, of_set in sets.items():
+        dray = bench.play(of_set, DefaultPolicy(), number)
+        pairs[number] = Pair(dray, bench.play(of_set, Tiresias(), number))
+        progress(", ".join(_row(f"{kind} {number}", [pairs[number]])))
+    return pairs
 
 
 def _faithful(number: int, average_s: float) -> list[str]:
@@ -128,26 +178,14 @@ def _faithful(number: int, average_s: float) -> list[str]:
     return [str(number), f"{average_s:.1f}", f"{PUBLISHED_S[number]:.1f}", f"{away:+.2%}", within]
 
 
-def _against(
-    bench: Bench,
-    kind: str,
-    sets: Mapping[int, Sequence[workloads.Row]],
-    progress: Callable[[str], None],
-) -> list[list[str]]:
+def _rows(kind: str, pairs: Mapping[int, Pair]) -> list[list[str]]:
     """A row for each workload, and one of all: the mean of the ratios of the averages, the 99th
     percentile of all jobs and the mean of those above it, the highest ratio of the worst users."""
-    pairs = []
-    rows = []
-    for number, of_set in sets.items():
-        ours = bench.play(of_set, DefaultPolicy(), number)
-        theirs = bench.play(of_set, Tiresias(), number)
-        pairs.append((ours, theirs))
-        rows.append(_row(f"{kind} {number}", [pairs[-1]]))
-        progress(", ".join(rows[-1]))
-    return [*rows, _row(f"all {len(pairs)} {kind}", pairs)]
+    rows = [_row(f"{kind} {number}", [pair]) for number, pair in pairs.items()]
+    return [*rows, _row(f"all {len(pairs)} {kind}", list(pairs.values()))]
 
 
-def _row(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[str]:
+def _row(name: str, pairs: Sequence[Pair]) -> list[str]:
     ours, theirs = zip(*pairs, strict=True)
     return [
         name,

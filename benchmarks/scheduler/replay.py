@@ -131,21 +131,24 @@ class ReplayedPolicy(Protocol):
         """The GPUs of this round for the unfinished jobs, which are in the order of submission."""
 
 
-def replay(jobs: Sequence[ReplayedJob], policy: ReplayedPolicy) -> None:
-    """Play until every job has finished."""
+def replay(jobs: Sequence[ReplayedJob], policy: ReplayedPolicy) -> list[int]:
+    """Play until every job has finished. Answers how many GPUs were held in each round."""
     waiting = sorted(jobs, key=lambda job: job.submitted_s)
     active: list[ReplayedJob] = []
     now = 0.0
+    held = []
     while waiting or active:
         while waiting and waiting[0].submitted_s <= now:
             active.append(waiting.pop(0))
         allocation = policy.allocate(active, now)
         for job in active:
             job.allocate(allocation.get(job.name, {}), now)
+        held.append(sum(sum(job.nodes.values()) for job in active))
         for job in active:
             job.train(now)
         active = [job for job in active if job.finished_s is None]
         now += ROUND_S
+    return held
 
 
 def on_emptiest_nodes(active: Sequence[ReplayedJob], chosen: Sequence[ReplayedJob]) -> Allocation:

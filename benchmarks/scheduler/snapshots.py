@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from ray_workers.shared.contracts import Slice
@@ -62,6 +63,27 @@ def drawn(num_waiting: int, seed: int = 0, num_nodes: int = NUM_NODES) -> policy
             for user in range(NUM_USERS)
         },
     )
+
+
+def racked(snapshot: policy.Snapshot, share_required: float) -> policy.Snapshot:
+    """The same on nodes in zones, racks and NVLink domains. share_required: of the gangs that
+    require a rack."""
+    chance = random.Random(0)
+    nodes = [
+        slots.Node.labelled(
+            *(node.id, node.total, node.available_to_us),
+            {"zone": f"z{at // 500}", "rack": f"r{at // 16}", "nvlink": f"n{at // 4}"},
+        )
+        for at, node in enumerate(snapshot.nodes)
+    ]
+    queue = [
+        replace(job, request=replace(job.request, required_level="rack"))
+        if job.request.least > 1 and chance.random() < share_required
+        else job
+        for job in snapshot.queue
+    ]
+    levels = ("zone", "rack", "nvlink")
+    return replace(snapshot, nodes=tuple(nodes), queue=tuple(queue), topology=levels)
 
 
 def _running(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 
 from benchmarks.report import Result, Row, Table
 from benchmarks.scheduler import snapshots
 from service.domain.scheduling import policy
 
+Progress = Callable[[str], None]
 SIZES = (1_000, 10_000, 100_000)
+TOPOLOGY_SIZE = 10_000
+TOPOLOGIES = {"none requires a level": 0.0, "5% of the gangs require a rack": 0.05}
 METHOD = (
     f"{snapshots.NUM_NODES:,} nodes with {snapshots.GPUS_PER_NODE} GPUs, of which "
     f"{snapshots.FULL:.0%} are held. Jobs of mixed sizes wait in four queues with quotas and "
@@ -20,13 +24,22 @@ METHOD = (
     "another snapshot by its seed.",
     "Timed is `service.domain.scheduling.policy.plan` alone, as the service calls it: one decision "
     "and one sentence for each job. Python's garbage collector runs as it does by default.",
+    "With a topology the nodes are in 2 zones, racks of 16 and NVLink domains of 4.",
     "Growth is the time per job times log n, over that of the size before: 1 is n log n.",
 )
 
 
-def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    samples = {size: _times(size, num_rounds, progress) for size in SIZES}
+def measure(num_rounds: int, progress: Progress) -> Result:
+    samples = {
+        size: _times(num_rounds, progress, f"{size:,} waiting", partial(snapshots.drawn, size))
+        for size in SIZES
+    }
+    with_topology = {
+        name: _times(num_rounds, progress, name, partial(_racked, share))
+        for name, share in TOPOLOGIES.items()
+    }
     rows = [Row(f"{size:,} waiting jobs", times) for size, times in samples.items()]
+    rows += [Row(name, times) for name, times in with_topology.items()]
     cells = []
     for before, size in zip((None, *SIZES), SIZES, strict=False):
         took = median(samples[size])
@@ -43,7 +56,10 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         method=METHOD,
         rows=rows,
         comparisons=[],
-        tables=[Table("By the length of the queue", columns, cells)],
+        tables=[
+            Table("By the length of the queue", columns, cells),
+            _of_topologies(samples[TOPOLOGY_SIZE], with_topology),
+        ],
     )
 
 
@@ -51,10 +67,25 @@ def _scaled(before: int, size: int) -> float:
     return size * math.log(size) / (before * math.log(before))
 
 
-def _times(num_waiting: int, num_rounds: int, progress: Callable[[str], None]) -> list[float]:
+def _of_topologies(without: Sequence[float], with_topology: Mapping[str, Sequence[float]]) -> Table:
+    cells = [
+        [name, f"{median(times) * 1e3:.1f} ms", f"{median(times) / median(without):.2f}"]
+        for name, times in with_topology.items()
+    ]
+    title = f"With a topology, {TOPOLOGY_SIZE:,} waiting jobs"
+    return Table(title, ["jobs", "median", "over none"], cells)
+
+
+def _racked(share_required: float, seed: int) -> policy.Snapshot:
+    return snapshots.racked(snapshots.drawn(TOPOLOGY_SIZE, seed), share_required)
+
+
+def _times(
+    num_rounds: int, progress: Progress, name: str, drawn: Callable[[int], policy.Snapshot]
+) -> list[float]:
     """Seconds of each round; one before them warms up."""
-    times = [_seconds(snapshots.drawn(num_waiting, seed)) for seed in range(num_rounds + 1)][1:]
-    progress(f"{num_waiting:,} waiting: {median(times) * 1e3:.1f} ms")
+    times = [_seconds(drawn(seed)) for seed in range(num_rounds + 1)][1:]
+    progress(f"{name}: {median(times) * 1e3:.1f} ms")
     return times
 
 

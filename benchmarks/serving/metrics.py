@@ -22,10 +22,10 @@ from ray_workers.shared.contracts import Frame, FrameKind, Phase, PollReply, Sli
 from service.config.settings import Settings
 from service.db.migrate import migrate
 from service.db.session import Database
-from service.ingest import attempt_results
+from service.ingest.attempt_results import Received, record
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
-from service.lifecycle import transitions
+from service.lifecycle.claims import Wanted, claim
 from service.storage.storage import Storage
 
 BATCH_POINTS = 1000
@@ -79,13 +79,9 @@ class Service:
     def running_job(self) -> str:
         spec = JobSpec.model_validate({"recipe": "image_classification"})
         job, _ = asyncio.run(self._jobs.submit(spec))
-        slices = (Slice("node", 1),)
+        wanted = Wanted(job.id, 0, job.queue, (Slice("node", 1),), {"CPU": 1.0})
         now = datetime.now(UTC)
-        self.database.write_sync(
-            lambda s: transitions.claim(
-                s, job.id, 0, slices, {"CPU": 1.0}, "session", now, queue_seen=job.queue
-            )
-        )
+        self.database.write_sync(lambda s: claim(s, [wanted], "session", now))
         return job.id
 
     def record(self, job_id: str, frames: Sequence[Frame]) -> float:
@@ -101,10 +97,9 @@ class Service:
             outcome=None,
             silent=(),
         )
+        received = Received(job_id, 1, reply)
         began = time.perf_counter()
-        done = self.database.write_sync(
-            lambda s: attempt_results.record(s, self.storage, job_id, 1, reply, now)
-        )
+        (done,) = self.database.write_sync(lambda s: record(s, self.storage, [received], now))
         took = time.perf_counter() - began
         if not done.changed:
             raise BenchmarkError("a reply was not stored")

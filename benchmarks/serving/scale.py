@@ -95,7 +95,7 @@ def _sites(progress: Callable[[str], None]) -> Iterator[dict[tuple[str, int], Si
                 home = root / f"{database}-{number}"
                 database_url, beside = "", list[psutil.Process]()
                 if database == "PostgreSQL":
-                    database_url, beside = _make_database(url, f"jobs_{number}"), processes
+                    database_url, beside = make_database(url, f"jobs_{number}"), processes
                 progress(f"writing {number:,} jobs into {database}")
                 ids = jobs.finished(home, number, database_url)
                 server = stack.enter_context(dray(home, database_url=database_url, beside=beside))
@@ -103,7 +103,7 @@ def _sites(progress: Callable[[str], None]) -> Iterator[dict[tuple[str, int], Si
         yield sites
 
 
-def _make_database(url: str, name: str) -> str:
+def make_database(url: str, name: str) -> str:
     import psycopg
     from sqlalchemy import make_url
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dray import errors, views
-from dray._http.calls import Calls
+from dray._http.calls import Calls, params
 from dray._http.transport import Call, Flow, segment
 
 HEADERS = {"Content-Type": "application/json"}
@@ -23,13 +23,8 @@ def get(calls: Calls, name: str) -> Flow[views.Queue]:
 
 def set_rules(calls: Calls, name: str, rules: Mapping[str, Any]) -> Flow[views.Queue]:
     """Change the rules that are given; a queue that is not there is made."""
-    content = _as_json(rules)
-    try:
-        call = Call("PATCH", _path(name), (), HEADERS, content)
-        return (yield from calls.read(views.Queue, call))
-    except errors.QueueNotFound:
-        call = Call("PUT", _path(name), (), HEADERS, _as_json(_without_nulls(rules)))
-        return (yield from calls.read(views.Queue, call))
+    call = Call("PATCH", _path(name), params(create="true"), HEADERS, _as_json(rules))
+    return (yield from calls.read(views.Queue, call))
 
 
 def delete(calls: Calls, name: str) -> Flow[None]:
@@ -38,7 +33,7 @@ def delete(calls: Calls, name: str) -> Flow[None]:
 
 def change_job(calls: Calls, job_id: str, **changes: Any) -> Flow[views.Job]:
     """Change where the job waits; None leaves a field as it is."""
-    content = _as_json(_without_nulls(changes))
+    content = _as_json({name: value for name, value in changes.items() if value is not None})
     call = Call("PATCH", f"/v1/jobs/{segment(job_id)}", (), HEADERS, content)
     return (yield from calls.read(views.Job, call))
 
@@ -52,11 +47,3 @@ def _as_json(document: Mapping[str, Any]) -> bytes:
         return json.dumps(document, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise errors.SpecError(f"the rules can't be written as JSON: {error}") from None
-
-
-def _without_nulls(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _without_nulls(value) if isinstance(value, Mapping) else value
-        for name, value in document.items()
-        if value is not None
-    }

@@ -121,6 +121,9 @@ class Resources(Document):
     node_labels: Annotated[dict[LabelKey, NodeLabelValue], Field(max_length=8)] = {}
     """Labels of Ray's that the nodes of its workers have. `{ray.io/market-type: on-demand}` keeps a
     job off spot nodes, where these are labelled."""
+    required_topology: LabelKey | None = None
+    """Level of the cluster's topology, such as `rack`, of which one domain must hold all workers;
+    `node` puts them on one node. Unset, they are as near each other as there is room."""
 
 
 class Elastic(Document):

@@ -88,6 +88,8 @@ NodeLabelValue = Annotated[
 ]
 QUEUE_NAME = r"^[a-z0-9][a-z0-9_-]*$"
 QueueName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=QUEUE_NAME)]
+USER_NAME = r"[A-Za-z0-9._@-]{1,128}"
+UserName = Annotated[str, StringConstraints(pattern=f"^{USER_NAME}$")]
 MetricName = Annotated[str, StringConstraints(max_length=128, pattern=r"^val/[a-z0-9_]+$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CodeId = Annotated[str, StringConstraints(pattern=r"^code-[0-9a-f]{32}$")]

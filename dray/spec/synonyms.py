@@ -84,6 +84,7 @@ MEANT: Final = _all(
     resources__memory_bytes="memory mem ram memory_mb memory_gb memory_limit",
     resources__accelerator="gpu_type accelerator_type gpu_model",
     resources__node_labels="node_selector label_selector",
+    resources__required_topology="topology same_rack switches network_topology",
     elastic__min_workers="min_nodes min_replicas min_size",
     checkpoint__every_steps="save_every save_steps checkpoint_interval checkpoint_every interval",
     checkpoint__keep="save_total_limit max_to_keep keep_last num_to_keep",

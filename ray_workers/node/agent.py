@@ -46,7 +46,7 @@ from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.folders import work_dir
 from ray_workers.shared.folders.disk_room import why_full
 from ray_workers.shared.folders.removal import remove_tree
-from ray_workers.shared.heartbeat import RankObservation, observe_ranks
+from ray_workers.shared.heartbeat import NodeObservation, RankObservation, observe_ranks
 from ray_workers.shared.node_needs import (
     BuildState,
     CodeProblem,
@@ -81,10 +81,10 @@ from ray_workers.shared.secret_files import Masker
 from ray_workers.shared.spool_reader import SpoolRead
 
 POLL_S = 0.05
-"""First pause between two checks of the spools while a reader waits; each is a few stat calls."""
-MAX_POLL_S = 0.25
-"""Pause where nothing comes for long: the ranks need the processor."""
-POLL_GROWTH = 1.2
+"""Shortest pause between two checks of the spools while one waits; each is a few stat calls."""
+MAX_POLL_S = 0.5
+POLL_SHARE = 0.1
+"""Of the time for which nothing has come: the ranks of long steps need the processor."""
 ORPHANS_BOUND_S = 10.0
 """How long processes of dead nodes on this machine may take to be gone before this node is
 refused."""
@@ -279,15 +279,14 @@ class NodeAgent:
         """
         directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
         deadline = asyncio.get_running_loop().time() + wait_s
-        pause_s = POLL_S
         while True:
             keys = _spool_keys(directory)
             if any(spool_reader.has_more(directory / key, cursor.get(key, 0)) for key in keys):
                 break
-            if asyncio.get_running_loop().time() >= deadline:
+            if (left_s := deadline - asyncio.get_running_loop().time()) <= 0:
                 break
-            await asyncio.sleep(pause_s)
-            pause_s = min(POLL_GROWTH * pause_s, MAX_POLL_S)
+            quiet_s = spool_reader.quiet_s([directory / key for key in keys], time.time())
+            await asyncio.sleep(min(left_s, max(POLL_S, min(POLL_SHARE * quiet_s, MAX_POLL_S))))
         read = spool_reader.read_all(directory, keys, cursor, max_bytes)
         masker = self._maskers.of(directory)
         return replace(read, data={key: mask_frames(d, masker) for key, d in read.data.items()})
@@ -339,26 +338,29 @@ class NodeAgent:
     def _masker(self, job_id: str, attempt: int) -> Masker:
         return self._maskers.of(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
 
-    async def observations(self, job_id: str, attempt: int) -> list[RankObservation]:
-        """An observation of each training process of an attempt, also of dead ones."""
+    async def observe(self, job_id: str, attempt: int, with_pace: bool) -> NodeObservation:
+        """The training processes of an attempt, also the dead ones, and the pace if it is asked."""
+        ranks = self._observe_ranks(job_id, attempt)
+        return NodeObservation(tuple(ranks), self._slowness(ranks) if with_pace else None)
+
+    def _observe_ranks(self, job_id: str, attempt: int) -> list[RankObservation]:
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def activity(self, job_id: str, attempt: int) -> dict[tuple[int, int], Activity]:
         """The work of each living training process so far, by its rank and incarnation."""
-        seen = [one for one in await self.observations(job_id, attempt) if one.state]
+        seen = [one for one in self._observe_ranks(job_id, attempt) if one.state]
         found = await asyncio.to_thread(lambda: [activity_of(one.status.pid) for one in seen])
         return {(s.rank, s.incarnation): each for s, each in zip(seen, found, strict=True)}
 
     async def slowness(self, job_id: str, attempt: int) -> float:
         """How many times slower than usual the slowest process of an attempt or of Ray runs here
         for want of a CPU (`ray_workers.shared.processes.machine_pace`)."""
-        ranks = [
-            observation.status.pid
-            for observation in await self.observations(job_id, attempt)
-            if observation.state
-        ]
+        return self._slowness(self._observe_ranks(job_id, attempt))
+
+    def _slowness(self, ranks: Sequence[RankObservation]) -> float:
+        alive = [one.status.pid for one in ranks if one.state]
         raylet = os.getppid()
-        return self._waits.sample([*ranks, raylet, *children_of(raylet)])
+        return self._waits.sample([*alive, raylet, *children_of(raylet)])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
         """Send a signal to every process of a rank; False if none runs here."""

@@ -141,6 +141,15 @@ class RankObservation:
     """State of the process by proc(5): `T` is stopped; empty if the process is gone."""
 
 
+@dataclass(frozen=True)
+class NodeObservation:
+    """What a node's agent sees of one attempt."""
+
+    ranks: tuple[RankObservation, ...]
+    slowness: float | None
+    """How many times slower than usual the node is; None if it was not asked."""
+
+
 class UnreportedStep(NamedTuple):
     """The figures of one step, kept until they are on the spool."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,6 +103,19 @@ def has_more(directory: Path, offset: int) -> bool:
         return start + path.stat().st_size > offset
     except FileNotFoundError:
         return False
+
+
+def quiet_s(directories: Iterable[Path], now: float) -> float:
+    """Seconds for which nothing was appended to any of these spools; 0 if there is none.
+
+    now: Unix seconds.
+    """
+    written_at = []
+    for directory in directories:
+        for _, path in segments(directory)[-1:]:
+            with contextlib.suppress(FileNotFoundError):
+                written_at.append(path.stat().st_mtime)
+    return max(now - max(written_at), 0.0) if written_at else 0.0
 
 
 def tail(directory: Path) -> bytes:

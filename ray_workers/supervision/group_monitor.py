@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +89,11 @@ class GroupMonitor:
         self._grace_s = 0.0
         self._stop_asked = asyncio.Event()
         self._leave_asked = asyncio.Event()
+        self._look_asked = asyncio.Event()
+
+    def look(self) -> None:
+        """Observe the group now: something is to be done with it."""
+        self._look_asked.set()
 
     def stop(self) -> None:
         """End the group: its job is being cancelled."""
@@ -216,25 +222,27 @@ class GroupMonitor:
         return await self._recovery.recover(lost, kind=kind, began_at=began_at)
 
     async def _lost_at_the_end(self, lost: Sequence[Member]) -> Outcome | None:
-        """An Outcome if ranks were lost, now or in a recovery that goes on, and another is through:
-        it does not come into another round, so a replacement would wait for it in vain.
+        """An Outcome if ranks were lost, now or in a recovery that goes on, or others are to be
+        taken in, and a rank is through: it does not come into another round, so that the new ranks
+        would wait for it in vain.
 
         A rank of a recipe ends with 0 only when the result is stored and all ranks are at their end
         (`Trainer.finish`). One of a script may leave work to the others.
         """
         through = self._through()
         regrouping = self._recovery.state.regrouping
-        ranks = {m.rank for m in lost if (m.end.exit_code or -1) < 0}
+        ranks = {m.rank for m in lost if m.end.exit_code is None or m.end.exit_code < 0}
         ranks |= set() if regrouping is None else set(regrouping.ranks)
-        if not (through and ranks) or (self._is_script and regrouping is None):
+        if not through or (regrouping is None and (self._is_script or not ranks)):
             return None
         others = {m.exit for m in self._group.running if m.exit and m.rank not in ranks}
         if others:
             await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
         names = " and ".join(str(rank) for rank in sorted(ranks))
-        message = f"rank {through[0]} had ended with code 0 when rank {names} was lost"
+        broke = f"rank {names} was lost" if ranks else "the group was to change its size"
+        message = f"rank {through[0]} had ended with code 0 when {broke}"
         if self._is_script:
-            return Outcome.of(Cause.WORKER_LOST, message, min(ranks))
+            return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
         return Outcome.of(Cause.SUCCEEDED, f"{message}: the result was stored, and all were done")
 
     def _through(self) -> list[int]:
@@ -292,7 +300,9 @@ class GroupMonitor:
     async def _found_to_end(self) -> Outcome:
         """Until an observation ends the attempt."""
         while True:
-            await asyncio.sleep(self._pause_s())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look_asked.wait(), self._pause_s())
+            self._look_asked.clear()
             try:
                 outcome = await self._decide()
             except Exception:
@@ -368,7 +378,16 @@ class GroupMonitor:
         if self._drills.waiting or self._recovery.state.regrouping is not None:
             # On an overloaded machine the observations themselves would hold up the group.
             return self._pace.stretched(self._timings.quick_look_period_s)
+        if self._may_only_be_stopped and not self._memory.suspicion.places:
+            return self._timings.script_period_s
         return self._timings.look_period_s
+
+    @property
+    def _may_only_be_stopped(self) -> bool:
+        """Whether this is a script that has not called `train.prepare`, and need not."""
+        is_elastic = self._spec.min_workers is not None
+        prepared = any(one.status.is_prepared for one in self._observations)
+        return self._is_script and not is_elastic and not prepared
 
     # Deciding and acting.
 

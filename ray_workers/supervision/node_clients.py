@@ -13,8 +13,8 @@ import ray
 from ray_workers.node import placement_groups
 from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.contracts import AttemptSpec, Frame, ProcessKind, SilentProcess, agent_name
-from ray_workers.shared.heartbeat import RankObservation
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.heartbeat import NodeObservation, RankObservation
+from ray_workers.shared.processes.machine_pace import USUAL, MachinePace
 from ray_workers.shared.processes.procfs import Activity
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.supervision.rules.timings import Timings
@@ -42,6 +42,7 @@ class NodeClients:
         self._limits = SilenceLimits(spec.silence_limit_s)
         self._silence = Silence()
         self._silent_at = -math.inf
+        self._pace_at = -math.inf
 
     async def ask(self, node_id: str, method: str, *arguments: Any, limit_s: float) -> Any:
         """The answer of a node's agent; raises TimeoutError, or Ray's error, if none comes in time.
@@ -112,16 +113,25 @@ class NodeClients:
 
     async def observations(self) -> list[RankObservation]:
         """Every process that left a page, also the dead. Of a node that does not answer, none."""
-        return [one for answer in await self._all("observations") for one in answer]
+        with_pace = self._pace_is_older_than(self._timings.pace_period_s)
+        answers: list[NodeObservation] = await self._all("observe", with_pace)
+        if with_pace and answers:
+            self._pace.learn(max(one.slowness or USUAL for one in answers))
+            self._pace_at = time.monotonic()
+        return [one for answer in answers for one in answer.ranks]
 
     async def activity(self) -> dict[tuple[int, int], Activity]:
         """The work of every living process so far, by its rank and incarnation."""
         return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 
-    async def learn_pace(self) -> None:
-        """Ask how slow the machines are; without an answer they are as slow as before."""
-        if answers := await self._all("slowness"):
-            self._pace.learn(max(answers))
+    async def keep_pace(self) -> None:
+        """Ask how slow the machines are, unless an observation has brought it lately; without an
+        answer they are as slow as before."""
+        if self._pace_is_older_than(self._timings.pace_limit_s):
+            await self.observations()
+
+    def _pace_is_older_than(self, age_s: float) -> bool:
+        return time.monotonic() - self._pace_at >= age_s
 
     async def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """The stacks of these ranks, as far as they can be had."""

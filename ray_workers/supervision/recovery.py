@@ -63,7 +63,9 @@ class RecoveryController:
         self._settled_grant = 0
         self._taking_in: asyncio.Task[None] | None = None
         self._giving_back: asyncio.Task[None] | None = None
+        self._giving_rest: asyncio.Task[None] | None = None
         self._recovers_in_place = spec.recovers_in_place
+        self._is_script = bool(spec.spec.get("script"))
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
         """Have the group go on without the lost members, or with others in their place.
@@ -223,6 +225,7 @@ class RecoveryController:
         except (*_NOT_STARTED, CodeUnavailable, CodeUnfetchable, ValueError) as error:
             self._settled_grant = grant.number
             self._report_size(f"could not take more slots in ({error})")
+            self._give_rest_back()
             return
         async with self._one_at_a_time:
             await self._begin([], time.time())
@@ -272,11 +275,12 @@ class RecoveryController:
         """Announce a round without the ranks in these slots, and end these then: the others leave
         the group between two steps, and need nothing of those that go."""
         async with self._one_at_a_time:
-            self._settled_grant = recall.number
-            held = [slots for slots in self._group.slots if slots.is_held]
+            held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
             places = recovery_rules.recalled([s.part for s in held], recall.slices, self._least)
             going = [held[at] for at in places]
-            if not going or not self._recovers_in_place or self.state.regrouping is not None:
+            may_go = going and self.state.regrouping is None and await self._goes_on_without()
+            self._settled_grant = recall.number
+            if not may_go:
                 self._report_size("keeps its slots, and goes on")
                 return
             await self._begin([], time.time())
@@ -286,12 +290,40 @@ class RecoveryController:
             try:
                 await self._go_on()
                 await self._group.give_back(going)
-            finally:  # slots that could not be given back yet are not used any more either
+            finally:
                 self._report_size(f"gives {len(members)} back")
+                self._give_rest_back()
+
+    async def _goes_on_without(self) -> bool:
+        """Whether the group can form without some of its ranks, which need hand nothing over."""
+        if not self._recovers_in_place or not await self._num_holders():
+            return False
+        if not self._is_script:
+            return True
+        running = {(member.seat, member.incarnation) for member in self._group.running}
+        return recovery_rules.are_prepared(await self._nodes.observations(), running)
+
+    def _give_rest_back(self) -> None:
+        """Have slots given back later whose processes are not gone yet: they stay the group's."""
+        is_at_it = self._giving_rest is not None and not self._giving_rest.done()
+        if not is_at_it and any(slots.is_going for slots in self._group.slots):
+            self._giving_rest = asyncio.create_task(self._give_rest_back_later())
+
+    async def _give_rest_back_later(self) -> None:
+        while any(slots.is_going for slots in self._group.slots):
+            await asyncio.sleep(self._timings.give_back_pause_s)
+            try:
+                was_given = await self._group.give_back_rest()
+            except Exception:
+                traceback.print_exc()  # Ray may be busy
+                continue
+            if was_given:
+                self._report_size("gave slots back whose processes are gone now")
 
     async def stop(self) -> None:
         """The attempt ends: nothing more is taken in or given back."""
-        for task in (self._taking_in, self._giving_back):
+        for name in ("_taking_in", "_giving_back", "_giving_rest"):  # the last follows the others
+            task: asyncio.Task[None] | None = getattr(self, name)
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

@@ -74,7 +74,9 @@ class Supervisor:
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
-        self._agents = {node_id: ray.get_actor(agent_name(node_id)) for node_id in nodes}
+        agents = {node_id: _agent_of(node_id) for node_id in nodes}
+        self._without_agent = [node_id for node_id, agent in agents.items() if agent is None]
+        self._agents = {n: agent for n, agent in agents.items() if agent is not None}
         self._nodes = NodeClients(spec, self._agents, pace, timings)
         self._reporter = Reporter(
             paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
@@ -119,7 +121,7 @@ class Supervisor:
         ended = self._phase is Phase.ENDED
         limit_s = max(wait_s, 0.0) + self._timings.poll_slack_s
         wait_s = 0.0 if ended else min(max(wait_s, 0.0), self._timings.read_wait_s)
-        share = max_bytes // len(self._agents)
+        share = max_bytes // max(1, len(self._agents))
         since = (dict(cursor), share, wait_s)
         node_ids = list(self._agents)
         reads = asyncio.gather(
@@ -180,6 +182,7 @@ class Supervisor:
     async def grow(self, grant: Grant) -> None:
         """Take these slots in, which were claimed for the attempt; once by the grant's number."""
         self._recovery.grow(grant)
+        self._monitor.look()
 
     async def recall(self, recall: Recall) -> None:
         """Give these slots back and go on without them; once by the recall's number."""
@@ -188,6 +191,7 @@ class Supervisor:
     async def drill(self, drill: Drill) -> None:
         """Inject a fault, once by the drill's id."""
         self._drills.add(drill)
+        self._monitor.look()
 
     async def acknowledge(self) -> None:
         """The last reply is stored: delete the spools. The caller then ends this actor."""
@@ -206,6 +210,8 @@ class Supervisor:
             outcome = await self._train()
         except SlotsUnavailable as error:
             outcome = Outcome.of(Cause.SLOTS_UNAVAILABLE, str(error))
+        except _NodesLeft as error:
+            outcome = Outcome.of(Cause.NODE_LOST, str(error))
         except ForkFailed as error:  # another job may have ended the forkserver
             outcome = Outcome.of(Cause.NODE_LOST, _not_started(error))
         except RayActorError as error:
@@ -233,7 +239,7 @@ class Supervisor:
 
     async def _keep_pace(self) -> None:
         while True:
-            await self._nodes.learn_pace()
+            await self._nodes.keep_pace()
             await asyncio.sleep(self._timings.pace_period_s)
 
     async def _keep_books(self) -> None:
@@ -298,6 +304,11 @@ class Supervisor:
         )
 
     async def _build(self) -> None:
+        if self._without_agent:
+            nodes = ", ".join(self._without_agent)
+            raise _NodesLeft(
+                f"no node agent is on {nodes}, which has left the service or is about to"
+            )
         code = asyncio.ensure_future(self._prepare([p.node_id for p in self._spec.slices]))
         try:
             await self._group.acquire()
@@ -316,6 +327,17 @@ class Supervisor:
         if self._spec.spec.get("script"):
             self._enter(Phase.RUNNING)  # a script need not report steps
         await self._slot_seconds(TimeCategory.STARTING)
+
+
+class _NodesLeft(Exception):
+    """Nodes went after the scheduler had chosen them, as an autoscaler may take idle ones."""
+
+
+def _agent_of(node_id: str) -> Any:
+    try:
+        return ray.get_actor(agent_name(node_id))
+    except ValueError:
+        return None
 
 
 def _without_reports(outcome: Outcome, num_nodes: int, ranks: Sequence[int]) -> Outcome:

@@ -63,6 +63,8 @@ class Slots:
     group: PlacementGroup
     is_held: bool = True
     """False while the slots are asked for and may not come."""
+    is_going: bool = False
+    """They are given back as soon as the processes in them are seen gone."""
 
 
 @dataclass
@@ -126,6 +128,8 @@ class WorkerGroup:
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
         self.slots: list[Slots] = []
         self.members: list[Member] = []
+        self._going: list[Member] = []
+        """Members that have left the group, and whose slots are not given back yet."""
         self.log_lines_lost: dict[int, int | None] = {}
         """As `Outcome.log_lines_lost`."""
 
@@ -418,16 +422,30 @@ class WorkerGroup:
 
     async def give_back(self, slots: Sequence[Slots]) -> None:
         """End the processes in these slots, and give the slots back once the processes are seen
-        gone; `release` gives back those whose processes are not gone in time."""
+        gone. Slots whose processes are not gone in time stay the attempt's (`is_going`), for
+        `give_back_rest`, or `release` at the end."""
         going = [member for member in self.members if member.slots in slots]
         self.members = [member for member in self.members if member not in going]
         for each in slots:
-            each.is_held = False
+            each.is_going = True
+        self._going += going
         await _end_actors(going)
+        await self.give_back_rest()
+
+    async def give_back_rest(self) -> bool:
+        """Give back the slots that are going and in which nothing runs any more; whether there were
+        any."""
+        slots = [each for each in self.slots if each.is_going]
+        going = self._going
         nodes, seats = {member.node_id for member in going}, [member.seat for member in going]
         key = (self._spec.job_id, self._spec.attempt)
         busy = await placement_groups.busy_nodes(*key, nodes, seats)
-        await self._remove([each for each in slots if each.part.node_id not in busy])
+        free = [each for each in slots if each.part.node_id not in busy]
+        for each in slots:
+            each.is_held = each not in free
+        await self._remove(free)
+        self._going = [member for member in self._going if member.slots in self.slots]
+        return bool(free)
 
     async def _remove(self, slots: Sequence[Slots]) -> None:
         """Give slots back in which nothing runs."""
@@ -500,6 +518,8 @@ class WorkerGroup:
         Slots whose processes can't be ended stay with their node's agent (`quarantine`). May be
         repeated when it failed. The slots come last: they are offered to others at once.
         """
+        if not self._num_slots_ever:
+            return  # nothing runs without a slot
         for member in self.members:
             with contextlib.suppress(RayActorError):
                 ray.kill(member.actor)

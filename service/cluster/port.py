@@ -27,8 +27,7 @@ class ClusterNode:
     hostname: str
     alive: bool
     resources: Mapping[str, float]
-    """All of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`; and its labels, as
-    `service.config.node_types` has them."""
+    """All of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
     available: Mapping[str, float]
     """The part that no job holds, neither ours nor others'."""
     accepted: bool
@@ -43,11 +42,13 @@ class ClusterNode:
     """Unix time when the node goes, `math.inf` if nobody said when; None if it stays. One that
     goes is not accepted any more."""
     labels: Mapping[str, str]
-    """Ray's labels of the node, such as `ray.io/market-type`."""
+    """Ray's labels of the node, such as `ray.io/market-type`, without that of its id."""
     is_starting: bool
     """It is not accepted yet, and nothing speaks against it."""
     is_released: bool
     """Nothing of dray is on it, as `Cluster.request_nodes` asked; it is not accepted meanwhile."""
+    is_never_released: bool
+    """Ray never ends the head, and supervisors live on control nodes."""
 
 
 @dataclass(frozen=True)

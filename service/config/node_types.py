@@ -13,6 +13,8 @@ LABEL = "label:"
 """A node's label as if it were a resource, `label:KEY=VALUE`, of which each worker that asks for it
 takes `LABEL_SHARE` of 1. Ray itself knows no such resource."""
 LABEL_SHARE = 0.001
+NODE_LEVEL = "node"
+"""The level of the topology at which each node is a domain of its own."""
 MAX_NODES = 1000
 """The most nodes of all types together."""
 _ENTRY = re.compile(r"(?P<most>[0-9]{1,6})\s*x\s+(?P<resources>\S.*)")

@@ -16,9 +16,11 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from dray.spec.fields import LabelKey
 from ray_workers.shared.net_policy import AllowedHosts
 from service.config import node_types
 from service.config.logging_setup import LogFormat
+from service.config.node_types import NODE_LEVEL
 from service.config.start_refusals import StartRefused
 
 
@@ -30,6 +32,14 @@ def _listed(value: Any) -> Any:
 def _checked_hosts(hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
     AllowedHosts(hosts or ())  # a typing error must not wait for a job
     return hosts
+
+
+def _distinct_levels(levels: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(levels)) < len(levels):
+        raise ValueError("names a level twice")
+    if NODE_LEVEL in levels:
+        raise ValueError(f"names {NODE_LEVEL!r}, which is always the last level: leave it out")
+    return levels
 
 
 HostNames = Annotated[
@@ -48,6 +58,9 @@ VariableNames = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
     NoDecode,
     BeforeValidator(_listed),
+]
+TopologyLevels = Annotated[
+    tuple[LabelKey, ...], NoDecode, BeforeValidator(_listed), AfterValidator(_distinct_levels)
 ]
 Hosts = Annotated[
     tuple[str, ...] | None, NoDecode, BeforeValidator(_listed), AfterValidator(_checked_hosts)
@@ -87,6 +100,9 @@ class Settings(BaseSettings):
     autoscale_idle_s: float = Field(60.0, ge=0, le=24 * 3600)
     """How long a node that carries nothing keeps dray's own processes, with which Ray would never
     find it idle."""
+    topology: TopologyLevels = ()
+    """Keys of Ray's labels that name the levels of the cluster's topology, the widest first, such
+    as `zone,rack,nvlink`; workers of one job go near each other by them."""
     local_slots: int | None = Field(None, ge=1)
     """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
     tokens_file: Path | None = None

@@ -133,6 +133,8 @@ class JobRow(Base):
     """With how few an elastic one may start and train on; unset of one that keeps its size."""
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
+    required_topology: Mapped[str | None] = mapped_column(String(63))
+    """The level of the topology of which one domain must hold it; unset if none must."""
     init_from: Mapped[dict[str, Any] | None]
     """The checkpoint that `spec.init_from` meant when the job was submitted:
     `init_from.InitFromCheckpoint`."""
@@ -208,6 +210,7 @@ class QueueRow(Base):
     __tablename__ = "queues"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     weight: Mapped[float] = mapped_column(server_default=text("1"))
+    user_weights: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     quota: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     user_limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
@@ -422,8 +425,12 @@ class AttemptRow(Base):
     """The slices of the newest grant, until the group has reported what it holds since."""
     recalled: Mapped[list[Any] | None]
     """Slices that the group was asked to give back, until it has reported what it holds since."""
+    recalled_at: Mapped[datetime | None]
+    """When it was asked for them."""
     grow_after: Mapped[datetime | None]
     """No slots are granted or asked back before."""
+    recall_after: Mapped[datetime | None]
+    """No slots are asked back before: the group kept those that it was asked for."""
     growth: Mapped[dict[str, Any] | None]
     """Why the group does not grow: `code`, `message`, `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
@@ -439,6 +446,8 @@ class AttemptRow(Base):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     """When the slots were given, by the supervisor's clock."""
+    running_at: Mapped[datetime | None]
+    """When it was seen to train, or a script to run, for the first time."""
     finished_at: Mapped[datetime | None]
     receipt: Mapped[dict[str, Any] | None]
     """The state that the attempt restored (`service.ingest.resume_reports`); unset of one that
@@ -614,6 +623,21 @@ class AttemptCostRow(Base):
     useful: Mapped[float]
     unreported: Mapped[float]
     """Of time whose use nobody can say; what is left of the total is wasted."""
+
+
+class DeletedAttemptRow(Base):
+    """The slots of an ended attempt whose job was deleted: its user has used them all the same."""
+
+    __tablename__ = "deleted_attempts"
+    __table_args__ = (Index("ix_deleted_attempts_finished_at", "finished_at"),)
+    job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    queue: Mapped[str] = mapped_column(String(64))
+    owner: Mapped[str] = mapped_column(String(255))
+    slices: Mapped[list[Any]]
+    bundle: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime]
 
 
 class ClusterRow(Base):

@@ -6,23 +6,27 @@ first commit arrived: the function must find out (every write here is a compare-
 
 SQLite has one writing connection behind a lock, and only that one checkpoints the write-ahead
 log; readers are other connections that can't write. Each commit is synced to disk
-(`synchronous=FULL`), because a job that was acknowledged must outlive a power cut.
+(`synchronous=FULL`), because a job that was acknowledged must outlive a power cut. Writes that
+wait while another one is committed share the next commit, each within a savepoint: PostgreSQL does
+the same by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -42,6 +46,9 @@ THREADS = 8
 MAX_TRIES = 5
 FIRST_PAUSE_S = 0.05
 BUSY_TIMEOUT_MS = 10_000
+MAX_SHARED_WRITES = 50
+MAX_SHARED_S = 0.05
+"""How many writes share a commit on SQLite, and for how long others may join it."""
 MAX_IDLE_MS = 30_000
 """PostgreSQL ends a transaction in which nothing happens for so long: a process that was stopped in
 the middle of one must not hold its locks for ever."""
@@ -102,6 +109,8 @@ class Database:
         """The damage of the database, once a statement has found it."""
         self._listener: PostgresListener | None = None
         self._write_lock = threading.Lock()
+        self._queued: deque[_Queued[Any]] = deque()
+        """Writes that wait for the writer of SQLite."""
         self._watchers: list[Callable[[frozenset[str] | None], None]] = []
         if self.is_sqlite:
             self.engine = _sqlite_engine(self.url, writes=True)
@@ -149,17 +158,22 @@ class Database:
 
     async def write(self, work: Work[T]) -> T:
         """The result of `work`, once it is committed; on any exception nothing is kept."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._writers, self.write_sync, work)
+        if not self.is_sqlite:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._writers, self.write_sync, work)
+        queued = _Queued(work)
+        self._queued.append(queued)
+        self._writers.submit(self._write_queued)
+        return await asyncio.wrap_future(queued.answer)
 
     def read_sync(self, work: Work[T]) -> T:
         return self._retrying(lambda: self._read_once(work))
 
     def write_sync(self, work: Work[T]) -> T:
         if not self.is_sqlite:
-            return self._retrying(lambda: self._write_once(work))
+            return self._write_alone(work)
         with self._write_lock:
-            return self._retrying(lambda: self._write_once(work))
+            return self._write_alone(work)
 
     def on_commit(self, watcher: Callable[[frozenset[str] | None], None]) -> None:
         """Call `watcher` after each commit of this process, before the writer goes on.
@@ -205,11 +219,65 @@ class Database:
             if topics and not self.is_sqlite:
                 session.execute(_NOTIFY, {"channel": CHANNEL, "topics": topics})
             session.commit()
+        self._tell(session)
+        return result
+
+    def _tell(self, session: Session) -> None:
+        """Tell watchers and waiting tasks of a transaction that is committed."""
+        topics = session.info.get(_TOPICS, ())
         changed = _changed(topics, session.info.get(_TOUCHED))
         for watcher in self._watchers:
             watcher(changed)
         for topic in topics:
             self.signals.publish(topic)
+
+    def _write_queued(self) -> None:
+        """A turn of the writer of SQLite, of which there is one for each queued write. It writes at
+        least one, if any is left."""
+        with self._write_lock:
+            taken: list[_Queued[Any]] = []
+            while self._queued and len(taken) < MAX_SHARED_WRITES:
+                queued = self._queued.popleft()
+                if queued.is_wanted():
+                    taken.append(queued)
+            if len(taken) > 1 and self._write_shared(taken):
+                return
+            for queued in taken:
+                queued.settle(self._write_alone)
+
+    def _write_alone(self, work: Work[T]) -> T:
+        return self._retrying(lambda: self._write_once(work))
+
+    def _write_shared(self, taken: Sequence[_Queued[Any]]) -> bool:
+        """Write these in one transaction, those for which there is time; the others wait for the
+        next turn. False, and nothing is kept, after an error of the database: alone, each shows
+        whether it is its own."""
+        until = time.monotonic() + MAX_SHARED_S
+        written: list[tuple[_Queued[Any], Any, Session]] = []
+        failed: list[tuple[_Queued[Any], Exception]] = []
+        try:
+            with self.engine.begin() as connection:
+                for queued in taken:
+                    if (written or failed) and time.monotonic() >= until:
+                        break
+                    try:
+                        written.append((queued, *_within_savepoint(connection, queued.work)))
+                    except DBAPIError:
+                        raise
+                    except Exception as error:
+                        failed.append((queued, error))
+        except Exception as error:
+            logger.warning("%d writes are written one by one: %r", len(taken), error)
+            return False
+        self._queued.extendleft(reversed(taken[len(written) + len(failed) :]))
+        for queued, result, session in written:
+            queued.settle(functools.partial(self._told, session, result))
+        for queued, failure in failed:
+            queued.answer.set_exception(failure)
+        return True
+
+    def _told(self, session: Session, result: T, _: Work[T]) -> T:
+        self._tell(session)
         return result
 
     def _retrying(self, once: Callable[[], T]) -> T:
@@ -232,6 +300,34 @@ class Database:
                     ) from error
                 logger.warning("a transaction is tried again (%d): %s", tried, error.orig)
                 time.sleep(FIRST_PAUSE_S * 2**tried * random.uniform(0.5, 1.0))
+
+
+class _Queued(Generic[T]):
+    """A write that waits for the writer."""
+
+    def __init__(self, work: Work[T]) -> None:
+        self.work = work
+        self.answer: Future[T] = Future()
+
+    def is_wanted(self) -> bool:
+        """Whether its caller still waits; the caller can't leave from then on."""
+        return self.answer.running() or self.answer.set_running_or_notify_cancel()
+
+    def settle(self, write: Callable[[Work[T]], T]) -> None:
+        try:
+            self.answer.set_result(write(self.work))
+        except Exception as error:
+            self.answer.set_exception(error)
+
+
+def _within_savepoint(connection: Connection, work: Work[T]) -> tuple[T, Session]:
+    """The result of `work`, which is kept if the transaction is; on any exception nothing of it."""
+    with Session(
+        connection, join_transaction_mode="create_savepoint", expire_on_commit=False
+    ) as session:
+        result = work(session)
+        session.commit()
+    return result, session
 
 
 def _changed(topics: Iterable[str], touched: set[str] | None) -> frozenset[str] | None:

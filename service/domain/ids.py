@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import secrets
 import threading
@@ -15,12 +16,12 @@ _JOB_ID_LENGTH = 30
 ARRAY_PREFIX = "array-"
 
 
+_FROM_RFC_4648 = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
+
+
 def _base32(value: int, length: int) -> str:
-    digits = []
-    for _ in range(length):
-        value, digit = divmod(value, 32)
-        digits.append(ALPHABET[digit])
-    return "".join(reversed(digits))
+    """The last digits of a number below 2**80; at most 16 of them."""
+    return base64.b32encode(value.to_bytes(10)).translate(_FROM_RFC_4648)[-length:].decode()
 
 
 def _milliseconds(at: datetime) -> int:

@@ -1,4 +1,5 @@
-"""Storing the results of an attempt: each reply of its supervisor in one transaction.
+"""Storing the results of attempts: each reply of a supervisor whole or not at all, and those of
+several attempts in one transaction.
 
 A reply is fenced twice. Its attempt must be the job's live one, so that the replies of a supervisor
 that was given up are ignored; and its cursor must be beyond the stored one, so that a reply that
@@ -20,6 +21,7 @@ from service.costs import charging
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as chunks_repository
+from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.attempts import ledger
@@ -40,7 +42,7 @@ from service.ingest import fault_injection, goodput, resume_reports, silent_proc
 from service.ingest.rank_frames import RankFrames
 from service.ingest.supervisor_frames import SupervisorFrames, generation, is_from_supervisor
 from service.lifecycle import resizing
-from service.lifecycle.transitions import move, remark, runtime_left_s
+from service.lifecycle.transitions import Ends, move, remark, runtime_left_s
 from service.storage.storage import Storage
 from service.telemetry.log_writer import LogStore
 
@@ -57,58 +59,206 @@ class Recorded:
     """Everything up to here is stored: poll on from there."""
 
 
+@dataclass(frozen=True)
+class Received:
+    """A reply of an attempt's supervisor."""
+
+    job_id: str
+    attempt: int
+    reply: PollReply
+    asked: Mapping[str, int] | None = None
+    """The cursor that the poll was made with. Give it where two processes may poll the same attempt
+    at once: a reply from an older cursor than the stored one is then ignored whole."""
+    in_storage: Sequence[Frame] = ()
+    """Reports of the attempt's checkpoints by `service.checkpoints.unreported`, for a reply with an
+    outcome: those that no rank reported are stored with it."""
+
+
 def record(
     session: Session,
     storage: Storage,
-    job_id: str,
-    attempt: int,
-    reply: PollReply,
+    received: Sequence[Received],
     now: datetime,
     *,
-    asked: Mapping[str, int] | None = None,
-    in_storage: Sequence[Frame] = (),
     prices: Prices | None = None,
-) -> Recorded:
-    """Store a reply: its frames, phase, cursor and outcome, once, or nothing.
+) -> list[Recorded]:
+    """Store replies of different jobs: the frames, phase, cursor and outcome of each, once, or
+    nothing.
 
-    `asked` is the cursor that the poll was made with. Give it where two processes may poll the
-    same attempt at once: a reply from an older cursor than the stored one is then ignored whole.
-    `in_storage` has reports of the attempt's checkpoints by `service.checkpoints.unreported`, for a
-    reply with an outcome: those that no rank reported are stored with it. prices: None where
-    nothing is priced.
+    prices: None where nothing is priced.
     """
-    touch(session, job_id)
-    rows = _live(session, job_id, attempt)
-    if rows is None:
-        return Recorded(changed=False, live=False)
-    job, row = rows
-    if _is_stale(row.cursor, reply, asked):
-        return Recorded(changed=False, live=True, cursor=row.cursor)
-    before = (row.cursor, row.phase)
-    told: list[Frame] = []
-    stored: Mapping[tuple[str, int], Points] = {}
-    if dict(reply.cursor) != row.cursor:
-        told = [frame for frame in reply.frames if is_from_supervisor(frame)]
-        row.generation = max(row.generation, generation(told))
-        reported = [frame for frame in reply.frames if not is_from_supervisor(frame)]
-        stored = RankFrames(session, storage, job, row, now).take(reported)
-        row.cursor = dict(reply.cursor)
-    _follow_phase(session, job, row, reply, now)
-    SupervisorFrames(session, job, row, now, prices).take(told)
-    has_succeeded = reply.outcome is not None and reply.outcome.cause is Cause.SUCCEEDED
-    trials.follow(session, job, stored, now, may_stop=not has_succeeded)
-    if reply.outcome is not None:
-        lost = _log_lines_lost(session, row, reply.outcome)
-        LogStore(session, storage, job, row, now).note_lost(lost)
-        _take_unreported(session, storage, job, row, in_storage, now)
-        ended_at = _at(reply.phase_times.get(Phase.ENDED), now)
-        _end(session, job, row, reply.outcome, prices, ended_at, now)
-        return Recorded(changed=True, live=False)
-    fell_silent = silent_processes.note(session, job, row, reply.silent, now)
-    changed = fell_silent or before != (row.cursor, row.phase)
-    if changed:
-        notify(session, job_id)
-    return Recorded(changed=changed, live=True, cursor=row.cursor)
+    job_ids = [one.job_id for one in received]
+    assert len(set(job_ids)) == len(job_ids), (
+        "two replies of one job are stored one after the other"
+    )
+    touch(session, *job_ids)
+    jobs = repository.lock_all(session, job_ids)
+    attempts = attempts_repository.live_of(session, job_ids)
+    drilled = faults_repository.with_open_drills(session, job_ids)
+    ends = Ends()
+    recorded = []
+    for one in received:
+        job, row = jobs.get(one.job_id), attempts.get(one.job_id)
+        if job is None or row is None or not one.attempt == row.attempt == job.attempt:
+            recorded.append(Recorded(changed=False, live=False))
+        elif _is_stale(row.cursor, one.reply, one.asked):
+            recorded.append(Recorded(changed=False, live=True, cursor=row.cursor))
+        else:
+            is_drilled = one.job_id in drilled
+            recorder = _Recorder(session, storage, job, row, now, prices, ends, is_drilled)
+            recorded.append(recorder.take(one))
+    ends.settle(session, now)
+    return recorded
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    """Stores one reply of an attempt, whose job is locked."""
+
+    session: Session
+    storage: Storage
+    job: JobRow
+    row: AttemptRow
+    now: datetime
+    prices: Prices | None
+    ends: Ends
+    is_drilled: bool
+    """Whether the job has drills that are not over."""
+
+    def take(self, received: Received) -> Recorded:
+        session, job, row, now, reply = self.session, self.job, self.row, self.now, received.reply
+        before = (row.cursor, row.phase)
+        told: list[Frame] = []
+        stored: Mapping[tuple[str, int], Points] = {}
+        if dict(reply.cursor) != row.cursor:
+            told = [frame for frame in reply.frames if is_from_supervisor(frame)]
+            row.generation = max(row.generation, generation(told))
+            reported = [frame for frame in reply.frames if not is_from_supervisor(frame)]
+            stored = RankFrames(session, self.storage, job, row, now).take(reported)
+            row.cursor = dict(reply.cursor)
+        self._follow_phase(reply)
+        SupervisorFrames(session, job, row, now, self.prices).take(told)
+        has_succeeded = reply.outcome is not None and reply.outcome.cause is Cause.SUCCEEDED
+        trials.follow(session, job, stored, now, may_stop=not has_succeeded)
+        if reply.outcome is not None:
+            lost = _log_lines_lost(session, row, reply.outcome)
+            LogStore(session, self.storage, job, row, now).note_lost(lost)
+            _take_unreported(session, self.storage, job, row, received.in_storage, now)
+            self._end(reply.outcome, _at(reply.phase_times.get(Phase.ENDED), now))
+            return Recorded(changed=True, live=False)
+        fell_silent = silent_processes.note(session, job, row, reply.silent, now)
+        changed = fell_silent or before != (row.cursor, row.phase)
+        if changed:
+            notify(session, job.id)
+        return Recorded(changed=changed, live=True, cursor=row.cursor)
+
+    def _follow_phase(self, reply: PollReply) -> None:
+        """Move a job that starts as its attempt does; frames report a recovery in place."""
+        job, row, now = self.job, self.row, self.now
+        row.phase = reply.phase or row.phase
+        if row.started_at is None and Phase.STARTING in reply.phase_times:
+            row.started_at = _at(reply.phase_times[Phase.STARTING], now)
+        stepped = any(frame.kind == FrameKind.METRICS for frame in reply.frames)
+        runs = stepped or Phase.RUNNING in reply.phase_times or reply.phase == Phase.RUNNING
+        if job.state == JobState.STARTING and runs:
+            job.free_requeues = 0
+            row.running_at = now
+            message = f"trains on {_workers(job.world_size)}"
+            move(self.session, job, Trigger.STEP, code="running", message=message, now=now)
+            if row.attempt > 1 and self.is_drilled:
+                stepped_at = row.first_metric_at or _at(reply.phase_times.get(Phase.RUNNING), now)
+                fault_injection.resumed(self.session, job, row, stepped_at, now)
+
+    def _end(self, outcome: Outcome, ended_at: datetime) -> None:
+        """Close the attempt and move the job: to its end, or back to the queue."""
+        session, job, row, now = self.session, self.job, self.row, self.now
+        message = clean(outcome.message) or str(outcome.cause)
+        row.phase = Phase.ENDED
+        row.finished_at = ended_at
+        row.reason_code, row.reason_message = str(outcome.cause), message
+        row.failed_rank, row.exit_code = outcome.rank, outcome.exit_code
+        resume_reports.close(session, job, row, now)
+        resizing.close(row)
+        goodput.close(session, job, row, outcome.cause, ended_at)
+        charging.charge(session, job, row, self.prices, ended_at)
+        job.runtime_used_s += _ran_s(row, outcome, ended_at)
+        by_drill = self.is_drilled and fault_injection.attempt_ended(
+            session, job, row, outcome, ended_at, now
+        )
+        if outcome.cause is Cause.SUCCEEDED:
+            self._move(Trigger.SUCCEED, "succeeded", message, _details(job, outcome))
+        elif job.state == JobState.CANCELLING:
+            self._cancelled(outcome)
+        else:
+            self._retry_or_fail(outcome, message, by_drill=by_drill)
+
+    def _move(self, trigger: Trigger, code: str, message: str, data: Mapping[str, Any]) -> None:
+        """To the job's end."""
+        move(
+            self.session,
+            self.job,
+            trigger,
+            code=code,
+            message=message,
+            now=self.now,
+            data=data,
+            ends=self.ends,
+        )
+
+    def _cancelled(self, outcome: Outcome) -> None:
+        """End a job that is being cancelled; the attempt keeps its own reason."""
+        job = self.job
+        is_stopped_early = job.reason_code == STOPPED_EARLY
+        message = job.reason_message if is_stopped_early else "cancelled by the user"
+        if outcome.cause is not Cause.STOPPED:
+            message += f"; meanwhile: {clean(outcome.message)}"
+        code = STOPPED_EARLY if is_stopped_early else CANCELLED_BY_USER
+        self._move(Trigger.STOPPED, code, message, _details(job, outcome))
+
+    def _retry_or_fail(self, outcome: Outcome, message: str, *, by_drill: bool) -> None:
+        session, job, now = self.session, self.job, self.now
+        cause = Cause.PREEMPTED if outcome.cause is Cause.STOPPED else outcome.cause
+        ended = attempts_repository.num_diverged(session, job.id) if cause is Cause.DIVERGED else 0
+        decision = decide(
+            cause,
+            Budgets(
+                max_user_retries=job.max_user_retries,
+                max_infra_retries=job.max_infra_retries,
+                user_failures=job.user_failures,
+                infra_failures=job.infra_failures,
+                free_requeues=job.free_requeues,
+                runtime_left_s=runtime_left_s(job),
+                rolls_back=job.spec.get("train", {}).get("on_divergence") == "rollback",
+                rollbacks=max(0, ended - 1),
+            ),
+            by_drill=by_drill,
+            by_overload=outcome.slowness > 1.0,
+        )
+        _charge(job, cause, decision.budget)
+        data = _details(job, outcome)
+        if isinstance(decision, GiveUp):
+            self._move(Trigger.FAIL, decision.code, f"{message} ({decision.because})", data)
+            return
+        if cause is Cause.DIVERGED:
+            sentence = (
+                f"goes back to its last checkpoint with {ROLLBACK_FACTOR**ended:g} of the rate"
+            )
+            sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
+        else:
+            sentence = _retry_sentence(cause, decision)
+        move(
+            session,
+            job,
+            Trigger.RETRY,
+            code=cause,
+            message=f"{message} ({sentence})",
+            now=now,
+            values={
+                "not_before": now + timedelta(seconds=decision.delay_s),
+                "world_size": job.num_workers,
+            },
+            data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
+        )
 
 
 def _take_unreported(
@@ -155,66 +305,10 @@ def _log_lines_lost(
     return dict.fromkeys(sorted({*logged, *range(attempt.world_size)}))
 
 
-def _live(session: Session, job_id: str, attempt: int) -> tuple[JobRow, AttemptRow] | None:
-    job = repository.lock(session, job_id)
-    row = attempts_repository.get(session, job_id, attempt)
-    if job is None or row is None or job.attempt != attempt or row.finished_at is not None:
-        return None
-    return job, row
-
-
 def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, int] | None) -> bool:
     if asked is not None and dict(asked) != dict(stored):
         return True
     return any(reply.cursor.get(spool, at) < at for spool, at in stored.items())
-
-
-def _follow_phase(
-    session: Session, job: JobRow, row: AttemptRow, reply: PollReply, now: datetime
-) -> None:
-    """Move a job that starts as its attempt does; frames report a recovery in place."""
-    row.phase = reply.phase or row.phase
-    if row.started_at is None and Phase.STARTING in reply.phase_times:
-        row.started_at = _at(reply.phase_times[Phase.STARTING], now)
-    stepped = any(frame.kind == FrameKind.METRICS for frame in reply.frames)
-    runs = stepped or Phase.RUNNING in reply.phase_times or reply.phase == Phase.RUNNING
-    if job.state == JobState.STARTING and runs:
-        job.free_requeues = 0
-        message = f"trains on {_workers(job.world_size)}"
-        move(session, job, Trigger.STEP, code="running", message=message, now=now)
-        if row.attempt > 1:
-            stepped_at = row.first_metric_at or _at(reply.phase_times.get(Phase.RUNNING), now)
-            fault_injection.resumed(session, job, row, stepped_at, now)
-
-
-def _end(
-    session: Session,
-    job: JobRow,
-    row: AttemptRow,
-    outcome: Outcome,
-    prices: Prices | None,
-    ended_at: datetime,
-    now: datetime,
-) -> None:
-    """Close the attempt and move the job: to its end, or back to the queue."""
-    message = clean(outcome.message) or str(outcome.cause)
-    row.phase = Phase.ENDED
-    row.finished_at = ended_at
-    row.reason_code, row.reason_message = str(outcome.cause), message
-    row.failed_rank, row.exit_code = outcome.rank, outcome.exit_code
-    resume_reports.close(session, job, row, now)
-    resizing.close(row)
-    goodput.close(session, job, row, outcome.cause, ended_at)
-    charging.charge(session, job, row, prices, ended_at)
-    job.runtime_used_s += _ran_s(row, outcome, ended_at)
-    by_drill = fault_injection.attempt_ended(session, job, row, outcome, ended_at, now)
-    data = _details(job, outcome)
-    if outcome.cause is Cause.SUCCEEDED:
-        move(session, job, Trigger.SUCCEED, code="succeeded", message=message, now=now, data=data)
-    elif job.state == JobState.CANCELLING:
-        _cancelled(session, job, outcome, now)
-    else:
-        _retry_or_fail(session, job, outcome, message, now, by_drill=by_drill)
 
 
 def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
@@ -231,82 +325,6 @@ def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
     if not attempt.slot_seconds or attempt.carriers is not None:
         return wall_s
     return min(wall_s, ledger.total(attempt.slot_seconds) / attempt.world_size)
-
-
-def _cancelled(session: Session, job: JobRow, outcome: Outcome, now: datetime) -> None:
-    """End a job that is being cancelled; the attempt keeps its own reason."""
-    is_stopped_early = job.reason_code == STOPPED_EARLY
-    message = job.reason_message if is_stopped_early else "cancelled by the user"
-    if outcome.cause is not Cause.STOPPED:
-        message += f"; meanwhile: {clean(outcome.message)}"
-    move(
-        session,
-        job,
-        Trigger.STOPPED,
-        code=STOPPED_EARLY if is_stopped_early else CANCELLED_BY_USER,
-        message=message,
-        now=now,
-        data=_details(job, outcome),
-    )
-
-
-def _retry_or_fail(
-    session: Session,
-    job: JobRow,
-    outcome: Outcome,
-    message: str,
-    now: datetime,
-    *,
-    by_drill: bool,
-) -> None:
-    cause = Cause.PREEMPTED if outcome.cause is Cause.STOPPED else outcome.cause
-    ended = attempts_repository.num_diverged(session, job.id) if cause is Cause.DIVERGED else 0
-    decision = decide(
-        cause,
-        Budgets(
-            max_user_retries=job.max_user_retries,
-            max_infra_retries=job.max_infra_retries,
-            user_failures=job.user_failures,
-            infra_failures=job.infra_failures,
-            free_requeues=job.free_requeues,
-            runtime_left_s=runtime_left_s(job),
-            rolls_back=job.spec.get("train", {}).get("on_divergence") == "rollback",
-            rollbacks=max(0, ended - 1),
-        ),
-        by_drill=by_drill,
-        by_overload=outcome.slowness > 1.0,
-    )
-    _charge(job, cause, decision.budget)
-    data = _details(job, outcome)
-    if isinstance(decision, GiveUp):
-        move(
-            session,
-            job,
-            Trigger.FAIL,
-            code=decision.code,
-            message=f"{message} ({decision.because})",
-            now=now,
-            data=data,
-        )
-        return
-    if cause is Cause.DIVERGED:
-        sentence = f"goes back to its last checkpoint with {ROLLBACK_FACTOR**ended:g} of the rate"
-        sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
-    else:
-        sentence = _retry_sentence(cause, decision)
-    move(
-        session,
-        job,
-        Trigger.RETRY,
-        code=cause,
-        message=f"{message} ({sentence})",
-        now=now,
-        values={
-            "not_before": now + timedelta(seconds=decision.delay_s),
-            "world_size": job.num_workers,
-        },
-        data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
-    )
 
 
 def _charge(job: JobRow, cause: Cause, budget: RetryBudget) -> None:

@@ -37,12 +37,14 @@ def store_resized(
         raise BadFrame(str(wrong)) from wrong
     attempt.carriers = list(resizing.carriers(attempt))
     held_slots.settle(attempt, at)
-    held = after.holding
+    held, num_before = after.holding, count_of(resizing.as_slices(attempt.slices))
     attempt.slices = resizing.as_rows(held.slices)
     attempt.granted = None if held.granted is None else resizing.as_rows(held.granted)
     pause = after.pause
     if attempt.recalled is not None and report.grants >= attempt.grants:
-        attempt.recalled, pause = None, rules.GROWING_PAUSE
+        attempt.recalled, attempt.recalled_at, pause = None, None, rules.GROWING_PAUSE
+        if count_of(held.slices) == num_before:
+            attempt.recall_after = now + rules.KEEPING_PAUSE
     attempt.grow_after = None if pause is None else now + pause
     attempt.lacking, attempt.growth = lacking, None
     attempt.world_size = job.world_size = world_size

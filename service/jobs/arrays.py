@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,13 +15,14 @@ from dray.spec import JobSpec
 from dray.views import JobState
 from service.checkpoints import init_from
 from service.config.settings import Settings
-from service.db.models import EventRow, JobRow
+from service.db.models import JobRow
 from service.db.repositories import arrays as repository
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories import sweeps as sweeps_repository
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.session import Database
 from service.db.types import storable
+from service.domain.documents import MAX_SEED
 from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_array_id, new_job_id
@@ -33,8 +34,6 @@ from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 
 logger = logging.getLogger(__name__)
-
-MAX_SEED = 2**63
 
 
 def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
@@ -61,23 +60,24 @@ def insert(
     row: JobRow,
     spec: JobSpec,
     trials: Trials | None,
-    event: EventRow,
+    event: Mapping[str, Any],
     now: datetime,
 ) -> None:
-    """Store the job, and where the document has `array` or `sweep` its other jobs, which differ by
-    their index. trials: those of a sweep."""
+    """Store the job with its event, and where the document has `array` or `sweep` its other jobs,
+    which differ by their index. trials: those of a sweep."""
     many = spec.array or spec.sweep
     if many is not None:
         row.array_id = row.array_head = new_array_id(now)
         row.array_index = 0
         row.array_max_running = many.max_running
     jobs_repository.insert(session, row, spec.labels)
-    jobs_repository.add_event(session, event)
+    repository.add_events(session, [event])
+    if many is None:
+        return
     copies = [
         {"id": new_job_id(now), "array_index": index, **_differing(row.spec, spec, trials, index)}
         for index in range(1, spec.num_jobs)
     ]
-    session.flush()
     repository.insert_copies(session, row, copies)
     if trials is not None and row.array_id is not None:
         submitting.insert(session, row.array_id, trials, [row.id, *(one["id"] for one in copies)])
@@ -168,7 +168,7 @@ class Arrays:
                 self._storage.delete_tree(f"jobs/{job_id}")
 
         await asyncio.to_thread(delete_files)
-        await self._database.write(lambda session: repository.erase(session, job_ids))
+        await self._database.write(lambda session: jobs_repository.erase(session, job_ids))
 
 
 def view(session: Session, array_id: str) -> views.JobArray:

@@ -19,9 +19,9 @@ from service.db.session import Database, notify
 from service.domain.errors import JobFinished, JobNotWaiting
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.scheduling.limits import HELD, held_message
-from service.domain.scheduling.slots import Request
 from service.jobs import serializers
 from service.jobs.service import found
+from service.lifecycle import resizing
 from service.lifecycle.transitions import remark
 from service.queues import admission
 
@@ -88,8 +88,7 @@ def _check_rules(
         return
     name = wanted.queue or row.queue
     if moves:
-        request = Request(row.num_workers, row.bundle, row.min_workers)
-        queue = admission.admit(session, name, row.owner, request)
+        queue = admission.admit(session, name, row.owner, resizing.request_of(row))
     else:
         queue = admission.locked(session, name)
     if not is_admin:

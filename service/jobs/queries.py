@@ -234,13 +234,13 @@ class Queries:
             is_queued = row.state == JobState.QUEUED
             blocked_by = list(row.blocked_by) if is_queued else []
             attempt = attempts_repository.get(session, job_id, row.attempt)
-            smaller, in_its_way = resizing.why_smaller(row, attempt)
+            now = self._database.time(session)
+            size, in_its_way = resizing.why_this_size(row, attempt, now)
             silent = silent_processes.sentence(session, attempt)
             away = _cluster_silence(session, attempt)
             hung = faults_repository.has_hung(session, job_id, row.attempt)
             hang = hangs.how_to_see(job_id) if hung else None
-            message = "; ".join(filter(None, (row.reason_message, smaller, silent, away, hang)))
-            now = self._database.time(session)
+            message = "; ".join(filter(None, (row.reason_message, size, silent, away, hang)))
             start, end = forecasts.of_job(session, row)
             position = row.position if is_queued else None
             ahead = [] if position is None else repository.first_in_queue(session, position)
@@ -366,7 +366,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             node_id=node.node_id,
             hostname=node.hostname,
             alive=node.alive,
-            resources=without_labels(node.total),
+            resources=node.total,
             labels=node.labels,
             held=without_labels(policy.held_on(node.node_id, holders)),
             accepted=node.accepted,

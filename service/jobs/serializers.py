@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row
@@ -29,10 +29,19 @@ from service.ingest import goodput
 
 def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
     labels = repository.labels(session, [row.id for row in rows])
-    cluster = cluster_repository.get(session)
-    dashboard = cluster.ray_dashboard if cluster is not None else None
-    is_silent = cluster is not None and not cluster.connected
+    dashboard, is_silent = _cluster(session)
     return [_job(row, labels[row.id], dashboard, is_silent) for row in rows]
+
+
+def _cluster(session: Session) -> tuple[str | None, bool]:
+    """URL of Ray's dashboard, and whether the cluster does not answer."""
+    cluster = cluster_repository.seen(session)
+    return (None, False) if cluster is None else (cluster.ray_dashboard, not cluster.connected)
+
+
+def new_job(session: Session, row: JobRow, labels: Mapping[str, str]) -> views.Job:
+    """One that was just stored, with these labels."""
+    return _job(row, dict(labels), *_cluster(session))
 
 
 def job(session: Session, row: JobRow) -> views.Job:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
 from service.config.node_types import LABEL
 from service.config.settings import Settings
-from service.db.models import EventRow, JobRow
+from service.db.models import JobRow
 from service.db.notifications import QUEUE, Signals, events_of
 from service.db.repositories import arrays as arrays_repository
 from service.db.repositories import code as code_repository
@@ -38,6 +38,7 @@ from service.domain.errors import (
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
 from service.domain.scheduling import policy
+from service.domain.scheduling.topology import Topology
 from service.domain.states import Trigger
 from service.jobs import arrays, data_policy, listing, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
@@ -128,9 +129,12 @@ class Jobs:
         prepared = await self._prepared(spec, owner)
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
+        is_tried_again = False
 
         def work(session: Session) -> tuple[views.Job, bool]:
-            existing = repository.get(session, job_id)
+            nonlocal is_tried_again
+            existing = repository.get(session, job_id) if is_tried_again else None
+            is_tried_again = True
             if existing is not None:
                 return serializers.job(session, existing), True
             if idempotency is not None:
@@ -142,8 +146,7 @@ class Jobs:
             arrays.insert(session, row, prepared.resolved.spec, prepared.trials, event, now)
             dependencies_repository.insert_all(session, row.array_id or job_id, after)
             notify(session, job_id, QUEUE)
-            session.flush()
-            return serializers.job(session, row), True
+            return serializers.new_job(session, row, prepared.resolved.spec.labels), True
 
         with self._keys_in_flight.holding(owner, idempotency):
             return await self._database.write(work)
@@ -338,7 +341,7 @@ class Jobs:
 
     async def _erase(self, job_id: str) -> None:
         await asyncio.to_thread(self._storage.delete_tree, f"jobs/{job_id}")
-        await self._database.write(lambda session: repository.erase(session, job_id))
+        await self._database.write(lambda session: repository.erase(session, [job_id]))
 
 
 def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
@@ -364,11 +367,29 @@ def _use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> Non
 
 def _refuse_impossible(session: Session, request: policy.Request, settings: Settings) -> None:
     """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
-    an autoscaler may add."""
-    usable = node_table.usable(session, settings.autoscale_nodes)
-    reason = None if usable is None else policy.can_ever_fit(request, usable)
-    if usable is None or reason is None:
-        return
+    an autoscaler may add; or if no level of the topology has the name that it asks for."""
+    has_labels = any(name.startswith(LABEL) for name in request.bundle)
+    is_placed = has_labels or request.required_level is not None
+    known = node_table.usable if is_placed else node_table.totals
+    usable = known(session, settings.autoscale_nodes)
+    topology = Topology(settings.topology, (usable or ()) if is_placed else ())
+    reason = policy.why_no_level(request, topology)
+    if reason is None and usable is not None:
+        reason = policy.can_ever_fit(request, usable, topology)
+    if reason is not None:
+        raise Unsatisfiable(
+            f"this job could never start: {reason.message}",
+            pointer=_pointer_of_lack(request, usable or ()),
+            hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it "
+            "has",
+        )
+
+
+def _pointer_of_lack(request: policy.Request, usable: Sequence[policy.Node]) -> str:
+    """The field of a request that these nodes could never meet."""
+    anywhere = replace(request, required_level=None)
+    if request.required_level and (not usable or policy.can_ever_fit(anywhere, usable) is None):
+        return "/resources/required_topology"
     lacking = policy.lacking_resource(request, usable)
     pointers = {
         None: "/elastic/min_workers" if request.min_workers else "/resources/num_workers",
@@ -378,11 +399,7 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
     }
     of_label = lacking is not None and lacking.startswith(LABEL)
     other = "/resources/node_labels" if of_label else "/resources/accelerator"
-    raise Unsatisfiable(
-        f"this job could never start: {reason.message}",
-        pointer=pointers.get(lacking, other),
-        hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
-    )
+    return pointers.get(lacking, other)
 
 
 def _new_row(
@@ -408,6 +425,7 @@ def _new_row(
         num_workers=request.num_workers,
         min_workers=request.min_workers,
         bundle=dict(request.bundle),
+        required_topology=request.required_level,
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,
@@ -438,16 +456,17 @@ def _new_row(
     )
 
 
-def _submitted(row: JobRow, planned: str | None, actor: str, now: datetime) -> EventRow:
+def _submitted(row: JobRow, planned: str | None, actor: str, now: datetime) -> dict[str, Any]:
     message = f"submitted to the queue {row.queue!r}"
-    return EventRow(
-        job_id=row.id,
-        seq=row.event_seq,
-        time=now,
-        type="state",
-        to_state=JobState.QUEUED,
-        attempt=0,
-        code="submitted",
-        message=message if planned is None else f"{message}; {planned}",
-        data={ACTOR: actor} | ({} if planned is None else {"planned": row.spec["parallel"]}),
-    )
+    return {
+        "job_id": row.id,
+        "seq": row.event_seq,
+        "time": now,
+        "type": "state",
+        "from_state": None,
+        "to_state": JobState.QUEUED,
+        "attempt": 0,
+        "code": "submitted",
+        "message": message if planned is None else f"{message}; {planned}",
+        "data": {ACTOR: actor} | ({} if planned is None else {"planned": row.spec["parallel"]}),
+    }

@@ -6,24 +6,20 @@ of the attempt's slices. Labels are kept, since a node that has gone can't be as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from ray_workers.shared.contracts import Slice
 from service.db.models import AttemptRow
-from service.db.repositories import cluster as cluster_repository
 from service.domain.costs.prices import HeldOnNode
 
 
-def on_nodes(session: Session, slices: Sequence[Slice]) -> dict[str, Any]:
-    """`AttemptRow.held` of an attempt that gets these slices."""
-    node_ids = [part.node_id for part in slices]
-    known = cluster_repository.labels(session, node_ids)
+def on_nodes(slices: Sequence[Slice], labels: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """`AttemptRow.held` of an attempt that gets these slices. labels: of the nodes, by id."""
     return {
-        node_id: {"labels": known.get(node_id, {}), "slot_seconds": 0.0} for node_id in node_ids
+        part.node_id: {"labels": labels.get(part.node_id, {}), "slot_seconds": 0.0}
+        for part in slices
     }
 
 

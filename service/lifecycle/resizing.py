@@ -2,7 +2,8 @@
 
 From the grant on its slots are in the attempt's row, as held, and slots that are asked back stay
 there. So nobody else is given them while the grant or the recall is sent to the group, which is
-repeated until the group reports what it holds then.
+repeated until the group reports what it holds then. A recall that a group does not answer in time
+is withdrawn: the group counts as one that gives nothing back, and may be asked to leave instead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ray_workers.shared.contracts import Grant, Phase, Recall, Slice
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
@@ -47,6 +49,11 @@ def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(attempt.carriers or ()), *here]))
 
 
+def request_of(job: JobRow | Row[Any]) -> policy.Request:
+    """The request of a job that was submitted."""
+    return policy.Request(job.num_workers, job.bundle, job.min_workers, job.required_topology)
+
+
 def growing(
     job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
 ) -> policy.Growing | None:
@@ -68,7 +75,7 @@ def growing(
         attempt=attempt.attempt,
         priority=job.priority,
         seq=job.number,
-        request=policy.Request(job.num_workers, job.bundle, job.min_workers),
+        request=request_of(job),
         slices=slices,
         lacking=attempt.lacking,
         queue=job.queue,
@@ -86,13 +93,14 @@ def spare(
 ) -> tuple[Slice, ...]:
     """The slots that an elastic group may be asked to give back now, in this order.
 
-    Only a group that recovers in place goes on in the same processes, which none on GPUs does; that
-    of a script does, since an elastic script has called `train.prepare`.
+    Only a group that recovers in place goes on in the same processes, which none on GPUs does. Of a
+    script nobody here knows whether it has called `train.prepare`: one that has not keeps its slots
+    when it is asked.
     """
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
     is_settled = not attempt.lacking and not _is_told(attempt)
-    is_due = attempt.grow_after is None or attempt.grow_after <= now
+    is_due = all(at is None or at <= now for at in (attempt.grow_after, attempt.recall_after))
     if not (is_elastic and trains and is_settled and is_due):
         return ()
     return rules.spare(as_slices(attempt.slices), job.min_workers or 1)
@@ -115,7 +123,7 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
     may_be.subtract(shrink.slices)
     if row.preempt_asked_at is not None or min(may_be.values(), default=-1) < 0:
         return False
-    row.recalled = as_rows(shrink.slices)
+    row.recalled, row.recalled_at = as_rows(shrink.slices), now
     row.grants += 1
     row.growth = None
     number = count_of(shrink.slices)
@@ -127,6 +135,39 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
         message=f"was asked to give {workers(number)} back: it {shrink.reason.message}",
         now=now,
         data={"recall": row.grants, "slices": as_rows(shrink.slices)},
+    )
+    notify(session, QUEUE)
+    return True
+
+
+def is_unanswered(attempt: AttemptRow | Row[Any], now: datetime) -> bool:
+    """Whether the group has not answered a recall within its limit."""
+    if attempt.recalled is None or attempt.preempt_asked_at is not None:
+        return False
+    # Recalls that an older release has stored have no time.
+    return attempt.recalled_at is None or now - attempt.recalled_at >= rules.RECALL_LIMIT
+
+
+def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool:
+    """Ask for the slots of a recall no longer, if it is still unanswered. They stay the group's: a
+    report that comes late gives them back."""
+    job = repository.lock(session, job_id)
+    row = attempts_repository.get(session, job_id, attempt)
+    if job is None or row is None or row.finished_at is not None or not is_unanswered(row, now):
+        return False
+    slices, limit_s = as_slices(row.recalled or []), rules.RECALL_LIMIT.total_seconds()
+    number = count_of(slices)
+    row.recalled = row.recalled_at = None
+    row.recall_after = now + rules.KEEPING_PAUSE
+    remark(
+        session,
+        job,
+        type_="recall_unanswered",
+        code="recall_unanswered",
+        message=f"did not give {workers(number)} back within {limit_s:g} s of being asked: "
+        "it counts as keeping them, and may be asked to leave",
+        now=now,
+        data={"recall": row.grants, "slices": as_rows(slices)},
     )
     notify(session, QUEUE)
     return True
@@ -150,7 +191,8 @@ def grant(session: Session, seen: policy.Growing, slices: Sequence[Slice], now: 
         return False
     attempt.carriers = list(dict.fromkeys([*carriers(attempt), *(p.node_id for p in slices)]))
     held_slots.settle(attempt, now)
-    attempt.held = {**held_slots.on_nodes(session, slices), **(attempt.held or {})}
+    labels = cluster_repository.labels(session, [part.node_id for part in slices])
+    attempt.held = {**held_slots.on_nodes(slices, labels), **(attempt.held or {})}
     attempt.slices = [*attempt.slices, *as_rows(slices)]
     attempt.granted = as_rows(slices)
     attempt.grants += 1
@@ -194,18 +236,24 @@ def note_stays(session: Session, stays: Sequence[policy.Stay]) -> int:
 
 def close(attempt: AttemptRow) -> None:
     """Clear the size changes of an attempt that has ended."""
-    attempt.lacking, attempt.granted, attempt.recalled, attempt.growth = 0, None, None, None
+    attempt.lacking, attempt.granted, attempt.growth = 0, None, None
+    attempt.recalled = attempt.recalled_at = None
 
 
-def why_smaller(job: JobRow, attempt: AttemptRow | None) -> tuple[str, list[str]]:
-    """Why a group is below its size, as a sentence, and the jobs in its way; empty where there is
-    nothing to say."""
+def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tuple[str, list[str]]:
+    """Why a group is below its size, or keeps it, as a sentence, and the jobs in its way; empty
+    where there is nothing to say."""
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
         return "", []
     if attempt.granted is not None:
         return f"is being given {workers(count_of(as_slices(attempt.granted)))} more", []
     if attempt.recalled is not None:
-        return f"gives {workers(count_of(as_slices(attempt.recalled)))} back", []
+        number, limit = count_of(as_slices(attempt.recalled)), rules.RECALL_LIMIT
+        until = (attempt.recalled_at or now) + limit
+        return f"gives {workers(number)} back, by {until:%H:%M:%S} UTC at the latest", []
+    if attempt.growth is None and attempt.recall_after is not None and attempt.recall_after > now:
+        at = f"{attempt.recall_after:%H:%M:%S} UTC"
+        return f"kept slots that it was asked to give back, and is not asked again before {at}", []
     if attempt.growth is None:
         return "", []
     return attempt.growth["message"], list(attempt.growth["blocked_by"])

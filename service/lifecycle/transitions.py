@@ -7,40 +7,60 @@ transaction with whatever else the caller stores.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
-from dray.spec import JobSpec
-from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import Phase, Slice
-from service.checkpoints import init_from
-from service.checkpoints.catalog import counting_checkpoints
-from service.db.models import AttemptRow, CodeRow, EventRow, JobRow
+from service.db.models import EventRow, JobRow
 from service.db.notifications import QUEUE, events_of
 from service.db.repositories import arrays as arrays_repository
-from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import code as code_repository
 from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
-from service.db.repositories import sweeps as sweeps_repository
 from service.db.session import notify, touch
-from service.domain.attempts.retries import ROLLBACK_FACTOR
-from service.domain.documents import DocumentRefused, read
-from service.domain.progress import without_rates
 from service.domain.scheduling import policy
 from service.domain.scheduling.limits import BUDGET_USED_UP, HELD
-from service.domain.scheduling.slots import workers
 from service.domain.states import STOPPED_EARLY, Trigger, transition
-from service.lifecycle import dependencies, held_slots, sweeps
+from service.lifecycle import dependencies, sweeps
 
 KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
 """Why a job waits that could not start if all slots were free: it is not waiting for its turn."""
+
+
+class Ends:
+    """Jobs that end in one transaction: what their ends mean for others is settled for all of them
+    at once."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[JobRow, JobState]] = []
+
+    def add(self, job: JobRow, before: JobState) -> None:
+        """before: the state in which it was."""
+        self._jobs.append((job, before))
+
+    def settle(self, session: Session, now: datetime) -> None:
+        if not self._jobs:
+            return
+        ids = [job.id for job, _ in self._jobs]
+        message = "the job ended before it was seen to train on"
+        faults_repository.fail_drills(session, ids, message, now)
+        dependencies_repository.withdraw(
+            session, [job.id for job, before in self._jobs if before is JobState.QUEUED]
+        )
+        ended = [
+            dependencies.Ended(
+                job.id, job.array_id, job.state, is_stopped_early=job.reason_code == STOPPED_EARLY
+            )
+            for job, _ in self._jobs
+        ]
+        dependencies.resolve(session, ended, now)
+        for job, _ in self._jobs:
+            if job.state is JobState.FAILED:
+                sweeps.trial_failed(session, job, now)
+        self._jobs = []
 
 
 def move(
@@ -53,58 +73,85 @@ def move(
     now: datetime,
     values: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
+    ends: Ends | None = None,
 ) -> bool:
     """Move the job, unless it is no longer in the state and attempt that `job` shows.
 
     `values` are other columns that change with it. False means the race was lost and nothing was
     changed; IllegalTransition that the table has no such move or reason. `job` shows the row as it
-    is afterwards.
+    is afterwards. ends: takes the job if it ends, for a caller that settles the ends of several.
     """
     before = job.state
     after = transition(before, trigger, code)
+    if not _is_still(session, job, before, job.attempt):
+        return False
+    changes = {**changes_of(job, after, code, message, now), **(values or {})}
+    event = state_event(job, changes, now, data)
+    for name, value in changes.items():
+        setattr(job, name, value)
+    repository.add_event(session, EventRow(**event))
+    if after.is_terminal:
+        settled = ends or Ends()
+        settled.add(job, before)
+        if ends is None:
+            settled.settle(session, now)
+    tell_moved(session, job)
+    return True
+
+
+def _is_still(session: Session, job: JobRow, state: JobState, attempt: int) -> bool:
+    """Whether the job is in this state and attempt, and stays so until this transaction ends."""
+    if repository.is_locked(session, job.id):
+        return True
+    there = repository.lock(session, job.id)
+    return there is not None and (there.state, there.attempt) == (state, attempt)
+
+
+def changes_of(
+    job: JobRow | Row[Any], after: JobState, code: str, message: str, now: datetime
+) -> dict[str, Any]:
+    """Columns of a job that comes to another state."""
     changes: dict[str, Any] = {
+        "state": after,
+        "event_seq": job.event_seq + 1,
         "reason_code": code,
         "reason_message": message,
         "position": None,
         "blocked_by": [],
         "held_by": None,
         **_not_kept_back(job, now),
-        **(values or {}),
     }
     if after.is_terminal:
         changes["finished_at"] = now
-    if not repository.compare_and_set(session, job, state=after, values=changes):
-        return False
-    repository.add_event(
-        session,
-        EventRow(
-            job_id=job.id,
-            seq=job.event_seq,
-            time=now,
-            type="state",
-            from_state=before,
-            to_state=after,
-            attempt=job.attempt,
-            code=code,
-            message=message,
-            data=dict(data or {}),
-        ),
-    )
-    if after.is_terminal:
-        message = "the job ended before it was seen to train on"
-        faults_repository.fail_drills(session, job.id, message, now)
-        if before is JobState.QUEUED:
-            dependencies_repository.withdraw(session, [job.id])
-        ended = dependencies.Ended(
-            job.id, job.array_id, after, is_stopped_early=code == STOPPED_EARLY
-        )
-        dependencies.resolve(session, [ended], now)
-        if after is JobState.FAILED:
-            sweeps.trial_failed(session, job, now)
+    return changes
+
+
+def state_event(
+    job: JobRow | Row[Any],
+    changes: Mapping[str, Any],
+    now: datetime,
+    data: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The event of a move, by the job as it was and its changes: `changes_of` and others."""
+    return {
+        "job_id": job.id,
+        "seq": changes["event_seq"],
+        "time": now,
+        "type": "state",
+        "from_state": job.state,
+        "to_state": changes["state"],
+        "attempt": changes.get("attempt", job.attempt),
+        "code": changes["reason_code"],
+        "message": changes["reason_message"],
+        "data": dict(data or {}),
+    }
+
+
+def tell_moved(session: Session, job: JobRow | Row[Any]) -> None:
+    """Wake all that wait for a move of this job."""
     notify(session, job.id, events_of(job.id), QUEUE)
     if job.array_id is not None:
         notify(session, events_of(job.array_id))
-    return True
 
 
 def remark(
@@ -134,132 +181,7 @@ def remark(
     notify(session, job.id, events_of(job.id))
 
 
-@dataclass(frozen=True)
-class Claimed:
-    """The attempt that a claim began, as a launch needs it."""
-
-    job_id: str
-    attempt: int
-    spec: JobSpec
-    resume_from: tuple[CheckpointRef, ...]
-    """Committed checkpoints that still count, newest first."""
-    max_runtime_s: float | None
-    """Running time left to the job."""
-    init_from: CheckpointRef | None
-    """Another job's checkpoint to begin with, if none of its own loads."""
-    furthest_step: int
-    """Optimizer steps that an earlier attempt has done."""
-    min_workers: int | None
-    """The fewest workers with which an elastic group may go on."""
-    code: CodeRow | None
-    """The uploaded code that it runs."""
-    owner: str
-    array_index: int | None
-    parameters: Mapping[str, Any]
-    """Values of a sweep's trial, by name."""
-
-
-def claim(
-    session: Session,
-    job_id: str,
-    attempt_seen: int,
-    slices: Sequence[Slice],
-    bundle: Mapping[str, float],
-    cluster_session: str,
-    now: datetime,
-    *,
-    queue_seen: str,
-) -> Claimed | None:
-    """Begin the next attempt on these slots; None if the job is no longer as it was seen.
-
-    The number of the attempt is the fencing token of everything that is recorded of it.
-    """
-    job = repository.lock(session, job_id)
-    if job is None or job.state != JobState.QUEUED or job.attempt != attempt_seen:
-        return None
-    if job.held_by is not None or job.queue != queue_seen:
-        return None
-    left_s = runtime_left_s(job)
-    if left_s is not None and left_s <= 0:
-        message = f"has run for {job.runtime_used_s:.0f} s, max_runtime_s is {job.max_runtime_s}"
-        move(session, job, Trigger.FAIL, code="runtime_exceeded", message=message, now=now)
-        return None
-    try:
-        spec = read(job.spec)
-    except DocumentRefused as refused:
-        message = f"can't start: {refused}"
-        move(session, job, Trigger.FAIL, code="document_refused", message=message, now=now)
-        return None
-    world_size = sum(part.num_workers for part in slices)
-    nodes = f"{len(slices)} node{'' if len(slices) == 1 else 's'}"
-    smaller = world_size < job.num_workers
-    gang = f"{world_size} of {job.num_workers} workers" if smaller else workers(world_size)
-    moved = move(
-        session,
-        job,
-        Trigger.CLAIM,
-        code="claimed",
-        message=f"starts {gang} on {nodes}",
-        now=now,
-        values={
-            "attempt": attempt_seen + 1,
-            "world_size": world_size,
-            "not_before": None,
-            "started_at": job.started_at or now,
-            "progress": without_rates(job.progress),
-        },
-    )
-    assert moved, "the row is locked, so nobody changed it meanwhile"
-    attempts_repository.insert(
-        session,
-        AttemptRow(
-            job_id=job_id,
-            attempt=job.attempt,
-            phase=Phase.ACQUIRING,
-            slices=[{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
-            held=held_slots.on_nodes(session, slices),
-            bundle=dict(bundle),
-            world_size=world_size,
-            cluster_session=cluster_session,
-            cursor={},
-            num_errors=0,
-            created_at=now,
-        ),
-    )
-    refs = tuple(
-        CheckpointRef(row.url, row.step, row.manifest_sha256)
-        for row in counting_checkpoints(session, job_id)
-    )
-    spec = _rolled_back(spec, attempts_repository.num_diverged(session, job_id))
-    origin = init_from.current(session, job)
-    furthest = attempts_repository.furthest_step(session, job_id)
-    code = None if job.code is None else code_repository.get(session, job.owner, job.code)
-    return Claimed(
-        *(job_id, job.attempt, spec, refs, left_s, origin, furthest),
-        min_workers=job.min_workers,
-        code=code,
-        owner=job.owner,
-        array_index=job.array_index,
-        parameters=_parameters(session, job),
-    )
-
-
-def _parameters(session: Session, job: JobRow) -> Mapping[str, Any]:
-    trial = None if job.array_id is None else sweeps_repository.trial(session, job.id)
-    return {} if trial is None else trial.parameters or {}
-
-
-def _rolled_back(spec: JobSpec, rollbacks: int) -> JobSpec:
-    """The document as the next attempt gets it: each earlier rollback has lowered the rate."""
-    if not rollbacks:
-        return spec
-    rate = spec.train.optimizer.lr * ROLLBACK_FACTOR**rollbacks
-    optimizer = spec.train.optimizer.model_copy(update={"lr": rate})
-    train = spec.train.model_copy(update={"optimizer": optimizer})
-    return spec.model_copy(update={"train": train})
-
-
-def runtime_left_s(job: JobRow) -> float | None:
+def runtime_left_s(job: JobRow | Row[Any]) -> float | None:
     return None if job.max_runtime_s is None else job.max_runtime_s - job.runtime_used_s
 
 
@@ -269,6 +191,8 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
     Neither a move nor an event, since plans are made often; a budget that is used up is an event,
     since it keeps jobs back for long. A row that would not change is not written.
     """
+    if not waits:
+        return 0
     stopped: dict[str, str] = {}
     queued = {row.id: row for row in repository.in_state(session, (JobState.QUEUED,))}
     notes: list[dict[str, Any]] = []

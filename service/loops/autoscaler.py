@@ -61,11 +61,32 @@ class Autoscaler:
         self._is_asking = False
         """Whether Ray may have a request of this term."""
         self._stored: autoscaling.Demand | None = None
+        self._sent_released: frozenset[str] = frozenset()
+        """Nodes that the gateway may have released, as far as it was told."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
         """By job that waits for nodes that are to come, since when."""
+        self._session = ""
+        self._were_there: frozenset[str] = frozenset()
+        """Nodes of the session's first plan: the head is among them, or nodes of other kinds."""
+        self._memory: Mapping[int, float] = {}
+        """By the place of a type in the setting, of the largest node that came."""
+        self._real_types = self._types
         self._idle_since: dict[str, datetime] = {}
         """By node that carries nothing and that no waiting job needs."""
+
+    def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
+        """The cluster with the nodes as released that are about to be, so that nothing starts on
+        them: the snapshot may be older than the request. A job that needs one has it taken back."""
+        wanted = () if self._wanted is None else self._wanted.released
+        leaving = self._sent_released.union(wanted)
+        if cluster is None or not leaving:
+            return cluster
+        nodes = (
+            replace(node, accepted=False, is_released=True) if node.node_id in leaving else node
+            for node in cluster.nodes
+        )
+        return replace(cluster, nodes=tuple(nodes))
 
     def expected(self, cluster: ClusterSnapshot | None) -> tuple[policy.Node, ...]:
         """Nodes that can't be used yet and may come, for the plan. A node that is refused may be
@@ -96,13 +117,27 @@ class Autoscaler:
             replace(_as_node(n), available_to_us=free[n.node_id]) if n.accepted else _as_node(n)
             for n in cluster.nodes
         ]
-        to_come = autoscaling.may_come(self._types, _staying(cluster))
+        self._learn(present, cluster.session)
+        to_come = autoscaling.may_come(self._real_types, _staying(cluster))
         found = autoscaling.demand(snapshot, decisions, present, to_come, in_use)
         going = {n.node_id for n in cluster.nodes if n.is_released and n.drained_by is not None}
-        released = self._long_idle(present, found.needed | in_use, now) | going
+        staying = in_use.union(n.node_id for n in cluster.nodes if n.is_never_released)
+        released = self._long_idle(present, found.needed | staying, now) | going
         self._want(_Wanted(found, tuple(sorted(released))))
         self._asked_at = {job_id: self._asked_at.get(job_id, now) for job_id in found.nodes_of}
-        return [self._told(decision, found) for decision in decisions]
+        requests = {job.job_id: job.request for job in snapshot.queue}
+        return [self._told(decision, found, requests) for decision in decisions]
+
+    def _learn(self, present: Sequence[policy.Node], session: str) -> None:
+        """Of nodes that came since: how much memory those of each type really have. Known to this
+        process alone, so that it is learned anew once the setting was corrected."""
+        if session != self._session:
+            self._session = session
+            self._were_there = frozenset(node.id for node in present)
+        came = [node for node in present if node.id not in self._were_there]
+        if came:
+            self._memory = autoscaling.memory_seen(self._types, came, self._memory)
+            self._real_types = autoscaling.as_seen(self._types, self._memory)
 
     def _long_idle(
         self, present: Sequence[policy.Node], needed: frozenset[str], now: datetime
@@ -117,9 +152,14 @@ class Autoscaler:
             self._changed.set()
         self._wanted = wanted
 
-    def _told(self, decision: policy.Decision, demand: autoscaling.Demand) -> policy.Decision:
-        """A job that waits says what was asked for it."""
-        if not isinstance(decision, policy.Wait):
+    def _told(
+        self,
+        decision: policy.Decision,
+        demand: autoscaling.Demand,
+        requests: Mapping[str, policy.Request],
+    ) -> policy.Decision:
+        """A job that waits, or a group that stands by, says what was asked for it."""
+        if not isinstance(decision, policy.Wait | policy.Stay):
             return decision
         job_id, reason = decision.job_id, decision.reason
         if job_id in demand.nodes_of:
@@ -127,6 +167,9 @@ class Autoscaler:
             more = autoscaling.sentence(demand.nodes_of[job_id], at)
         elif job_id in demand.without_hope:
             more = "no more nodes may be added for it now (DRAY_AUTOSCALE_NODES)"
+            if job_id in requests and self._real_types != self._types:
+                types = self._types, self._real_types
+                more = autoscaling.why_too_small(requests[job_id], *types) or more
         else:
             return decision
         return replace(decision, reason=replace(reason, message=f"{reason.message}; {more}"))
@@ -171,9 +214,11 @@ class Autoscaler:
     async def _send(self) -> None:
         wanted = self._wanted or _Wanted()
         bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
-        self._is_asking = self._is_asking or bool(bundles)  # also if the answer is lost
+        # A request may have come to Ray though its answer is lost.
+        self._is_asking = self._is_asking or bool(bundles)
+        self._sent_released = self._sent_released.union(wanted.released)
         await self._cluster.request_nodes(bundles, wanted.released)
-        self._is_asking = bool(bundles)
+        self._is_asking, self._sent_released = bool(bundles), frozenset(wanted.released)
         if wanted.demand != self._stored:
             await self._database.write(lambda s, at: _store(s, wanted.demand, at))
             self._stored = wanted.demand
@@ -200,7 +245,8 @@ def _staying(cluster: ClusterSnapshot) -> list[policy.Node]:
 
 def _as_node(node: ClusterNode) -> policy.Node:
     usable = node.accepted or _is_joining(node)
-    return policy.Node(node.node_id, node.resources, node.available, usable)
+    seen = (node.node_id, node.resources, node.available)
+    return policy.Node.labelled(*seen, node.labels, accepted=usable)
 
 
 def _is_joining(node: ClusterNode) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
+from typing import Any
 
 from service.loops.fencing import LoopDatabase
+from service.loops.timings import LoopTimings
 from service.outlook import decisions
 from service.outlook.decisions import SeenRound
 
@@ -23,8 +26,9 @@ FORGET_S = 60.0
 class DecisionRecorder:
     """A loop beside the scheduler, which hands it its rounds."""
 
-    def __init__(self, database: LoopDatabase) -> None:
+    def __init__(self, database: LoopDatabase, timings: LoopTimings) -> None:
         self._database = database
+        self._timings = timings
         self._rounds: deque[SeenRound] = deque(maxlen=MOST_WAITING)
         self._woken = asyncio.Event()
         self._forget_at = 0.0
@@ -64,5 +68,12 @@ class DecisionRecorder:
         return kept
 
     async def _keep(self, seen: SeenRound) -> None:
-        summary, data = await asyncio.to_thread(decisions.record, seen)
+        (summary, data), took_s = await asyncio.to_thread(_timed, seen)
         await self._database.write(lambda s, _: decisions.store(s, seen, summary, data))
+        await asyncio.sleep(self._timings.record_rest * took_s)
+
+
+def _timed(seen: SeenRound) -> tuple[tuple[dict[str, Any], bytes], float]:
+    """The record, and the time of the processor that it took."""
+    began = time.thread_time()
+    return decisions.record(seen), time.thread_time() - began

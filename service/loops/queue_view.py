@@ -26,6 +26,9 @@ from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
 from service.outlook.earlier_runs import Kind, Runs
 
+SLOW_START_S = 900.0
+"""For an attempt to come to its first step. One that hangs before may be asked for its slots after
+this time and the minimum run time."""
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
@@ -58,6 +61,8 @@ class LiveAttempt:
     """Slots that the attempt holds and has not confirmed yet."""
     recall: Recall | None = None
     """Slots that it was asked to give back, and still holds."""
+    is_recall_unanswered: bool = False
+    """It was asked too long ago."""
     growing: policy.Growing | None = None
     """Set while the group could use more slots and may be granted some."""
     running: policy.RunningJob | None = None
@@ -82,7 +87,7 @@ def snapshot(
             attempt=job.attempt,
             priority=job.priority,
             seq=job.number,
-            request=policy.Request(job.num_workers, job.bundle, job.min_workers),
+            request=resizing.request_of(job),
             not_before=job.not_before if job.not_before and job.not_before > now else None,
             left_s=_left_s(job, job.runtime_used_s, runs),
             waited_s=_waited_s(job, now),
@@ -102,14 +107,15 @@ def snapshot(
 
 
 def live(session: Session, now: datetime) -> tuple[LiveAttempt, ...]:
-    """Every attempt that may still hold slots, however many jobs wait."""
-    return _live(session, now, repository.of_live_attempts(session), {})
+    """Every attempt that may still hold slots, however many jobs wait; without `growing` and
+    `running`, which are for the plan."""
+    return _live(session, now, repository.of_live_attempts(session), None)
 
 
 def _live(
-    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs
+    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs | None
 ) -> tuple[LiveAttempt, ...]:
-    """jobs: theirs, and perhaps others."""
+    """jobs: theirs, and perhaps others. runs: None where nobody plans."""
     by_id = {job.id: job for job in jobs}
     attempts = attempts_repository.live_columns(session)
     drills = _drills(session) if attempts else {}
@@ -133,8 +139,9 @@ def _live(
             node_ids=resizing.carriers(row),
             grant=resizing.granted(row),
             recall=resizing.recalled(row),
-            growing=resizing.growing(by_id[row.job_id], row, now),
-            running=_running(by_id[row.job_id], row, runs, now),
+            is_recall_unanswered=resizing.is_unanswered(row, now),
+            growing=None if runs is None else resizing.growing(by_id[row.job_id], row, now),
+            running=None if runs is None else _running(by_id[row.job_id], row, runs, now),
             array_id=by_id[row.job_id].array_id,
         )
         for row in attempts
@@ -153,9 +160,13 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         job_id=job.id,
         priority=job.priority,
         seq=job.number,
-        request=policy.Request(sum(part.num_workers for part in slices), attempt.bundle),
+        request=policy.Request(
+            sum(part.num_workers for part in slices),
+            attempt.bundle,
+            required_level=job.required_topology,
+        ),
         slices=slices,
-        held_s=(now - attempt.created_at).total_seconds(),
+        held_s=_held_s(job, attempt, now),
         left_s=_left_s(job, used_s + ran_s, runs),
         waited_s=_waited_s(job, now) - ran_s,
         lost_s=0.0 if job.yields else ran_s,
@@ -167,6 +178,16 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         spare=resizing.spare(job, attempt, now),
         recalled=() if attempt.recalled is None else resizing.as_slices(attempt.recalled),
     )
+
+
+def _held_s(job: Any, attempt: Any, now: datetime) -> float:
+    """For how long the attempt has had its slots to train. One that starts slowly is given time for
+    it, or it would be pushed out before its first step, each time anew."""
+    is_starting = job.state is JobState.STARTING
+    ran_at = None if is_starting else attempt.running_at
+    since: datetime = ran_at or attempt.started_at or attempt.created_at
+    held_s = (now - since).total_seconds()
+    return max(0.0, held_s - SLOW_START_S if is_starting else held_s)
 
 
 def _ends_within_s(job: Any) -> float | None:

@@ -1,6 +1,6 @@
 """The reconciler: a loop that finds out what became of each live attempt, and stores it.
 
-Each live attempt has a follower, a task that long-polls it and stores every reply together with
+Each live attempt has a follower, a task that long-polls it and has every reply stored together with
 the cursor in one transaction. So a reply that was not stored is simply asked for again, by this
 process or by the next one. SQL says which attempts live, not the memory of this process.
 """
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,11 +22,13 @@ from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
-from service.ingest import attempt_results
+from service.ingest.attempt_results import Received
 from service.loops import queue_view
 from service.loops.commands import Command, Commands
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
+from service.loops.pace import rest_after
+from service.loops.reply_writer import ReplyWriter
 from service.loops.timings import LoopTimings
 from service.storage.storage import Storage
 
@@ -56,10 +58,12 @@ class Reconciler:
         self._signals = signals
         self._settings = settings
         self._timings = timings
-        self._prices = prices
+        self._writer = ReplyWriter(database, storage, prices)
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._refs: dict[tuple[str, int], AttemptRef] = {}
         """Where each followed attempt is now: a group that grows comes to other nodes."""
+        self._closed: set[tuple[str, int]] = set()
+        """Attempts whose end was stored since the live ones were read."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
         # Threads of its own: a storage that hangs must not use up those of everybody.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
@@ -71,24 +75,28 @@ class Reconciler:
         try:
             with self._signals.subscribe(QUEUE) as woken:
                 while True:
+                    began = asyncio.get_running_loop().time()
                     try:
                         await self.run_once()
                     except Exception:
                         logger.exception("the reconciler failed a round; it goes on")
+                    await rest_after(began)
                     await woken.wait(self._settings.scheduler_tick_s)
         finally:
             running = [*self._followers.values(), *self._chores.values()]
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            await self._writer.close()
             self._storage_readers.shutdown(wait=False, cancel_futures=True)
 
     async def run_once(self) -> None:
         """Start the missing followers, pass on commands, end attempts that nobody owns."""
+        self._closed.clear()
         live = await self._database.read(queue_view.live)
         for attempt in live:
             key = (attempt.job_id, attempt.attempt)
-            if self._launches.is_under_way(*key):
+            if key in self._closed or self._launches.is_under_way(*key):
                 continue
             self._refs[key] = _ref(attempt)
             if key not in self._followers:
@@ -152,7 +160,9 @@ class Reconciler:
                 continue
             try:
                 in_storage = await self._checkpoints_of_ended(ref, reply.outcome)
-                recorded = await self._store(ref, cursor, reply, in_storage)
+                recorded = await self._writer.store(
+                    Received(ref.job_id, ref.attempt, reply, cursor, in_storage)
+                )
             except Exception:
                 logger.exception("could not store a reply of %s; asking again", ref.job_id)
                 await self._pause()
@@ -199,30 +209,10 @@ class Reconciler:
             logger.warning(said, ref.job_id, ref.attempt, error)
         return list(found)
 
-    async def _store(
-        self,
-        ref: AttemptRef,
-        asked: Mapping[str, int],
-        reply: PollReply,
-        in_storage: Sequence[Frame],
-    ) -> attempt_results.Recorded:
-        return await self._database.write(
-            lambda session, now: attempt_results.record(
-                session,
-                self._storage,
-                ref.job_id,
-                ref.attempt,
-                reply,
-                now,
-                asked=asked,
-                in_storage=in_storage,
-                prices=self._prices.current(),
-            )
-        )
-
     async def _close(self, ref: AttemptRef) -> None:
         """Let the cluster forget an attempt whose end is stored. If the cluster does not answer,
         the search for orphans does it."""
+        self._closed.add((ref.job_id, ref.attempt))
         self._commands.forget(ref.job_id, ref.attempt)
         self._launches.ended(ref.job_id, ref.attempt)
         try:

@@ -11,9 +11,11 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from service.config.settings import Settings
+from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import storage as repository
 from service.db.session import Database
 from service.domain.errors import CheckpointInUse, NotFound
+from service.domain.scheduling.shares import REMEMBERED_S
 from service.jobs.service import Jobs
 from service.loops.timings import LoopTimings
 from service.storage.quota import StorageWatch
@@ -66,6 +68,8 @@ class Retention:
             await self._jobs.finish_deletions(before=before)
             deleted = await self.delete_expired()
             await self._jobs.code.sweep(await self._now())
+            forgotten = await self._now() - timedelta(seconds=REMEMBERED_S)
+            await self._database.write(lambda s: attempts_repository.forget_ended(s, forgotten))
             pause_s = 0.0 if deleted else self._timings.expiry_period_s
             self._expiry_at = loop.time() + pause_s
         if self._watch.is_limited and loop.time() >= self._measure_at:

@@ -28,6 +28,7 @@ from service.costs.spending import UsedUpBudgets
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import queues as queues_repository
 from service.db.repositories import storage as storage_repository
+from service.db.repositories.bulk import in_chunks
 from service.db.session import touch
 from service.domain.scheduling import order, policy
 from service.domain.scheduling.slots import (
@@ -37,14 +38,17 @@ from service.domain.scheduling.slots import (
     with_shared_gpus,
 )
 from service.jobs import data_policy
-from service.lifecycle import preemption, resizing, transitions
+from service.lifecycle import claims, preemption, resizing, transitions
+from service.lifecycle.claims import Claimed, Wanted
 from service.loops import mtbf, preparations, queue_view
 from service.loops.autoscaler import Autoscaler
+from service.loops.batches import together_or_alone
 from service.loops.cluster_watcher import ClusterWatcher
 from service.loops.decision_recorder import DecisionRecorder
 from service.loops.fencing import LoopDatabase
 from service.loops.forecaster import SchedulerView
 from service.loops.launches import Launches
+from service.loops.pace import rest_after
 from service.loops.timings import LoopTimings
 from service.loops.trial_values import TrialValues
 from service.loops.used_shares import UsedShares
@@ -57,6 +61,13 @@ logger = logging.getLogger(__name__)
 
 RAY_LAGS = timedelta(seconds=5)
 """How long Ray may show slots as taken that an attempt has left."""
+LONG_QUEUE = 200
+"""Waiting jobs from which on it is noted each `NOTE_PERIOD` why each of them waits."""
+NOTE_PERIOD = timedelta(seconds=1)
+MAX_CLAIMS = 50
+"""Jobs that are claimed in one transaction: SQLite has one writer, and others wait for it."""
+MAX_LAUNCHES = 16
+"""Launches that are under way at once."""
 
 
 class Scheduler:
@@ -97,6 +108,8 @@ class Scheduler:
         """Slots that attempts held in the last round."""
         self._trial_values = TrialValues(database, signals)
         self._left_at: datetime | None = None
+        self._noted_at: datetime | None = None
+        """When it was last noted why each job waits."""
         self.view: SchedulerView | None = None
         """Its view in its last round."""
         self._gate = preparations.EnvironmentGate(
@@ -111,18 +124,23 @@ class Scheduler:
             contextlib.closing(self._trial_values),
         ):
             while True:
+                began = asyncio.get_running_loop().time()
                 try:
                     await self.run_once()
                 except Exception:
                     logger.exception("the scheduler failed a round; it goes on")
+                await rest_after(began)
                 await woken.wait(self._settings.scheduler_tick_s)
 
     async def run_once(self) -> int:
         """One round; answers how many attempts were launched: none once it is halted."""
         if self._halted.is_set():
             return 0
-        cluster = self._watch.latest
+        cluster = self._autoscaler.as_left(self._watch.latest)
         snapshot, live, now = await self._database.read(lambda s, now: self._look(s, now, cluster))
+        if any(attempt.is_recall_unanswered for attempt in live):
+            await self._database.write(lambda s, at: _withdraw_recalls(s, live, at))
+            return 0  # the next plan goes by what is held then
         snapshot = replace(snapshot, queue=self._trial_values.in_queue(snapshot.queue))
         waiting = snapshot.queue
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
@@ -143,21 +161,23 @@ class Scheduler:
         if any(not isinstance(decision, policy.Wait | policy.Stay) for decision in decisions):
             self._recorder.note(SeenRound(self._gate.seen or snapshot, planned, now))
         attempts = {a.job_id: a.attempt for a in live}
-        await self._database.write(lambda s, at: self._note(s, decisions, attempts, at))
+        await self._note(self._without_late_waits(decisions, now), attempts)
         for decision in decisions:
             if isinstance(decision, policy.Grow) and not self._halted.is_set():
                 await self._grow(growing[decision.job_id], decision)
         starts = [d for d in decisions if isinstance(d, policy.Start)]
-        by_id = {job.job_id: job for job in waiting}
         have_values = await self._trial_values.have([start.job_id for start in starts])
+        starts = [start for start in starts if start.job_id in have_values]
+        if not starts:
+            return 0
+        assert cluster is not None, "the plan starts nothing without a cluster"
+        by_id = {job.job_id: job for job in waiting}
+        wanted = [_wanted(by_id[start.job_id], start) for start in starts]
         launched = 0
-        for start in starts:
+        for some in in_chunks(wanted, MAX_CLAIMS):
             if self._halted.is_set():
                 break
-            if start.job_id not in have_values:
-                continue
-            assert cluster is not None, "the plan starts nothing without a cluster"
-            launched += await self._start(by_id[start.job_id], start, cluster.session)
+            launched += await self._start(some, cluster.session)
         return launched
 
     def _look(
@@ -173,10 +193,11 @@ class Scheduler:
             queues=queues,
             used_up=self._budgets.get(session, queues, now),
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
-            storage_problem=_storage_problem(session),
+            storage_problem=storage_repository.problem(session),
             to_come=self._autoscaler.expected(cluster),
             min_run_s=self._settings.min_run_s,
             elastic=elastic_jobs(session),
+            topology=self._settings.topology,
         )
         self.view = SchedulerView(snapshot, live, now)
         if cluster is not None and cluster.shared and self._has_just_been_left(live, now):
@@ -210,70 +231,101 @@ class Scheduler:
             return decision
         return policy.Wait(decision.job_id, decision.reason, place + 1)
 
-    def _note(
-        self,
-        session: Session,
-        decisions: list[policy.Decision],
-        attempts: Mapping[str, int],
-        now: datetime,
+    def _without_late_waits(
+        self, decisions: list[policy.Decision], now: datetime
+    ) -> list[policy.Decision]:
+        """Of a long queue it is noted now and then why each job waits: each start changes the
+        places of all behind it."""
+        num_waits = sum(isinstance(decision, policy.Wait) for decision in decisions)
+        since = None if self._noted_at is None else now - self._noted_at
+        if num_waits > LONG_QUEUE and since is not None and timedelta(0) <= since < NOTE_PERIOD:
+            return [d for d in decisions if not isinstance(d, policy.Wait)]
+        self._noted_at = now
+        return decisions
+
+    async def _note(
+        self, decisions: Sequence[policy.Decision], attempts: Mapping[str, int]
     ) -> None:
-        """attempts: number of the live one of each job."""
-        touch(session)  # jobs that wait as before did not change
+        """Store the decisions that start nothing. attempts: number of the live one of each job."""
         waits = [d for d in decisions if isinstance(d, policy.Wait)]
-        transitions.note_waiting(session, waits, now)
-        resizing.note_stays(session, [d for d in decisions if isinstance(d, policy.Stay)])
-        for decision in decisions:
-            if isinstance(decision, policy.Impossible):
-                transitions.fail_impossible(session, decision.job_id, decision.reason, now)
-            elif isinstance(decision, policy.Preempt):
-                which, because = decision.job_id, decision.reason.message
-                grace_s = self._settings.preempt_grace_s
-                preemption.make_room(session, which, attempts[which], because, grace_s, now)
-            elif isinstance(decision, policy.Shrink):
-                resizing.recall(session, decision, attempts[decision.job_id], now)
+        stays = [d for d in decisions if isinstance(d, policy.Stay)]
+        others = [
+            d
+            for d in decisions
+            if isinstance(d, policy.Impossible | policy.Preempt | policy.Shrink)
+        ]
+        grace_s = self._settings.preempt_grace_s
+
+        def work(session: Session, now: datetime) -> None:
+            touch(session)  # jobs that wait as before did not change
+            transitions.note_waiting(session, waits, now)
+            resizing.note_stays(session, stays)
+            for decision in others:
+                which, reason = decision.job_id, decision.reason
+                if isinstance(decision, policy.Impossible):
+                    transitions.fail_impossible(session, which, reason, now)
+                elif isinstance(decision, policy.Preempt):
+                    because = reason.message
+                    preemption.make_room(session, which, attempts[which], because, grace_s, now)
+                else:
+                    resizing.recall(session, decision, attempts[which], now)
+
+        if waits or stays or others:
+            await self._database.write(work)
 
     async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
         """Grant the slots, if the group is still as it was; the reconciler passes the grant on."""
         await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at))
 
-    async def _start(
-        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str
-    ) -> bool:
-        """Claim the job for a new attempt and launch it; False if the claim was lost."""
-        attempt = job.attempt + 1
-        self._launches.begin(job.job_id, attempt)
+    async def _start(self, wanted: Sequence[Wanted], cluster_session: str) -> int:
+        """Claim these jobs for new attempts and launch those; answers how many were claimed."""
+        for one in wanted:
+            self._launches.begin(one.job_id, one.attempt_seen + 1)
+        under_way = {one.job_id: one.attempt_seen + 1 for one in wanted}
         try:
-            return await self._claim_and_launch(job, start, cluster_session)
+            claimed = await self._claim(wanted, cluster_session)
+            self._used.claimed((each.job_id, each.attempt) for each in claimed)
+            for each in claimed:
+                self._launches.claimed(each.job_id, each.attempt)
+            at_once = asyncio.Semaphore(MAX_LAUNCHES)
+
+            async def launch(each: Claimed) -> None:
+                async with at_once:
+                    await self._launch(each)
+                self._launches.answered(each.job_id, under_way.pop(each.job_id))
+                self._signals.publish(QUEUE)
+
+            await asyncio.gather(*map(launch, claimed))
+            return len(claimed)
         finally:
-            self._launches.answered(job.job_id, attempt)
+            for job_id, attempt in under_way.items():
+                self._launches.answered(job_id, attempt)
             self._signals.publish(QUEUE)
 
-    async def _claim_and_launch(
-        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str
-    ) -> bool:
-        claimed = await self._database.write(
-            lambda s, at: transitions.claim(
-                s,
-                job.job_id,
-                attempt_seen=job.attempt,
-                slices=start.slices,
-                bundle=job.request.bundle,
-                cluster_session=cluster_session,
-                now=at,
-                queue_seen=job.queue,
+    async def _claim(self, wanted: Sequence[Wanted], cluster_session: str) -> list[Claimed]:
+        async def claim(some: Sequence[Wanted]) -> Sequence[Claimed | None]:
+            return await self._database.write(
+                lambda s, at: claims.claim(s, some, cluster_session, at)
             )
-        )
-        if claimed is None:
-            return False
-        self._launches.claimed(job.job_id, claimed.attempt)
-        await self._gate.note_ready(job.job_id, claimed.attempt)
+
+        claimed = []
+        for one, answer in zip(wanted, await together_or_alone(wanted, claim), strict=True):
+            if isinstance(answer, Exception):
+                logger.error("the job %s could not be claimed", one.job_id, exc_info=answer)
+            elif answer is not None:
+                claimed.append(answer)
+        return claimed
+
+    async def _launch(self, claimed: Claimed) -> None:
+        await self._gate.note_ready(claimed.job_id, claimed.attempt)
+        bundle = claimed.wanted.bundle
         spec = AttemptSpec(
             deployment_id=self._deployment_id,
-            job_id=job.job_id,
+            job_id=claimed.job_id,
             attempt=claimed.attempt,
-            spec=claimed.spec.model_dump(mode="json"),
-            slices=start.slices,
-            bundle=without_labels(job.request.bundle),
+            spec=claimed.document,
+            slices=claimed.wanted.slices,
+            bundle=without_labels(bundle),
             storage_url=self._settings.storage_url,
             resume_from=claimed.resume_from,
             init_from=claimed.init_from,
@@ -285,7 +337,7 @@ class Scheduler:
             spool_limit_bytes=self._settings.spool_limit_bytes,
             furthest_step=claimed.furthest_step,
             min_workers=claimed.min_workers,
-            recovers_in_place=_recovers_in_place(claimed, job.request.bundle),
+            recovers_in_place=_recovers_in_place(claimed, bundle),
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
             silence_limit_s=self._settings.silence_limit_s,
             array_index=claimed.array_index,
@@ -299,21 +351,33 @@ class Scheduler:
             logger.warning(
                 "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
             )
-        return True
 
-    async def _worker_mtbf_s(self, claimed: transitions.Claimed) -> float:
+    async def _worker_mtbf_s(self, claimed: Claimed) -> float:
         if not mtbf.asks(claimed.spec):
             return WORKER_MTBF_S
         return await self._database.read(lambda s, now: mtbf.worker_mtbf(s, claimed.job_id, now))
 
 
-def _recovers_in_place(claimed: transitions.Claimed, bundle: Mapping[str, float]) -> bool:
+def _withdraw_recalls(
+    session: Session, live: Sequence[queue_view.LiveAttempt], now: datetime
+) -> None:
+    touch(session)
+    for attempt in live:
+        if attempt.is_recall_unanswered:
+            resizing.withdraw(session, attempt.job_id, attempt.attempt, now)
+
+
+def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
+    return Wanted(job.job_id, job.attempt, job.queue, start.slices, job.request.bundle)
+
+
+def _recovers_in_place(claimed: Claimed, bundle: Mapping[str, float]) -> bool:
     # As many as it asks for: an elastic group that begins with one may have more later.
     num_workers = claimed.spec.resources.num_workers
     return may_recover(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
 
 
-def _code_of(claimed: transitions.Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | None:
+def _code_of(claimed: Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | None:
     row, remote = claimed.code, claimed.spec.remote_code
     if remote is not None:
         return preparations.code_of(remote, settings)
@@ -321,11 +385,6 @@ def _code_of(claimed: transitions.Claimed, settings: Settings) -> CodeRef | Remo
         return None
     url = f"{settings.storage_url.rstrip('/')}/{row.manifest_key}"
     return CodeRef(row.id, url, row.manifest_sha256)
-
-
-def _storage_problem(session: Session) -> str | None:
-    state = storage_repository.state(session)
-    return None if state is None else state.problem
 
 
 def _snapshot(
@@ -341,15 +400,22 @@ def _snapshot(
     bundles = (*(job.request.bundle for job in waiting), *(each.bundle for each in holders))
     shares_gpus = any(map(is_part_of_gpu, bundles))
     held_by_node = policy.held_by_node(holders)
+    alive = {(attempt.job_id, attempt.attempt) for attempt in live}
     for node in cluster.nodes:
         # Where nobody else takes slots our own books are exact, and Ray's lag behind.
         available = node.available if cluster.shared else node.resources
         ours = held_by_node.get(node.node_id, {})
-        held = quarantine.with_kept(ours, node.quarantined or ())
+        stuck = node.quarantined or ()
+        # Those of an attempt that lives are among the slots that it holds.
+        held = quarantine.with_kept(ours, [e for e in stuck if (e.job_id, e.attempt) not in alive])
         free = policy.offered(node.resources, available, held)
         if shares_gpus and node.resources.get("GPU"):
             free = with_shared_gpus(free, parts_on(node.node_id, holders))
-        nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
+        kept = quarantine.with_kept({}, stuck)
+        seen = (node.node_id, node.resources, free)
+        nodes.append(
+            policy.Node.labelled(*seen, node.labels, accepted=node.accepted, quarantined=kept)
+        )
     here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
     return policy.Snapshot(
         waiting,

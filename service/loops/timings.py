@@ -50,6 +50,9 @@ class LoopTimings:
     step took."""
     forecast_period_s: float = 15.0
     """The same where nothing has changed in the queue."""
+    record_rest: float = 4.0
+    """How long the recorder of decisions rests after each that it keeps, as a multiple of the
+    processor's time that this took."""
     retention_period_s: float = 10.0
     """Between two rounds of the retention loop."""
     expiry_period_s: float = 60.0

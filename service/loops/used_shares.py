@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Slice
 from service.db.repositories import attempts as repository
 from service.domain.scheduling import order, policy
-from service.domain.scheduling.shares import HALF_LIFE_S, Account, Used
+from service.domain.scheduling.shares import REMEMBERED_S, Account, Used
 from service.lifecycle import resizing
 from service.loops.queue_view import LiveAttempt
 
-FRESH_FOR = timedelta(seconds=30)
-"""How old the answer may be on attempts that were not seen alive."""
-LATE = timedelta(hours=1)
-"""By which the end of an attempt may be stored late."""
-REMEMBERED = timedelta(seconds=4 * HALF_LIFE_S)
-"""How far a new leader looks back; of what is older a sixteenth would be left."""
 MAX_READ = 100_000
 
 
 class UsedShares:
-    """Read now and then; belongs to one loop.
+    """Reads each attempt once, when it has ended; belongs to one loop.
 
-    An attempt counts with the slots that it held at its end, from its claim on. One whose job was
-    deleted before this leader began is not known any more.
+    An attempt counts with the slots that it held at its end, from its claim on.
     """
 
     def __init__(self) -> None:
         self._used = Used()
-        self._read_at: datetime | None = None
-        self._known: dict[tuple[str, int], datetime] = {}
-        """Ends of the attempts that a later look may find again."""
+        self._has_looked_back = False
         self._lived: set[tuple[str, int]] = set()
-        """Attempts that lived when it was asked last."""
+        """Attempts whose end was not read yet."""
+
+    def claimed(self, attempts: Iterable[tuple[str, int]]) -> None:
+        """These attempts have begun, and may end before anybody sees them alive."""
+        self._lived.update(attempts)
 
     def get(
         self,
@@ -47,9 +44,14 @@ class UsedShares:
     ) -> dict[Account, float]:
         """Cluster-seconds; total: resources of the cluster as it is now."""
         lives = {(attempt.job_id, attempt.attempt) for attempt in live}
-        has_ended = bool(self._lived - lives)
-        if self._read_at is None or has_ended or not now - self._read_at < FRESH_FOR:
-            self._read(session, now, total)
+        if self._has_looked_back:
+            gone = [*repository.ended_slots_of(session, self._lived - lives)]
+        else:
+            since = now - timedelta(seconds=REMEMBERED_S)
+            gone = [*repository.ended_slots(session, since=since, limit=MAX_READ)]
+            self._has_looked_back = True
+        for row in gone:
+            self._add(row, total)
         self._lived = lives
         used = self._used.seconds(now.timestamp())
         for attempt in live:
@@ -58,19 +60,10 @@ class UsedShares:
             used[account] = used.get(account, 0.0) + held_s
         return used
 
-    def _read(self, session: Session, now: datetime, total: Mapping[str, float]) -> None:
-        since = now - REMEMBERED if self._read_at is None else self._read_at - LATE
-        self._known = {key: end for key, end in self._known.items() if end > since}
-        for row in repository.ended_slots(session, since=since, limit=MAX_READ):
-            key = (row.job_id, row.attempt)
-            if key in self._known:
-                continue
-            self._known[key] = row.finished_at
-            share = _share(resizing.as_slices(row.slices), row.bundle, total)
-            held_s = (row.finished_at - row.created_at).total_seconds()
-            at = row.finished_at.timestamp()
-            self._used.add((row.queue, row.owner), share * held_s, at)
-        self._read_at = now
+    def _add(self, row: Row[Any], total: Mapping[str, float]) -> None:
+        share = _share(resizing.as_slices(row.slices), row.bundle, total)
+        held_s = (row.finished_at - row.created_at).total_seconds()
+        self._used.add((row.queue, row.owner), share * held_s, row.finished_at.timestamp())
 
 
 def _share(

@@ -68,8 +68,25 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
     if cluster is None or not cluster.connected:
         return None
     nodes = tuple(
-        policy.Node(row.node_id, row.total, row.available)
+        policy.Node.labelled(row.node_id, row.total, row.available, row.labels)
         for row in repository.nodes(session)
         if row.alive and row.accepted
     )
     return (*nodes, *autoscaling.may_come(types, nodes)) or None
+
+
+def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
+    """As `usable`, for a question of what the nodes have were they empty: without their names."""
+    if types:
+        return usable(session, types)
+    cluster = repository.seen(session)
+    if cluster is None or not cluster.connected:
+        return None
+    return (
+        tuple(
+            node
+            for total, number in repository.usable_totals(session)
+            for node in [policy.Node("", total, total)] * number
+        )
+        or None
+    )

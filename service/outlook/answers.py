@@ -26,6 +26,7 @@ from service.domain.scheduling.dependencies import Dependency
 from service.domain.scheduling.obstacles import Reason
 from service.domain.scheduling.outlook import Expected, Situation
 from service.domain.scheduling.queues import Queue
+from service.lifecycle import resizing
 from service.outlook import codec
 from service.outlook.earlier_runs import EarlierRuns, Kind
 
@@ -147,7 +148,7 @@ class Answers:
             attempt=row.attempt,
             priority=row.priority,
             seq=row.number or NEWEST_SEQ,
-            request=policy.Request(row.num_workers, row.bundle, row.min_workers),
+            request=resizing.request_of(row),
             left_s=forecast.seconds_left(
                 min(1.0, progress.get("step", 0) / total) if total else None,
                 row.runtime_used_s,

@@ -130,7 +130,7 @@ def replay(session: Session, number: int) -> views.ReplayedDecision:
         made_at=row.made_at,
         **row.summary,
         nodes={node.id: dict(node.available_to_us) for node in there.snapshot.nodes},
-        is_same=_changes(again) == _changes(decided),
+        is_same=_outcomes(again) == _outcomes(decided),
         decided=[_view(decision, seen.get(decision.job_id)) for decision in decided],
         replayed=[_view(decision, seen.get(decision.job_id)) for decision in again],
     )
@@ -140,6 +140,16 @@ def _changes(decisions: Iterable[policy.Decision]) -> list[policy.Decision]:
     """Those that do not leave everything as it is. Why the others wait is told, and not compared:
     the places of the jobs that are kept are not their places in the whole queue."""
     return [decision for decision in decisions if isinstance(decision, CHANGES)]
+
+
+def _outcomes(decisions: Iterable[policy.Decision]) -> list[policy.Decision]:
+    """The changes without their sentences, which another release may word differently."""
+    return [
+        replace(each, reason=replace(each.reason, message=""))
+        if isinstance(each, policy.Preempt | policy.Shrink | policy.Impossible)
+        else each
+        for each in _changes(decisions)
+    ]
 
 
 SeenJob = policy.WaitingJob | policy.RunningJob

@@ -21,7 +21,7 @@ from service.domain.costs.budgets import with_budget
 from service.domain.costs.prices import Prices
 from service.domain.errors import InvalidQueue, QueueInUse, QueueNotFound
 from service.domain.events import ANONYMOUS
-from service.domain.scheduling.queues import DEFAULT, Queue, changed, contradiction, unmet_quotas
+from service.domain.scheduling.queues import DEFAULT, Queue, changed, unfit, unmet_quotas
 from service.nodes import node_table
 from service.queues import usage
 
@@ -64,12 +64,22 @@ class Queues:
         return view
 
     async def change(
-        self, name: str, changes: QueueChangeRequest, *, actor: str = ANONYMOUS
+        self,
+        name: str,
+        changes: QueueChangeRequest,
+        *,
+        create: bool = False,
+        actor: str = ANONYMOUS,
     ) -> views.Queue:
-        """Change the rules that are given. QueueNotFound, or InvalidQueue as `put`."""
+        """Change the rules that are given. QueueNotFound, or InvalidQueue as `put`.
+
+        create: of a queue that is not there, make it with them.
+        """
         given = changes.model_dump(exclude_unset=True)
 
         def work(session: Session) -> views.Queue:
+            if create:
+                repository.add(session, Queue(name))
             queue = changed(_locked(session, name), given)
             return _store(session, queue, self._prices_now())
 
@@ -130,9 +140,9 @@ def _not_found(name: str) -> QueueNotFound:
 
 
 def _store(session: Session, queue: Queue, prices: PricesNow) -> views.Queue:
-    wrong = contradiction(queue)
+    wrong = unfit(queue)
     if wrong is not None:
-        raise InvalidQueue(wrong[1], pointer=wrong[0], hint="raise the limit or lower the quota")
+        raise InvalidQueue(wrong.message, pointer=wrong.pointer, hint=wrong.hint)
     repository.put(session, queue)
     touch(session)  # what is told of jobs stays as it is until the scheduler has looked
     notify(session, QUEUE)
@@ -162,7 +172,7 @@ def _views(session: Session, prices: PricesNow, only: str | None = None) -> list
     every = repository.every(session)
     shown = [queue for queue in every if only in (None, queue.name)]
     costs = prices.fields(session, shown)
-    used = usage.of_users(session, only)
+    used = usage.of_users(session, shown, only)
     nodes = node_table.usable(session)
     found = []
     for queue in shown:

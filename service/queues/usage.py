@@ -9,14 +9,17 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from service.db.repositories import queues as repository
-from service.domain.scheduling.queues import amounts
+from service.domain.scheduling.queues import Queue, amounts
 
 
-def of_users(session: Session, queue: str | None = None) -> dict[str, list[views.QueueUser]]:
+def of_users(
+    session: Session, queues: Iterable[Queue], only: str | None = None
+) -> dict[str, list[views.QueueUser]]:
     """By queue, each of its users with jobs that wait or hold slots; or those of one queue."""
-    waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, queue)}
+    rules = {queue.name: queue for queue in queues}
+    waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, only)}
     held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-    for name, owner, slices, bundle in repository.running(session, queue):
+    for name, owner, slices, bundle in repository.running(session, only):
         num_workers = sum(part["num_workers"] for part in slices)
         held[name, owner].append(amounts(bundle, num_workers))
     users: dict[str, list[views.QueueUser]] = {}
@@ -25,6 +28,7 @@ def of_users(session: Session, queue: str | None = None) -> dict[str, list[views
         running = held.get((name, owner), [])
         user = views.QueueUser(
             owner=owner,
+            weight=rules.get(name, Queue(name)).weight_of(owner),
             num_waiting=num_waiting,
             num_held=num_held,
             num_running=len(running),

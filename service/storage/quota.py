@@ -83,9 +83,9 @@ class StorageWatch:
 
 def refuse_if_full(session: Session) -> None:
     """QuotaExceeded while the storage, as it was last seen, is full."""
-    state = repository.state(session)
-    if state is not None and state.problem is not None:
-        raise QuotaExceeded(f"no job is taken now: {state.problem}", hint=capacity.HINT)
+    problem = repository.problem(session)
+    if problem is not None:
+        raise QuotaExceeded(f"no job is taken now: {problem}", hint=capacity.HINT)
 
 
 def _folder_of(database: Database) -> Path | None:

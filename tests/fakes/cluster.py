@@ -27,7 +27,7 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
-from service.config.node_types import labels_in
+from service.config.node_types import labels_in, without_labels
 from tests.fakes.attempt import FakeAttempt, Play
 from tests.fakes.node import FakeNode, Pulse
 
@@ -397,8 +397,8 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         node_id=node_id,
         hostname=f"{node_id}.fake",
         alive=True,
-        resources=dict(node.resources),
-        available=node.free(),
+        resources=without_labels(node.resources),
+        available=without_labels(node.free()),
         accepted=node.problem is None and node.drained_by is None and not node.is_released,
         problem=node.problem if node.drained_by is None else "it is drained",
         full=node.full,
@@ -407,6 +407,7 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         labels=labels_in(node.resources),
         is_starting=node.problem == STARTS,
         is_released=node.is_released,
+        is_never_released=node.is_never_released,
     )
 
 

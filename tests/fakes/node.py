@@ -87,6 +87,8 @@ class FakeNode:
     """Unix time when it goes, if it is to go."""
     is_released: bool = False
     """It is left to the autoscaler."""
+    is_never_released: bool = False
+    """It is the head."""
     spools: dict[tuple[str, int], dict[str, Spool]] = field(default_factory=dict)
 
     work_dirs: set[str] = field(default_factory=set)

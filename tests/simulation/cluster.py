@@ -102,6 +102,7 @@ class SimCluster:
                     labels={},
                     is_starting=False,
                     is_released=False,
+                    is_never_released=False,
                 )
                 for node_id, node in self.nodes.items()
             ),

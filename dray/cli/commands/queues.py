@@ -55,8 +55,12 @@ def show_queue(name: Name, as_json: AsJson = False) -> None:
     write_json(queue) if as_json else _show(queue)
 
 
-def _amount_option(help_: str) -> Any:
-    return typer.Option(metavar="RESOURCE=AMOUNT", help=help_, show_default=False)
+AMOUNT = "RESOURCE=AMOUNT"
+USER_WEIGHT = "USER=WEIGHT"
+
+
+def _named_option(form: str, help_: str) -> Any:
+    return typer.Option(metavar=form, help=help_, show_default=False)
 
 
 def _number_option(help_: str) -> Any:
@@ -69,14 +73,19 @@ def set_queue(
     weight: Annotated[
         str | None, _number_option("Share of what all queues use, beside the others'.")
     ] = None,
+    user_weight: Annotated[
+        list[str] | None,
+        _named_option(USER_WEIGHT, "A user's share of what the queue uses, beside the others'."),
+    ] = None,
     quota: Annotated[
-        list[str] | None, _amount_option("Guaranteed to its jobs, such as GPU=8.")
+        list[str] | None, _named_option(AMOUNT, "Guaranteed to its jobs, such as GPU=8.")
     ] = None,
     limit: Annotated[
-        list[str] | None, _amount_option("Most that its running jobs hold: GPU=8, memory=64GiB.")
+        list[str] | None,
+        _named_option(AMOUNT, "Most that its running jobs hold: GPU=8, memory=64GiB."),
     ] = None,
     user_limit: Annotated[
-        list[str] | None, _amount_option("Most that those of each user hold.")
+        list[str] | None, _named_option(AMOUNT, "Most that those of each user hold.")
     ] = None,
     max_running: Annotated[str | None, _number_option("Most jobs that run.")] = None,
     max_running_per_user: Annotated[
@@ -99,7 +108,8 @@ def set_queue(
 ) -> None:
     """Change rules of a queue, or make one; for admins.
 
-    Only the rules that are given change. `none` in the place of a number removes a limit.
+    Only the rules that are given change. `none` in the place of a number removes a limit or a
+    user's weight.
     """
     from dray.cli.display.output import write_json
 
@@ -107,6 +117,8 @@ def set_queue(
     for rule, parts in (("quota", quota), ("limit", limit), ("user_limit", user_limit)):
         if parts:
             rules[rule] = dict(_amount(part, f"--{rule.replace('_', '-')}") for part in parts)
+    if user_weight:
+        rules["user_weights"] = dict(_user_weight(part, "--user-weight") for part in user_weight)
     counts = {
         "max_running": max_running,
         "max_running_per_user": max_running_per_user,
@@ -127,12 +139,22 @@ def set_queue(
 
 
 def _amount(text: str, option: str) -> tuple[str, float | str | None]:
-    name, equals, amount = text.partition("=")
-    if not equals or not amount:
-        raise typer.BadParameter(f"write {text!r} as RESOURCE=AMOUNT", param_hint=option)
+    name, amount = _named(text, AMOUNT, option)
     if name == "memory" and not re.fullmatch(r"[0-9.]+|none", amount):
         return name, amount  # a size, which the server reads
     return name, _number(amount, float, option)
+
+
+def _user_weight(text: str, option: str) -> tuple[str, float | None]:
+    name, weight = _named(text, USER_WEIGHT, option)
+    return name, _number(weight, float, option)
+
+
+def _named(text: str, form: str, option: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not value:
+        raise typer.BadParameter(f"write {text!r} as {form}", param_hint=option)
+    return name, value
 
 
 def _number(text: str, kind: Callable[[str], float], option: str) -> float | None:
@@ -228,6 +250,7 @@ def _show(queue: Queue) -> None:
     lines: list[tuple[str, object]] = [
         ("name", queue.name),
         ("weight", queue.weight),
+        *_user_weights(queue),
         ("quota", _amounts(queue.quota)),
         ("limit", _limits(queue.limit, queue.max_running, queue.max_queued)),
         (
@@ -246,9 +269,20 @@ def _show(queue: Queue) -> None:
     if queue.users:
         write("")
         table(
-            ("USER", "WAITING", "RUNNING", "HOLDS"),
-            ((u.owner, u.num_waiting, u.num_running, _amounts(u.holds)) for u in queue.users),
+            ("USER", "WEIGHT", "WAITING", "RUNNING", "HOLDS"),
+            (
+                (u.owner, u.weight, u.num_waiting, u.num_running, _amounts(u.holds))
+                for u in queue.users
+            ),
         )
+
+
+def _user_weights(queue: Queue) -> list[tuple[str, object]]:
+    """`ann 2, bob 0.5; other users 1`; nothing where all users have the same weight."""
+    from dray.cli.display.output import cell
+
+    shown = ", ".join(f"{user} {cell(weight)}" for user, weight in queue.user_weights.items())
+    return [("weights", f"{shown}; other users 1")] if shown else []
 
 
 def _costs(queue: Queue) -> list[tuple[str, object]]:

@@ -28,7 +28,9 @@ class Timings:
     ledger_period_s: float = 10.0
     """Between two reports on the use of the slots."""
     pace_period_s: float = 1.0
-    """Between two questions how slow the machines are."""
+    """Age from which on an observation brings along how slow the machines are."""
+    pace_limit_s: float = 2.5
+    """Age from which on it is asked though the group is not observed, as at its start."""
     read_wait_s: float = 1.0
     """For which one read of a node agent waits for frames; a poll is made of several."""
     read_slack_s: float = 5.0
@@ -44,6 +46,9 @@ class Timings:
     # The monitor of the group.
     look_period_s: float = 0.5
     """Between two observations of the ranks."""
+    script_period_s: float = 2.0
+    """The same of a script that has not called `train.prepare`, of which only stopped processes are
+    found: each observation takes processor time from its steps."""
     quick_look_period_s: float = 0.03
     """The same, at the usual pace, while a fault is to be injected or the group recovers."""
     stray_s: float = 1.0
@@ -72,6 +77,8 @@ class Timings:
     """For a newcomer to be ready for its place, which reads the data first."""
     ready_period_s: float = 0.05
     """Between two observations of a newcomer."""
+    give_back_pause_s: float = 5.0
+    """Before slots are looked at again whose processes were not gone in time."""
     whole_limit_s: float = 150.0
     """From the announcement of a round to its first step: a replacement may have to read the data
     anew. Also for the ranks of the first group to connect, once all of them are there."""

@@ -47,7 +47,7 @@ from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, Clust
 from service.cluster.ray import launch_once, prestart
 from service.cluster.ray.node_agents import RELEASED, STARTS, GatewayConfig, NodeAgents
 from service.cluster.ray.unowned_slots import UnownedSlots
-from service.config.node_types import label_resources, labels_in, without_labels
+from service.config.node_types import labels_in, without_labels
 
 logger = logging.getLogger(__name__)
 
@@ -117,12 +117,7 @@ class RayCluster:
         available = await asyncio.to_thread(compat_ray.available_by_node)
         drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
-        # Ray never ends the head, and supervisors live on control nodes, which have no slots.
-        heads = {
-            node["NodeID"]
-            for node in alive
-            if {HEAD_RESOURCE, CONTROL_RESOURCE} & node["Resources"].keys()
-        }
+        heads = {node["NodeID"] for node in alive if _is_head_or_control(node)}
         there = [node["NodeID"] for node in alive]
         self._agents.meet(there, heads, wants_news=self._prestarter.awaits_news)
         for node in alive:
@@ -146,23 +141,23 @@ class RayCluster:
     ) -> ClusterNode:
         node_id = node["NodeID"]
         joined = self._agents.get(node_id) if node_id in self._agents else None
-        labels = label_resources(_telling(node.get("Labels", {})))
         refused = RELEASED if joined is None else joined.refused
         problem = refused if drained_by is None else _leaving(drained_by)
         return ClusterNode(
             node_id=node_id,
             hostname=node["NodeManagerHostname"],
             alive=True,
-            resources=_schedulable(node["Resources"]) | labels,
-            available=_schedulable(available.get(node_id, {})) | labels,
+            resources=_schedulable(node["Resources"]),
+            available=_schedulable(available.get(node_id, {})),
             accepted=problem is None,
             problem=problem,
             full=None if joined is None else joined.full,
             quarantined=None if joined is None else joined.quarantined,
             drained_by=drained_by,
-            labels=dict(node.get("Labels") or {}),
+            labels=_telling(node.get("Labels") or {}),
             is_starting=problem == STARTS,
             is_released=joined is None,
+            is_never_released=_is_head_or_control(node),
         )
 
     def _keep_warm(self, node: Mapping[str, Any]) -> None:
@@ -471,6 +466,10 @@ class RayCluster:
 
     def _accepted_agents(self) -> list[Any]:
         return [node.agent for node in self._agents.joined if node.refused is None]
+
+
+def _is_head_or_control(node: Mapping[str, Any]) -> bool:
+    return bool({HEAD_RESOURCE, CONTROL_RESOURCE} & node["Resources"].keys())
 
 
 def _ended(cursor: Mapping[str, int], outcome: Outcome) -> PollReply:

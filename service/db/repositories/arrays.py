@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    Insert,
     Row,
     bindparam,
-    delete,
     func,
     insert,
     null,
@@ -22,7 +23,6 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import EventRow, JobLabelRow, JobRow
-from service.db.repositories import sweeps
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 from service.domain.ids import is_array_id
 
@@ -118,7 +118,12 @@ def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
 
 def add_events(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
     if rows:
-        session.execute(insert(table_of(EventRow)), list(rows))
+        session.connection().execute(_add_events(), list(rows))
+
+
+@cache
+def _add_events() -> Insert:
+    return insert(table_of(EventRow))
 
 
 def first_needed(session: Session, array_id: str) -> str | None:
@@ -157,14 +162,3 @@ def hide(session: Session, array_id: str, now: datetime) -> list[str]:
         .execution_options(synchronize_session=False)
     )
     return list(marked)
-
-
-def erase(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete the rows, and by their foreign keys everything that belongs to the jobs."""
-    found = session.scalars(
-        delete(JobRow)
-        .where(JobRow.id.in_(job_ids))
-        .returning(JobRow.array_id)
-        .execution_options(synchronize_session=False)
-    )
-    sweeps.drop_empty(session, {array_id for array_id in found if array_id is not None})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, delete, func, select
+from sqlalchemy import Row, Select, bindparam, delete, func, select, union_all
+from sqlalchemy import insert as sql_insert
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Cause
-from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
+from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, DeletedAttemptRow, JobRow
+from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 MAX_ENDED = 1000
 """Attempts that are looked back on."""
@@ -28,9 +30,24 @@ def _one() -> Select[AttemptRow]:
     )
 
 
-def insert(session: Session, row: AttemptRow) -> None:
-    session.add(row)
-    session.flush()
+def insert(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The columns of each."""
+    if rows:
+        session.connection().execute(sql_insert(table_of(AttemptRow)), list(rows))
+
+
+def live_of(session: Session, job_ids: Collection[str]) -> dict[str, AttemptRow]:
+    """The attempt of each of these jobs that has not been seen gone."""
+    found: dict[str, AttemptRow] = {}
+    for some in in_chunks(sorted(job_ids), CHUNK):
+        found.update((row.job_id, row) for row in session.scalars(_live_of(), {"job_ids": some}))
+    return found
+
+
+@cache
+def _live_of() -> Select[AttemptRow]:
+    query = select(AttemptRow).where(AttemptRow.finished_at.is_(None))
+    return query.where(AttemptRow.job_id.in_(bindparam("job_ids", expanding=True)))
 
 
 def of_job(session: Session, job_id: str) -> list[AttemptRow]:
@@ -66,8 +83,8 @@ def live(session: Session) -> list[AttemptRow]:
 
 _HELD = (
     *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "cluster_session", "cursor"),
-    *("lacking", "grants", "granted", "recalled", "grow_after"),
-    *("preempt_asked_at", "preempt_grace_s", "created_at", "started_at"),
+    *("lacking", "grants", "granted", "recalled", "recalled_at", "grow_after", "recall_after"),
+    *("preempt_asked_at", "preempt_grace_s", "created_at", "started_at", "running_at"),
 )
 """Columns of an attempt that the loops go by."""
 
@@ -100,23 +117,54 @@ def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, A
     return session.connection().execute(query).all()
 
 
-def ended_slots(
-    session: Session, *, since: datetime, limit: int
-) -> Sequence[Row[Any, Any, Any, Any, Any, Any, Any, Any]]:
-    """(job_id, attempt, queue, owner, slices, bundle, created_at, finished_at) of attempts that
-    ended after `since`: the newest of them, oldest first."""
-    table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
-    query = (
-        select(
-            *(table.job_id, table.attempt, jobs.queue, jobs.owner),
-            *(table.slices, table.bundle, table.created_at, table.finished_at),
-        )
-        .join(JobRow.__table__, jobs.id == table.job_id)
-        .where(table.finished_at > since)
-        .order_by(table.finished_at.desc())
-        .limit(limit)
-    )
+def ended_slots(session: Session, *, since: datetime, limit: int) -> Sequence[Row[Any]]:
+    """`_ENDED` of attempts that ended after `since`, also of deleted jobs: the newest of them,
+    oldest first."""
+    both = union_all(
+        *(each.where(each.selected_columns.finished_at > since) for each in _ended_slots())
+    ).subquery()
+    query = select(both).order_by(both.c.finished_at.desc()).limit(limit)
     return session.connection().execute(query).all()[::-1]
+
+
+def ended_slots_of(session: Session, attempts: Collection[tuple[str, int]]) -> Iterator[Row[Any]]:
+    """The same of those of these attempts that have ended."""
+    by_number: dict[int, list[str]] = {}
+    for job_id, attempt in sorted(attempts):
+        by_number.setdefault(attempt, []).append(job_id)
+    for attempt, job_ids in by_number.items():
+        for some in in_chunks(job_ids, CHUNK):
+            for query in _ended_slots():
+                c = query.selected_columns
+                these = query.where(c.job_id.in_(some), c.attempt == attempt)
+                yield from session.connection().execute(these)
+
+
+_ENDED = (
+    *("job_id", "attempt", "queue", "owner", "slices", "bundle", "created_at", "finished_at"),
+)
+
+
+@cache
+def _ended_slots() -> tuple[Select[Any], Select[Any]]:
+    """`_ENDED` of ended attempts, and of those of deleted jobs."""
+    table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
+    columns = (jobs[name] if name in ("queue", "owner") else table[name] for name in _ENDED)
+    query = select(*columns).join(JobRow.__table__, jobs.id == table.job_id)
+    deleted = DeletedAttemptRow.__table__.c
+    of_deleted = select(*(deleted[name] for name in _ENDED))
+    return query.where(table.finished_at.is_not(None)), of_deleted
+
+
+def keep_ended(session: Session, job_ids: Sequence[str]) -> None:
+    """Keep the slots that these jobs had, whose rows are about to be deleted."""
+    of_jobs = _ended_slots()[0].where(AttemptRow.__table__.c.job_id.in_(job_ids))
+    session.execute(sql_insert(DeletedAttemptRow).from_select(list(_ENDED), of_jobs))
+
+
+def forget_ended(session: Session, before: datetime) -> None:
+    """Forget slots of deleted jobs that were left before this time."""
+    session.execute(delete(DeletedAttemptRow).where(DeletedAttemptRow.finished_at < before))
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:

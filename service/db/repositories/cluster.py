@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 
-from sqlalchemy import Executable, delete, select
+from sqlalchemy import Executable, Row, Select, Text, cast, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -18,6 +19,31 @@ THE_CLUSTER = 1
 
 def get(session: Session) -> ClusterRow | None:
     return session.get(ClusterRow, THE_CLUSTER)
+
+
+def seen(session: Session) -> Row[bool, str | None] | None:
+    """(connected, ray_dashboard) of the cluster as it was last seen."""
+    return session.connection().execute(_seen()).one_or_none()
+
+
+@cache
+def _seen() -> Select[bool, str | None]:
+    c = ClusterRow.__table__.c
+    return select(c.connected, c.ray_dashboard).where(c.id == THE_CLUSTER)
+
+
+def usable_totals(session: Session) -> list[tuple[dict[str, float], int]]:
+    """Resources of the nodes that may carry ranks, and how many nodes have them."""
+    found = session.connection().execute(_usable_totals())
+    return [(json.loads(total), number) for total, number in found]
+
+
+@cache
+def _usable_totals() -> Select[str, int]:
+    c = NodeRow.__table__.c
+    total = cast(c.total, Text)  # PostgreSQL does not compare JSON
+    query = select(total, func.count()).where(c.alive, c.accepted)
+    return query.group_by(total).order_by(total)
 
 
 def nodes(session: Session) -> list[NodeRow]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import DrillState
 from service.db.models import DrillRow, HangRow, SlotSecondsRow
+from service.db.repositories.bulk import CHUNK, in_chunks
 
 _OPEN = (DrillState.WAITING.value, DrillState.STRUCK.value)
 
@@ -72,6 +73,17 @@ def open_drills(session: Session, job_id: str) -> list[DrillRow]:
     return list(session.scalars(query.order_by(DrillRow.created_at, DrillRow.id)))
 
 
+def with_open_drills(session: Session, job_ids: Collection[str]) -> set[str]:
+    """Those of these jobs that have drills that are not over."""
+    query = select(DrillRow.job_id).where(DrillRow.state.in_(_OPEN)).distinct()
+    some_of = in_chunks(sorted(job_ids), CHUNK)
+    return {
+        job_id
+        for some in some_of
+        for job_id in session.scalars(query.where(DrillRow.job_id.in_(some)))
+    }
+
+
 def waiting_drills(session: Session) -> Sequence[Row[Any]]:
     """(job_id, attempt, id, kind, rank, at_step) of all drills whose fault was not injected yet."""
     return session.connection().execute(_waiting_drills()).all()
@@ -85,14 +97,15 @@ def _waiting_drills() -> Select[Any]:
     return query.where(waiting).order_by(c.job_id, c.id)
 
 
-def fail_drills(session: Session, job_id: str, message: str, now: datetime) -> None:
-    """End the drills that are not over."""
-    session.execute(
-        update(DrillRow)
-        .where(DrillRow.job_id == job_id, DrillRow.state.in_(_OPEN))
-        .values(state=DrillState.FAILED.value, message=message, finished_at=now)
-        .execution_options(synchronize_session=False)
-    )
+def fail_drills(session: Session, job_ids: Sequence[str], message: str, now: datetime) -> None:
+    """End the drills of these jobs that are not over."""
+    for some in in_chunks(job_ids, CHUNK):
+        session.execute(
+            update(DrillRow)
+            .where(DrillRow.job_id.in_(some), DrillRow.state.in_(_OPEN))
+            .values(state=DrillState.FAILED.value, message=message, finished_at=now)
+            .execution_options(synchronize_session=False)
+        )
 
 
 def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:

@@ -19,11 +19,12 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy import insert as sql_insert
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import FIRST_POSITIONS, AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
-from service.db.repositories import sweeps
+from service.db.repositories import attempts, sweeps
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
@@ -37,9 +38,80 @@ def existing(session: Session, job_ids: Sequence[str]) -> set[str]:
     return set(session.scalars(query))
 
 
+_LOCKED = "locked_jobs"
+
+
 def lock(session: Session, job_id: str) -> JobRow | None:
     """The row as it is now; nobody else changes it before this transaction ends."""
-    return session.scalar(_locking(), {"job_id": job_id})
+    row: JobRow | None = session.scalar(_locking(), {"job_id": job_id})
+    if row is not None:
+        _locked(session).add(job_id)
+    return row
+
+
+def lock_all(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
+    """As `lock`, by id. All transactions that lock several jobs do so in the order of their ids, so
+    that no two wait for each other."""
+    found: dict[str, JobRow] = {}
+    for some in in_chunks(sorted(job_ids), CHUNK):
+        rows = session.scalars(_locking_many(), {"job_ids": some})
+        found.update((row.id, row) for row in rows)
+    _locked(session).update(found)
+    return found
+
+
+def is_locked(session: Session, job_id: str) -> bool:
+    """Whether this transaction has locked the row, so that it is as it was read."""
+    return job_id in _locked(session)
+
+
+def _locked(session: Session) -> set[str]:
+    locked: set[str] = session.info.setdefault(_LOCKED, set())
+    return locked
+
+
+_CLAIMED = (
+    *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
+    *("num_workers", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
+    *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
+)
+"""Columns of a job that a claim goes by."""
+
+
+def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
+    """`_CLAIMED` of those of these jobs that wait, by id; nobody else changes them before this
+    transaction ends."""
+    found: dict[str, Row[Any]] = {}
+    for some in in_chunks(sorted(job_ids), CHUNK):
+        rows = session.connection().execute(_locking_waiting(), {"job_ids": some})
+        found.update((row.id, row) for row in rows)
+    return found
+
+
+@cache
+def _locking_waiting() -> Select[Any]:
+    c = JobRow.__table__.c
+    query = select(*(c[name] for name in _CLAIMED))
+    query = query.where(c.id.in_(bindparam("job_ids", expanding=True)), c.state == JobState.QUEUED)
+    return query.order_by(c.id).with_for_update()
+
+
+def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Change jobs that `lock_waiting` has found: each with `job_id` and the same other columns."""
+    if not changes:
+        return
+    table = table_of(JobRow)
+    names = [name for name in changes[0] if name != "job_id"]
+    statement = (
+        update(table)
+        .where(table.c.id == bindparam("job_id"), table.c.state == JobState.QUEUED)
+        .values({name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names})
+    )
+    rows = [
+        {"job_id": one["job_id"], **{f"new_{name}": one[name] for name in names}} for one in changes
+    ]
+    changed = session.connection().execute(statement, rows).rowcount
+    assert changed == len(rows), "the rows are locked, so nobody changed them meanwhile"
 
 
 @cache
@@ -50,6 +122,13 @@ def _by_id() -> Select[JobRow]:
 @cache
 def _locking() -> Select[JobRow]:
     return _by_id().with_for_update().execution_options(populate_existing=True)
+
+
+@cache
+def _locking_many() -> Select[JobRow]:
+    query = select(JobRow).where(JobRow.id.in_(bindparam("job_ids", expanding=True)))
+    query = query.order_by(JobRow.id).with_for_update()
+    return query.execution_options(populate_existing=True)
 
 
 def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -115,41 +194,17 @@ def _state_query() -> Select[Any]:
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
     session.add(row)
     session.flush()
-    session.add_all(
-        JobLabelRow(job_id=row.id, key=key, value=value) for key, value in job_labels.items()
-    )
-
-
-def compare_and_set(
-    session: Session, row: JobRow, *, state: JobState, values: Mapping[str, Any]
-) -> bool:
-    """Change the job if it is still in the state and attempt that `row` shows.
-
-    Counts an event, whose number `row.event_seq` shows afterwards.
-    """
-    changed = session.scalars(
-        update(JobRow)
-        .where(JobRow.id == row.id, JobRow.state == row.state, JobRow.attempt == row.attempt)
-        .values(state=state, event_seq=JobRow.event_seq + 1, **values)
-        .returning(JobRow)
-        .execution_options(synchronize_session=False, populate_existing=True)
-    ).one_or_none()
-    if changed is None:
-        session.refresh(row)
-    return changed is not None
+    if job_labels:
+        rows = [{"job_id": row.id, "key": key, "value": job_labels[key]} for key in job_labels]
+        session.connection().execute(sql_insert(table_of(JobLabelRow)), rows)
 
 
 def count_event(session: Session, row: JobRow) -> int:
     """Number of the job's next event. The row stays locked, so that none is skipped."""
-    seq = session.execute(
-        update(JobRow)
-        .where(JobRow.id == row.id)
-        .values(event_seq=JobRow.event_seq + 1)
-        .returning(JobRow.event_seq)
-        .execution_options(synchronize_session=False)
-    ).scalar_one()
-    session.refresh(row, ["event_seq"])
-    return seq
+    if not is_locked(session, row.id):
+        lock(session, row.id)
+    row.event_seq += 1
+    return row.event_seq
 
 
 def has_event(session: Session, job_id: str, type_: str, attempt: int | None = None) -> bool:
@@ -181,7 +236,8 @@ def _events_after() -> Select[EventRow]:
 
 _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
-    *("num_workers", "min_workers", "bundle", "not_before", "max_runtime_s", "runtime_used_s"),
+    *("num_workers", "min_workers", "bundle", "required_topology", "not_before"),
+    *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     *("kept_back_s", "kept_back_since"),
     *("reason_code", "reason_message", "position", "blocked_by"),
@@ -334,16 +390,17 @@ def marked_deleted(session: Session, before: datetime | None = None) -> list[str
     return list(session.scalars(query.order_by(JobRow.number)))
 
 
-def erase(session: Session, job_id: str) -> None:
-    """Delete the row, and by its foreign keys everything that belongs to the job."""
-    array_id = session.scalar(
+def erase(session: Session, job_ids: Sequence[str]) -> None:
+    """Delete the rows, and by their foreign keys everything that belongs to the jobs but the slots
+    that they had."""
+    attempts.keep_ended(session, job_ids)
+    found = session.scalars(
         delete(JobRow)
-        .where(JobRow.id == job_id)
+        .where(JobRow.id.in_(job_ids))
         .returning(JobRow.array_id)
         .execution_options(synchronize_session=False)
     )
-    if array_id is not None:
-        sweeps.drop_empty(session, [array_id])
+    sweeps.drop_empty(session, {array_id for array_id in found if array_id is not None})
 
 
 def newest_succeeded(session: Session, limit: int) -> Sequence[Row[str, dict[str, Any]]]:

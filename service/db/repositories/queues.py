@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, func, select, true
+from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, select, true
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -19,13 +20,17 @@ _RULES = tuple(field.name for field in fields(Queue))
 
 def every(session: Session) -> tuple[Queue, ...]:
     """All queues, by name."""
-    columns = (QueueRow.__table__.c[name] for name in _RULES)
-    rows = session.connection().execute(select(*columns).order_by(QueueRow.name))
-    return tuple(Queue(*row) for row in rows)
+    return tuple(Queue(*row) for row in session.connection().execute(_every()))
+
+
+@cache
+def _every() -> Select[Any]:
+    c = QueueRow.__table__.c
+    return select(*(c[name] for name in _RULES)).order_by(c.name)
 
 
 def get(session: Session, name: str) -> Queue | None:
-    return _as_queue(session.get(QueueRow, name))
+    return _found(session, _named(), name)
 
 
 def lock(session: Session, name: str, *, shared: bool = False) -> Queue | None:
@@ -33,20 +38,41 @@ def lock(session: Session, name: str, *, shared: bool = False) -> Queue | None:
 
     shared: others may hold the lock, too, as long as nobody changes the queue.
     """
-    query = select(QueueRow).where(QueueRow.name == name).with_for_update(read=shared)
-    return _as_queue(session.scalar(query.execution_options(populate_existing=True)))
+    return _found(session, _locking(shared), name)
 
 
-def _as_queue(row: QueueRow | None) -> Queue | None:
-    return None if row is None else Queue(**{name: getattr(row, name) for name in _RULES})
+def _found(session: Session, query: Select[Any], name: str) -> Queue | None:
+    row = session.connection().execute(query, {"queue": name}).one_or_none()
+    return None if row is None else Queue(*row)
+
+
+@cache
+def _named() -> Select[Any]:
+    return _every().where(QueueRow.__table__.c.name == bindparam("queue"))
+
+
+@cache
+def _locking(shared: bool) -> Select[Any]:
+    return _named().with_for_update(read=shared)
 
 
 def put(session: Session, queue: Queue) -> None:
     """Add it, or replace the rules that it had."""
-    rules = asdict(queue)
+    _upsert(session, queue, asdict(queue))
+
+
+def add(session: Session, queue: Queue) -> None:
+    """Add it unless there is one of this name, which then nobody changes or deletes before this
+    transaction ends."""
+    _upsert(session, queue, {"name": queue.name})
+
+
+def _upsert(session: Session, queue: Queue, changes: dict[str, Any]) -> None:
+    """changes: of the row that is there."""
     is_postgres = session.get_bind().dialect.name == "postgresql"
-    statement = (postgresql.insert if is_postgres else sqlite.insert)(QueueRow).values(**rules)
-    session.execute(statement.on_conflict_do_update(index_elements=["name"], set_=rules))
+    insert = postgresql.insert if is_postgres else sqlite.insert
+    statement = insert(QueueRow).values(**asdict(queue))
+    session.execute(statement.on_conflict_do_update(index_elements=["name"], set_=changes))
 
 
 def remove(session: Session, name: str) -> None:
@@ -65,7 +91,7 @@ def count_waiting(session: Session, queue: str, owner: str | None = None) -> int
 
 
 def count_unfinished(session: Session, queue: str) -> int:
-    query = select(func.count()).where(JobRow.queue == queue, JobRow.finished_at.is_(None))
+    query = select(func.count()).where(JobRow.queue == queue, *_unfinished())
     return session.scalar(query) or 0
 
 
@@ -88,9 +114,15 @@ def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any]]:
     """(queue, owner, slices, bundle) of each attempt that may hold slots."""
     columns = (JobRow.queue, JobRow.owner, AttemptRow.slices, AttemptRow.bundle)
-    live = (AttemptRow.finished_at.is_(None), JobRow.finished_at.is_(None))
+    live = (AttemptRow.finished_at.is_(None), *_unfinished())
     query = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
     return session.execute(query.where(*live, _is_in(queue))).all()
+
+
+def _unfinished() -> tuple[ColumnElement[bool], ...]:
+    """By `finished_at` alone SQLite may go along all jobs that a queue ever had."""
+    states = [state for state in JobState if not state.is_terminal]
+    return JobRow.finished_at.is_(None), JobRow.state.in_(states)
 
 
 def _is_in(queue: str | None) -> ColumnElement[bool]:

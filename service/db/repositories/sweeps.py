@@ -131,6 +131,16 @@ def told(session: Session, array_id: str) -> Sequence[ToldRow]:
     return session.execute(query).all()
 
 
+def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The values of those of these jobs that are trials and have some, by job."""
+    query = select(TrialRow.job_id, TrialRow.parameters).where(TrialRow.parameters.is_not(None))
+    return {
+        row.job_id: row.parameters or {}
+        for some in in_chunks(sorted(job_ids), CHUNK)
+        for row in session.execute(query.where(TrialRow.job_id.in_(some)))
+    }
+
+
 def without_values(session: Session, job_ids: Collection[str]) -> set[str]:
     """Those of these jobs that are trials whose values the sampler was not asked for yet."""
     query = select(TrialRow.job_id).where(

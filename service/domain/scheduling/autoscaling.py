@@ -7,21 +7,22 @@ is in use, or that a waiting job will use, is asked for whole, and besides these
 present node has room for. An autoscaler may do nothing at all for a request of which a part can't
 come; so a gang is asked for whole or not at all, and never more than the types of nodes allow.
 
-Jobs ask that wait for room, in the order of the queue. Those that are held, that a limit keeps back
-or that wait for others ask for nothing; nor do those for which others are about to leave.
+Groups that stand by for workers they have lost ask first, and then the jobs that wait for room, in
+the order of the queue. Those that are held, that a limit keeps back or that wait for others ask for
+nothing; nor do those for which others are about to leave.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
-from service.config.node_types import NodeType
+from service.config.node_types import LABEL_SHARE, NodeType, label_resources
 from service.domain.scheduling.gangs import Gangs
-from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Wait
+from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Stay, Wait
 from service.domain.scheduling.pools import Pool, Stock, When
 from service.domain.scheduling.slots import (
     ACCELERATOR_SHARE,
@@ -29,11 +30,18 @@ from service.domain.scheduling.slots import (
     Kind,
     Node,
     Request,
+    amount_of,
     count,
     fits,
 )
+from service.domain.scheduling.topology import Topology, name_of
 
-WAITING_FOR_ROOM = ("waiting_for_slots", "behind_in_queue", "waiting_for_nodes")
+WAITING_FOR_ROOM = (
+    "waiting_for_slots",
+    "waiting_for_domain",
+    "behind_in_queue",
+    "waiting_for_nodes",
+)
 ABOUT_TO_START = ("preparing_environment", "backing_off")
 """They ask for nothing, and the nodes where they may start stay."""
 COUNTED = ("CPU", "GPU")
@@ -58,6 +66,33 @@ class Demand:
 
 
 NOTHING = Demand()
+
+
+def memory_seen(
+    types: Sequence[NodeType], came: Iterable[Node], before: Mapping[int, float]
+) -> dict[int, float]:
+    """The memory of the largest node of each type, by the type's place, of nodes that came and of
+    those before."""
+    most = dict(before)
+    for node in came:
+        number = _type_of(node, types)
+        if number is not None and "memory" in types[number].resources:
+            most[number] = max(most.get(number, 0.0), node.total["memory"])
+    return most
+
+
+def as_seen(types: Sequence[NodeType], most: Mapping[int, float]) -> tuple[NodeType, ...]:
+    """The types with no more memory than their nodes had; most: see `memory_seen`.
+
+    A node's memory is never quite what its type promises, and a worker that needs the rest would
+    have nodes asked for whose coming does not help it.
+    """
+    return tuple(
+        replace(each, resources={**each.resources, "memory": most[number]})
+        if number in most and most[number] < each.resources["memory"]
+        else each
+        for number, each in enumerate(types)
+    )
 
 
 def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -97,6 +132,10 @@ def demand(
         if isinstance(decision, Start | Grow):
             asking.take(decision.job_id, decision.slices)
             asking.stays |= {part.node_id for part in decision.slices}
+    lacking = {group.job_id for group in snapshot.growing if group.lacking}
+    for decision in decisions:
+        if isinstance(decision, Stay) and decision.job_id in lacking:
+            asking.consider(decision)
     for decision in decisions:
         if isinstance(decision, Wait):
             asking.consider(decision)
@@ -111,12 +150,17 @@ class _Asking:
     ) -> None:
         self._requests = {job.job_id: job.request for job in snapshot.queue}
         self._requests |= {group.job_id: group.request for group in snapshot.growing}
+        self._num_workers = {job_id: each.least for job_id, each in self._requests.items()}
+        self._num_workers |= {group.job_id: group.lacking for group in snapshot.growing}
+        """By job or group, how many it can't do without."""
         self._usable = [node for node in present if node.accepted]
         self._gangs = Gangs({})
         for request in self._requests.values():
             self._gangs.of(request)
         self._gangs.name_all(shares_gpus=any(WHOLE_GPUS in n.available_to_us for n in present))
-        self._present, self._to_come = Stock(self._usable, self._gangs), Stock(to_come, self._gangs)
+        self._topology = Topology(snapshot.topology, [*self._usable, *to_come])
+        self._present = Stock(self._usable, self._gangs, self._topology)
+        self._to_come = Stock(to_come, self._gangs, self._topology)
         self._free, self._new = Pool(self._present, When.FREE), Pool(self._to_come, When.FREE)
         self._bundles: Counter[Kind] = Counter()
         self._nodes: set[str] = set()
@@ -130,7 +174,7 @@ class _Asking:
     def take(self, job_id: str, slices: Sequence[Slice]) -> None:
         self._present.take(self._gangs.of(self._requests[job_id]).kind, slices)
 
-    def consider(self, wait: Wait) -> None:
+    def consider(self, wait: Wait | Stay) -> None:
         request = self._requests[wait.job_id]
         if wait.reason.code in ABOUT_TO_START:
             self.stays |= {n.id for n in self._usable if fits(request.bundle, n.total)}
@@ -139,18 +183,22 @@ class _Asking:
 
     def _ask(self, job_id: str, request: Request) -> None:
         """Ask for what the gang's least number lacks, unless that can't come."""
-        kind = self._gangs.of(request).kind
-        here = min(self._free.room(kind), request.least)
-        more = self._new.pack(kind, request.least - here) if here < request.least else ()
-        if more is None:
+        kind, least = self._gangs.of(request).kind, self._num_workers[job_id]
+        free, new = self._free.rooms(kind), self._new.rooms(kind)
+        lacking = {place: max(0, least - free.get(place, 0)) for place in (*free, *new)}
+        could = [place for place, number in lacking.items() if number <= new.get(place, 0)]
+        if not could:
             self._without_hope.add(job_id)
             return
-        slices = (self._free.pack(kind, here) or ()) if here else ()
+        place = min(could, key=lambda each: (lacking[each], name_of(each)))
+        slices = self._free.pack_within(kind, least - lacking[place], place)
+        more = self._new.pack_within(kind, lacking[place], place)
         self.take(job_id, slices)
         self._needed |= {part.node_id for part in slices}
         if more:
             self._to_come.take(kind, more)
-            self._bundles[request.kind] += count(more)
+            labels = dict.fromkeys(label_resources(self._topology.labels_of(place)), LABEL_SHARE)
+            self._bundles[replace(request, bundle={**request.bundle, **labels}).kind] += count(more)
             self._nodes |= {part.node_id for part in more}
             self._nodes_of[job_id] = len(more)
 
@@ -181,3 +229,22 @@ def sentence(num_nodes: int, at: datetime) -> str:
     """`Ray was asked for 2 more nodes at 14:03:07 UTC`."""
     nodes = "1 more node" if num_nodes == 1 else f"{num_nodes} more nodes"
     return f"Ray was asked for {nodes} at {at:%H:%M:%S} UTC"
+
+
+def why_too_small(
+    request: Request, promised: Sequence[NodeType], real: Sequence[NodeType]
+) -> str | None:
+    """Why no nodes are asked for: a type promises the memory that a worker needs, and its nodes
+    came with less. None if that is not why."""
+    found = None
+    for each, came in zip(promised, real, strict=True):
+        if fits(request.bundle, came.resources):
+            return None
+        if fits(request.bundle, each.resources):
+            counted = [amount_of(n, came.resources[n]) for n in COUNTED if came.resources.get(n)]
+            has, says = (amount_of("memory", of.resources["memory"]) for of in (came, each))
+            found = (
+                f"no nodes are asked for: those with {', '.join(counted)} came with {has}, "
+                f"and DRAY_AUTOSCALE_NODES says {says}"
+            )
+    return found

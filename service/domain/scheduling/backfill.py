@@ -65,8 +65,8 @@ class Backfill:
 
     def _starts_in_s(self, kind: WorkerKind, least: int, rank: Rank) -> float:
         """Seconds before which too few will have left."""
-        room = self._pool.room(kind)
-        if room >= least:
+        trial = SlotCheck(kind, self._pool, self._gangs)
+        if trial.room >= least:
             return 0.0  # others that are ahead of it may give up what they have reserved
         leaving = [
             (leaves_in_s(rank, job, self._ranks[job.job_id], self._min_run_s), job)
@@ -74,10 +74,9 @@ class Backfill:
             if job.job_id not in self._gone
         ]
         leaving.sort(key=lambda each: each[0])
-        trial = SlotCheck(kind, self._pool, self._gangs)
         for seconds, job in leaving:
-            room += trial.returned(Ask(job, job.slices, True), 1)
-            if room >= least:
+            trial.give_back(Ask(job, job.slices, True))
+            if trial.room >= least:
                 return seconds
         return 0.0  # it waits for slots that nobody of ours holds
 

@@ -1,4 +1,5 @@
-"""Changes that would have a waiting job start: fewer workers, another queue, a higher priority.
+"""Changes that would have a waiting job start: fewer workers, another queue, a higher priority, any
+domain of the topology.
 
 Each question is one call of the policy, with the job changed and the others as they are.
 """
@@ -17,7 +18,8 @@ from service.domain.scheduling.obstacles import Reason, jobs
 from service.domain.scheduling.outlook import LEAVING_S, Expected, Simulation, Situation
 from service.domain.scheduling.policy import RunningJob, WaitingJob
 from service.domain.scheduling.queues import Queue
-from service.domain.scheduling.slots import Request, add, fits, workers
+from service.domain.scheduling.slots import Request, fits, free_again, workers
+from service.domain.scheduling.topology import Topology
 
 UNSATISFIABLE = "unsatisfiable"
 LIMITS = (QUEUE_LIMIT, USER_LIMIT)
@@ -62,6 +64,7 @@ class JobQuestions:
         others = tuple(other for other in snapshot.queue if other.job_id != job.job_id)
         self._situation = replace(situation, snapshot=replace(snapshot, queue=others))
         self._nodes = [node for node in snapshot.nodes if node.accepted]
+        self._topology = Topology(snapshot.topology, self._nodes)
         lanes = Lanes(others, snapshot.queues, self._nodes)
         heads = lanes.heads({node.id: node.available_to_us for node in self._nodes})
         self._snapshot = replace(snapshot, queue=tuple(heads), growing=())
@@ -98,20 +101,29 @@ class JobQuestions:
         if why.code == UNSATISFIABLE:
             never = Counterfactual(f"never: {why.message}", None)
             return [never, *self._that_could_ever_start(choices.worker_step)]
-        found = list(self._with_fewer_workers(choices.worker_step))
+        found = [*self._anywhere(), *self._with_fewer_workers(choices.worker_step)]
         # Elsewhere only the limits are others, and the turn of the queue and of its users.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
             found += self._in_other_queues(choices.queues)
         return [*found, *self._at_higher_priority(choices.max_priority)]
 
     def _that_could_ever_start(self, step: int | None) -> Iterator[Counterfactual]:
-        number = self._most_workers([node.total for node in self._nodes], step)
+        number = self._most_workers({node.id: node.total for node in self._nodes}, step)
         if number:
             message = f"could start at some time with {workers(number)}"
             yield Counterfactual(message, None, num_workers=number)
 
+    def _anywhere(self) -> Iterator[Counterfactual]:
+        request = self.job.request
+        if request.required_level is not None:
+            anywhere = replace(self.job, request=replace(request, required_level=None))
+            found = self._soon(self._decide(anywhere), "without required_topology")
+            if found is not None:
+                yield found
+
     def _with_fewer_workers(self, step: int | None) -> Iterator[Counterfactual]:
-        number = self._most_workers([node.available_to_us for node in self._nodes], step)
+        free = {node.id: node.available_to_us for node in self._nodes}
+        number = self._most_workers(free, step)
         for _ in range(MAX_SIZES if number else 0):
             smaller = replace(self.job.request, num_workers=number, min_workers=None)
             if isinstance(self._decide(replace(self.job, request=smaller)), policy.Start):
@@ -122,12 +134,17 @@ class JobQuestions:
             if not number:
                 return
 
-    def _most_workers(self, there: Sequence[Mapping[str, float]], step: int | None) -> int:
-        """The most workers, fewer than the job needs, that have room on nodes with these
-        resources; 0 if none have."""
+    def _most_workers(self, there: Mapping[str, Mapping[str, float]], step: int | None) -> int:
+        """The most workers, fewer than the job needs, that have room on these nodes; 0 if none
+        have."""
         request = self.job.request
-        room = sum(fits(request.bundle, resources) for resources in there)
+        room = self._room(request, there)
         return 0 if step is None else min(room, request.least - 1) // step * step
+
+    def _room(self, request: Request, there: Mapping[str, Mapping[str, float]]) -> int:
+        """How many workers have room where they may be together; there: by node, its resources."""
+        sizes = {node_id: fits(request.bundle, has) for node_id, has in there.items()}
+        return self._topology.together(sizes, request.required_level)
 
     def _in_other_queues(self, queues: Sequence[Queue]) -> Iterator[Counterfactual]:
         others = [queue for queue in queues if queue.name != self.job.queue]
@@ -167,12 +184,14 @@ class JobQuestions:
     def _first_fit(self, request: Request) -> datetime | None:
         """When so many running jobs have ended that the first of the queue fits; None where that
         takes one of which nobody knows how long it has left."""
+        nodes = {node.id: node for node in self._nodes}
         free = {node.id: dict(node.available_to_us) for node in self._nodes}
         for left_s, running in self._ends():
             for part in running.slices:
                 if part.node_id in free:
-                    add(free[part.node_id], running.request.bundle, part.num_workers)
-            if sum(fits(request.bundle, there) for there in free.values()) >= request.least:
+                    node, bundle = nodes[part.node_id], running.request.bundle
+                    free_again(free[part.node_id], node, bundle, part.num_workers)
+            if self._room(request, free) >= request.least:
                 return self._now + timedelta(seconds=left_s)
         return None
 

@@ -38,7 +38,7 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """How long it has held them."""
+    """How long it has had them to train: its start does not count, unless that takes very long."""
     left_s: float | None = None
     """Seconds that it has left; None where nobody knows."""
     waited_s: float = 0.0
@@ -91,12 +91,13 @@ def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) 
 def because(coming: Rank, rank: Rank) -> str:
     """How the job that comes is ahead of the one that leaves; goes on from its name."""
     if coming.turn < rank.turn:
-        is_quota = coming.turn is Turn.QUOTA
-        return "is within its queue's quota" if is_quota else "is of a queue that has used less"
+        if coming.turn is Turn.QUOTA:
+            return "is within its queue's quota"
+        return "is of a queue that has used less of its share"
     if coming.priority > rank.priority:
         return "has a higher priority"
     if coming.user_is_ahead < rank.user_is_ahead:
-        return "is of a user that has used less"
+        return "is of a user that has used less of their share"
     return "has less work left"
 
 
@@ -136,7 +137,7 @@ class Candidates:
         """All that may be asked for a job of this rank, and of no job in `but`: spare slots before
         anybody leaves."""
         # Of ranks that differ in their work alone, one with more of it may ask fewer.
-        if self._first is None or coming < self._first or coming[:-2] != self._first[:-2]:
+        if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
             every, least_s = self._all, self._min_run_s
             self._shrinking = [job for job, rank in every if may_shrink(coming, job, rank, least_s)]
@@ -175,30 +176,28 @@ def victims(
     pool: what is free, or will be when those have left that were asked before.
     """
     trial = SlotCheck(kind, pool, gangs)
-    room = pool.room(kind)
     chosen: list[Ask] = []
     for ask in candidates:
-        room += trial.returned(ask, 1)
+        trial.give_back(ask)
         chosen.append(ask)
-        if room >= least:
+        if trial.room >= least:
             break
     else:
-        return Asked((), room)
+        return Asked((), trial.room)
     needed: list[Ask] = []
     leaving = set()
     for ask in reversed(chosen):
         name = ask.running.job_id
         # A job that leaves gives its spare slots back as well.
         if name not in leaving:
-            lost = trial.returned(ask, -1)
-            if room + lost >= least:
-                room += lost
+            trial.give_back(ask, -1)
+            if trial.room >= least:
                 continue
-            trial.returned(ask, 1)
+            trial.give_back(ask)
         needed.append(ask)
         if ask.is_all:
             leaving.add(name)
-    return Asked(tuple(reversed(needed)), room)
+    return Asked(tuple(reversed(needed)), trial.room)
 
 
 class SlotCheck:
@@ -210,12 +209,16 @@ class SlotCheck:
         self._gangs = gangs
         self._nodes: dict[str, tuple[list[float], int] | None] = {}
         """The free resources of a node, and the room that they have."""
+        self._rooms = pool.rooms(kind)
 
-    def returned(self, ask: Ask, sign: int) -> int:
-        """How many workers more have room once these slots are returned, or taken again if `sign`
-        is -1."""
+    @property
+    def room(self) -> int:
+        """How many workers have room where they may be together."""
+        return max(self._rooms.values(), default=0)
+
+    def give_back(self, ask: Ask, sign: int = 1) -> None:
+        """Return these slots, or take them again if `sign` is -1."""
         vector = self._gangs.of(ask.running.request).kind.vector
-        gained = 0
         for part in ask.slices:
             if part.node_id not in self._nodes:
                 free = self._pool.at(part.node_id)
@@ -225,6 +228,6 @@ class SlotCheck:
                 times = sign * part.num_workers
                 free = [a + times * b for a, b in zip(there[0], vector, strict=True)]
                 fitting = self._kind.fits(free)
-                gained += fitting - there[1]
+                place = self._pool.place_of(self._kind, part.node_id)
+                self._rooms[place] = self._rooms.get(place, 0) + fitting - there[1]
                 self._nodes[part.node_id] = free, fitting
-        return gained

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from service.domain.scheduling.order import SIZE_POWER, share_of
 from service.domain.scheduling.queues import amounts
@@ -20,11 +21,21 @@ from service.domain.scheduling.slots import (
 )
 
 
-class WorkerKind:
-    """Workers with equal bundles. Two of them are equal only if they are the same object."""
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """So many workers must be in one domain of a level."""
 
-    def __init__(self, bundle: Mapping[str, float]) -> None:
+    level: str
+    least: int
+
+
+class WorkerKind:
+    """Workers with equal bundles, and gangs with equal requirements. Two of them are equal only if
+    they are the same object."""
+
+    def __init__(self, bundle: Mapping[str, float], required: Requirement | None) -> None:
         self.bundle = bundle
+        self.required = required
         self.counted = tuple(amounts(bundle, 1).items())
         """A worker's resources as rules count them."""
         self.vector: tuple[float, ...] = ()
@@ -64,20 +75,28 @@ class Gangs:
         """total: of the cluster."""
         self._total = total
         self._gangs: dict[tuple[object, ...], Gang] = {}
-        self._kinds: dict[Kind, WorkerKind] = {}
+        self._kinds: dict[tuple[Kind, Requirement | None], WorkerKind] = {}
         self.names: tuple[str, ...] = ()
         """Resources in the order of the vectors."""
 
     def of(self, request: Request) -> Gang:
-        key = (request.num_workers, request.min_workers, *request.bundle.items())
+        level = request.required_level
+        key = (request.num_workers, request.min_workers, level, *request.bundle.items())
         gang = self._gangs.get(key)
         if gang is None:
-            kind = self._kinds.get(request.kind)
+            required = None if level is None else Requirement(level, request.least)
+            kind = self._kinds.get((request.kind, required))
             if kind is None:
-                kind = self._kinds[request.kind] = WorkerKind(request.bundle)
+                kind = WorkerKind(request.bundle, required)
+                self._kinds[request.kind, required] = kind
                 self._measure(kind)
             gang = self._gangs[key] = Gang(request, kind, share_of(request, self._total))
         return gang
+
+    @property
+    def required(self) -> list[WorkerKind]:
+        """The kinds of gangs that must be in one domain."""
+        return [kind for kind in self._kinds.values() if kind.required is not None]
 
     def name_all(self, *, shares_gpus: bool = False) -> None:
         """From here on vectors have the resources that were asked for until now. Jobs of gangs that

@@ -4,6 +4,8 @@ Jobs that ask for the same and stand under the same limits form a lane. A blocke
 node, as many of its workers' slots as the node has; so once the first jobs of a lane ask together
 for more workers than the largest node could carry, those behind them change nothing but their own
 places. A plan of the heads of all lanes therefore decides of these as one of the whole queue would.
+Limits on the running time make no lanes: where a job is blocked although there is room for it, none
+that asks for the same passes by its limit.
 """
 
 from __future__ import annotations
@@ -104,7 +106,10 @@ class Lanes:
 
     def _lane(self, job: WaitingJob) -> Lane:
         request = job.request
-        asks = request.kind, request.num_workers, request.min_workers, job.yields
+        asks = (
+            *(request.kind, request.num_workers, request.min_workers, request.required_level),
+            job.yields,
+        )
         queue = self._queues.get(job.queue) or Queue(job.queue)
         is_of_queue = bool(queue.quota or queue.limit) or queue.max_running is not None
         is_of_user = bool(queue.user_limit) or queue.max_running_per_user is not None

@@ -11,6 +11,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.gangs import Gang, WorkerKind
 from service.domain.scheduling.pools import Pool, Stock
 from service.domain.scheduling.slots import Holder, count
+from service.domain.scheduling.topology import largest, name_of
 
 MAX_NAMED = 20
 """Jobs in the way that are named; the sentence says how many there are."""
@@ -78,15 +79,17 @@ class Obstacles:
         return known[1], known[2]
 
     def why(
-        self, sentence: str, job_id: str, kind: WorkerKind, least: int
+        self, sentence: str, job_id: str, kind: WorkerKind, least: int, free: int | None = None
     ) -> tuple[Reason, tuple[str, ...]]:
-        """Why so many workers are not available, and which jobs are in the way."""
-        free = self._free.room(kind)
+        """Why so many workers are not available, and which jobs are in the way. free: how many
+        could be together with those that it has."""
+        is_new = free is None
+        free = self._free.room(kind) if free is None else free
         if free >= least:
             ahead, number = self._ahead(kind)
             message = (
                 f"{sentence}; {free} could start, but {jobs(ahead, number)} "
-                f"{'is' if number == 1 else 'are'} ahead in the queue and "
+                f"{_is(number)} ahead in the queue and "
                 f"{'needs' if number == 1 else 'need'} the same slots"
             )
             return Reason("behind_in_queue", message), ahead
@@ -94,10 +97,11 @@ class Obstacles:
         own = reach.held_by.get(job_id, 0)
         others = len(reach.held_by) - (job_id in reach.held_by)
         named = itertools.islice((name for name in reach.held_by if name != job_id), MAX_NAMED)
-        message, in_the_way = (
-            f"{sentence}; {free} {'is' if free == 1 else 'are'} free",
-            tuple(named),
-        )
+        code, there = "waiting_for_slots", f"{free} {_is(free)} free"
+        if kind.required is not None and (total := self._free.total(kind)) >= least:
+            code = "waiting_for_domain"
+            there = f"{total} {_is(total)} free, but {self._together(kind, free, is_new)}"
+        message, in_the_way = f"{sentence}; {there}", tuple(named)
         if others:
             verb = "holds" if others == 1 else "hold"
             message += f", {jobs(in_the_way, others)} {verb} {reach.held - own}"
@@ -105,7 +109,17 @@ class Obstacles:
             message += ", others use the rest of the cluster"
         else:
             message += ", and it holds all that the cluster has"
-        return Reason("waiting_for_slots", message), in_the_way
+        return Reason(code, message), in_the_way
+
+    def _together(self, kind: WorkerKind, free: int, is_new: bool) -> str:
+        """How many are free in one domain; is_new: in any, since nothing of the group runs yet."""
+        assert kind.required is not None
+        level, rooms = kind.required.level, self._free.rooms(kind)
+        number = f"only {free}" if free else "none"
+        if not is_new:
+            return f"{number} within its {level}"
+        where = f" ({name_of(largest(rooms))})" if free else ""
+        return f"{number} within one {level}{where}"
 
     def _counted(self, kind: WorkerKind) -> _Reach:
         """The reach, with what the newest holders have there."""
@@ -158,6 +172,10 @@ class Obstacles:
             if len(first) == MAX_NAMED:  # those that come later are not among the first
                 self._first_ahead[reach] = first
         return first, number
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:

@@ -5,11 +5,13 @@ share (`shares`). Within each, higher priority comes first. Among equals, jobs o
 used more than their share come last. Of the rest the job with the least work left comes first,
 which keeps the average completion time low: a job's own progress tells how long it has left, and
 the runs of earlier jobs like it tell what its progress does not yet. The order of submission
-decides what is left.
+decides what is left. A job that was moved to the front of its queue and priority takes the place of
+the first of those that it passes there, with that one's standing towards other queues.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -33,12 +35,12 @@ class Rank(NamedTuple):
     turn: Turn
     falling_priority: int
     """The priority, times -1."""
-    place: int
-    """Lower of those that were moved to the front."""
     user_is_ahead: bool
     work: float
     """Work left: seconds, times the share of the cluster to the power of `SIZE_POWER`."""
     seq: int
+    place: int
+    """Lower of those that were moved to the front: see `Fronts`."""
 
     @property
     def priority(self) -> int:
@@ -53,6 +55,24 @@ class Rank(NamedTuple):
             and self.user_is_ahead >= other.user_is_ahead
             and self.work >= other.work
         )
+
+
+class Fronts:
+    """The queues and priorities in which jobs were moved to the front."""
+
+    def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
+        """waiting: queue and rank of those that could start."""
+        self._first: defaultdict[tuple[str, Turn, int], dict[int, Rank]] = defaultdict(dict)
+        """The first rank of each place, by queue, turn and priority."""
+        for queue, rank in waiting:
+            of_place = self._first[queue, rank.turn, rank.falling_priority]
+            of_place[rank.place] = min(rank, of_place.get(rank.place, rank))
+
+    def rank(self, queue: str, own: Rank) -> Rank:
+        """The rank of a job just before the first of those that it passes."""
+        of_place = self._first.get((queue, own.turn, own.falling_priority), {})
+        passed = [rank for place, rank in of_place.items() if place > own.place]
+        return min([own, *passed])._replace(place=own.place)
 
 
 def share_of(request: Request, total: Mapping[str, float]) -> float:

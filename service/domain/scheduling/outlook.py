@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import order, policy
@@ -35,6 +36,7 @@ from service.domain.scheduling.slots import (
     Request,
     add,
     count,
+    free_again,
     parts_on,
     with_shared_gpus,
 )
@@ -61,6 +63,8 @@ class Situation:
     """Seconds after which a job is ended, by job, of those that have a `max_runtime_s`."""
     arrays: Mapping[str, str] = field(default_factory=dict)
     """The array of each unfinished job that is of one, by job."""
+    others_of_arrays: Mapping[str, int] = field(default_factory=dict)
+    """Number of other unfinished jobs, by array: they are not in the snapshot."""
     cancelled: frozenset[str] = frozenset()
     """Jobs that leave their slots and do not come back."""
     usual_s: float = UNKNOWN_S
@@ -78,9 +82,15 @@ class Situation:
         free = {node.id: node.available_to_us for node in snapshot.nodes if node.accepted}
         heads = {job.job_id for job in lanes.heads(free, of_each_kind)}
         queue = tuple(job for job in snapshot.queue if job.job_id in heads)
+        holding = {holder.job_id for holder in snapshot.holders}
+        there = heads | holding | {job.job_id for job in snapshot.running}
+        others = Counter(array for job_id, array in self.arrays.items() if job_id not in there)
         return replace(
             self,
             snapshot=replace(snapshot, queue=queue),
+            runtime_left_s=_of(there, self.runtime_left_s),
+            arrays=_of(there, self.arrays),
+            others_of_arrays=others + Counter(self.others_of_arrays),
             accounts=self._accounts(),
             left_out=dict(lanes.left_out),
         )
@@ -105,9 +115,16 @@ class Situation:
             message = f"the queue {queue!r} has used more than its share: others come first"
             found.append(Reason("queue_is_ahead", message))
         if standings.user_is_ahead(queue, owner):
-            message = f"{owner} has used more than the others of the queue: theirs come first"
+            message = f"{owner} has used more than their share of the queue: others come first"
             found.append(Reason("user_is_ahead", message))
         return found
+
+
+T = TypeVar("T")
+
+
+def _of(job_ids: Collection[str], by_job: Mapping[str, T]) -> dict[str, T]:
+    return {job_id: value for job_id, value in by_job.items() if job_id in job_ids}
 
 
 @dataclass(frozen=True)
@@ -169,7 +186,7 @@ class Simulation:
         self._nodes = [node for node in snapshot.nodes if node.accepted]
         self._free = {node.id: _without_shares(node) for node in self._nodes}
         self._shares_gpus = any(WHOLE_GPUS in node.available_to_us for node in self._nodes)
-        self._totals = {node.id: node.total for node in self._nodes}
+        self._node_of = {node.id: node for node in self._nodes}
         self._total = order.total_of(node.total for node in self._nodes)
         self._used_s = dict(snapshot.used_s)
         self._lanes = Lanes(snapshot.queue, snapshot.queues, self._nodes)
@@ -177,6 +194,7 @@ class Simulation:
         self._array_of = {**limited, **situation.arrays}
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
         self._unfinished = Counter(self._array_of.values())
+        self._unfinished.update(situation.others_of_arrays)
         self._last_told: dict[str, Reason] = {}
         self.has_run_out = False
         """Whether a job has started behind which others come that are not in the situation: what
@@ -215,7 +233,9 @@ class Simulation:
         holders = tuple(
             Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner) for j in running
         )
-        nodes = (Node(node.id, node.total, self._offered(node, holders)) for node in self._nodes)
+        nodes = (
+            replace(node, available_to_us=self._offered(node, holders)) for node in self._nodes
+        )
         snapshot = replace(
             self._snapshot,
             queue=tuple(self._as_of_now(job) for job in queue),
@@ -279,7 +299,7 @@ class Simulation:
                 job_id=job.job_id,
                 priority=job.priority,
                 seq=job.seq,
-                request=Request(number, bundle),
+                request=job.request.of_size(number),
                 slices=slices,
                 held_s=0.0,
                 left_s=None if job.left_s is None else job.left_s * slower,
@@ -372,7 +392,8 @@ class Simulation:
             self._running_of_arrays[self._array_of[job.job_id]] -= 1
         self._num_assumed += active.is_assumed
         if active.goes_on:
-            self._lanes.add(_waiting_again(job))
+            limit_s = self._situation.runtime_left_s.get(job.job_id)
+            self._lanes.add(replace(_waiting_again(job), ends_within_s=limit_s))
         return not active.goes_on
 
     def _shrink(self, active: _Active) -> None:
@@ -386,7 +407,7 @@ class Simulation:
         slower = count(job.slices) / max(1, count(slices))
         smaller = replace(
             job,
-            request=Request(count(slices), job.request.bundle),
+            request=job.request.of_size(count(slices)),
             slices=tuple(slices),
             left_s=None if job.left_s is None else job.left_s * slower,
             recalled=(),
@@ -395,10 +416,8 @@ class Simulation:
         self._active[job.job_id] = replace(self._begun(smaller), is_assumed=active.is_assumed)
 
     def _give_back(self, part: Slice, bundle: Mapping[str, float]) -> None:
-        free, total = self._free[part.node_id], self._totals[part.node_id]
-        add(free, bundle, part.num_workers)
-        for name in bundle:
-            free[name] = min(free[name], total.get(name, 0.0))
+        node = self._node_of[part.node_id]
+        free_again(self._free[node.id], node, bundle, part.num_workers)
 
     def _tell(self, job_id: str, expected: Expected) -> None:
         if job_id in self._asked:

@@ -69,6 +69,7 @@ from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
 from service.domain.scheduling.targets import ElasticClaim, Standing, targets
+from service.domain.scheduling.topology import Topology, largest, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,10 @@ class Growing:
         """Workers up to its full size."""
         return self.request.num_workers - count(self.slices)
 
+    @property
+    def node_ids(self) -> list[str]:
+        return [part.node_id for part in self.slices]
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -147,6 +152,8 @@ class Snapshot:
     """Number of jobs with slots, by array."""
     used_up: Mapping[str, str] = field(default_factory=dict)
     """By queue, why none of its jobs starts: its budget is used up."""
+    topology: tuple[str, ...] = ()
+    """Keys of the labels that name the levels of the topology, the widest first."""
     to_come: tuple[Node, ...] = ()
     """Nodes that can't be used yet and may come: those that an autoscaler may add, and those that
     are about to be accepted."""
@@ -223,40 +230,80 @@ MAX_PREEMPTED = 100
 """Jobs that one plan asks for slots: those that are still in the way are asked by the next."""
 
 
-def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
-    """Why the accepted nodes could not run the gang even if they were empty; None if they could."""
-    totals = [node.total for node in nodes if node.accepted]
-    most = sum(fits(request.bundle, total) for total in totals)
+def can_ever_fit(
+    request: Request, nodes: Sequence[Node], topology: Topology | None = None
+) -> Reason | None:
+    """Why the accepted nodes could not run the gang even if they were empty; None if they could.
+    topology: of these nodes, and perhaps of others."""
+    usable = [node for node in nodes if node.accepted]
+    most = 0
+    for node in usable:
+        most += fits(request.bundle, node.total)
+        if most >= request.least:
+            break
     if most >= request.least:
-        return None
+        if request.required_level is None:
+            return None
+        sizes = {node.id: fits(request.bundle, node.total) for node in usable}
+        return _why_never_together(request, topology or Topology((), usable), sizes)
     if most:
-        return Reason(
-            "unsatisfiable",
+        return _unsatisfiable(
             f"{needs(request)}, but the whole cluster has room for {most} at once"
             + (", each on another GPU" if is_part_of_gpu(request.bundle) else ""),
         )
+    totals = [node.total for node in usable]
     lacking = [
         (name, amount, max((total.get(name, 0.0) for total in totals), default=0.0))
         for name, amount in request.bundle.items()
     ]
     missing = [entry for entry in lacking if entry[2] + EPSILON < entry[1]]
     if not missing:
-        return Reason(
-            "unsatisfiable",
-            f"{needs(request)}, and no single node of the cluster has all of it",
-        )
+        return _unsatisfiable(f"{needs(request)}, and no single node of the cluster has all of it")
     name, amount, best = missing[0]
     if name.startswith(LABEL):
         label = name.removeprefix(LABEL)
-        return Reason("unsatisfiable", f"no node of the cluster has the label {label}")
+        return _unsatisfiable(f"no node of the cluster has the label {label}")
     if name.startswith("accelerator_type:"):
         kind = name.removeprefix("accelerator_type:")
-        return Reason("unsatisfiable", f"no node of the cluster has the accelerator {kind}")
-    return Reason(
-        "unsatisfiable",
+        return _unsatisfiable(f"no node of the cluster has the accelerator {kind}")
+    return _unsatisfiable(
         f"each worker needs {amount_of(name, amount)}, but the largest node has "
         f"{amount_of(name, best) if best else f'no {name}'}",
     )
+
+
+def _why_never_together(
+    request: Request, topology: Topology, sizes: Mapping[str, int]
+) -> Reason | None:
+    """Why no domain of the required level could hold the gang; sizes: by node, its room."""
+    level = request.required_level
+    if level is None:
+        return None
+    if (no_level := why_no_level(request, topology)) is not None:
+        return no_level
+    rooms = topology.rooms(sizes, level)
+    place = largest(rooms)
+    if rooms[place] >= request.least:
+        return None
+    return _unsatisfiable(
+        f"{needs(request)}, but the largest {level}, {name_of(place)}, has room for "
+        f"{rooms[place]} at once"
+    )
+
+
+def why_no_level(request: Request, topology: Topology) -> Reason | None:
+    """Why the required level is none of the topology; None if it is, or none is required."""
+    level = request.required_level
+    if level is None or topology.has(level):
+        return None
+    known = ", ".join(topology.levels)
+    return _unsatisfiable(
+        f"{needs(request)}, but the topology (DRAY_TOPOLOGY) has no level {level!r}, only: {known}"
+    )
+
+
+def _unsatisfiable(message: str) -> Reason:
+    return Reason("unsatisfiable", message)
 
 
 def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
@@ -283,10 +330,12 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     gangs.name_all(shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted))
     standings = _Standings(snapshot, gangs)
     ranks = [standings.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
+    running = {j.job_id: standings.rank(j, gangs.of(j.request)) for j in snapshot.running}
+    if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
+        ranks, running = _at_the_front(snapshot, ranks, running)
     # Sorted are places, and no pairs: a collector of garbage goes through all that is made here.
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     queue.sort(key=ranks.__getitem__)
-    running = {j.job_id: standings.rank(j, gangs.of(j.request)) for j in snapshot.running}
     round_ = _Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
     held = [job for job in snapshot.queue if job.held is not None]
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
@@ -337,11 +386,24 @@ class _Standings:
         return order.Rank(
             shares.Turn.QUOTA if job.job_id in self._guaranteed else turn,
             -job.priority,
-            job.place,
             user_is_ahead,
             order.work_left(job.left_s, gang.weight, job.waited_s),
             job.seq,
+            job.place,
         )
+
+
+def _at_the_front(
+    snapshot: Snapshot, ranks: Sequence[order.Rank], running: Mapping[str, order.Rank]
+) -> tuple[list[order.Rank], dict[str, order.Rank]]:
+    """The ranks with those of jobs that were moved to the front. A running one keeps its place, so
+    that nobody whom it has passed pushes it out."""
+    waiting = zip(snapshot.queue, ranks, strict=True)
+    could = [(job.queue, r) for job, r in waiting if not _is_kept_back(job, snapshot.used_up)]
+    fronts = order.Fronts(could)
+    in_queue = zip(snapshot.queue, ranks, strict=True)
+    there = {job.job_id: fronts.rank(job.queue, running[job.job_id]) for job in snapshot.running}
+    return [fronts.rank(job.queue, rank) for job, rank in in_queue], there
 
 
 def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
@@ -440,7 +502,8 @@ class _Round:
         self._nodes = nodes
         self._gangs = gangs
         self._ranks = ranks
-        self._stock = Stock(nodes, gangs)
+        self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
+        self._stock = Stock(nodes, gangs, self._topology)
         running = eviction.cheapest_first(snapshot.running, ranks)
         self._candidates = eviction.Candidates(running, ranks, snapshot.min_run_s)
         self._leaving: dict[str, int] = {}
@@ -548,11 +611,11 @@ class _Round:
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
         gang, lacking = self._gangs.of(group.request), group.lacking
-        slices = self._free.pack(gang.kind, lacking)
+        slices = self._free.pack_near(gang.kind, lacking, lacking, group.node_ids)
         if slices is not None:
             return self._grow(group, gang, slices)
         sentence = f"stands by for {workers(lacking)} of {gang.bundle_spoken}"
-        reason, ahead = self._obstacles.why(sentence, group.job_id, gang.kind, lacking)
+        reason, ahead = self._why_no_more(sentence, group, gang, lacking)
         self._set_aside(group.job_id, gang, lacking)
         self._backfill.close()
         return Stay(group.job_id, reason, ahead)
@@ -637,7 +700,7 @@ class _Round:
             return None
         if gang not in self._impossible:
             nodes = [*self._nodes, *self._to_come]
-            self._impossible[gang] = can_ever_fit(gang.request, nodes)
+            self._impossible[gang] = can_ever_fit(gang.request, nodes, self._topology)
         return self._impossible[gang]
 
     def _lacks_nodes(self, gang: Gang) -> Reason | None:
@@ -645,7 +708,7 @@ class _Round:
         if self._stock.whole(gang.kind) >= gang.least:
             return None
         if gang not in self._too_large:
-            reason = can_ever_fit(gang.request, self._nodes)
+            reason = can_ever_fit(gang.request, self._nodes, self._topology)
             if reason is not None:
                 why = reason.message if self._nodes else "there is none that it could use"
                 message = f"{gang.needs}, and waits for nodes: {why}"
@@ -744,12 +807,18 @@ class _Round:
                 reason = Reason(room.code, f"{sentence}; {room.message}")
                 return Stay(group.job_id, reason, room.holders)
             most = min(most, room.workers)
-        slices = self._open.now.pack_most(kind, 1, most)
+        slices = self._open.now.pack_near(kind, 1, most, group.node_ids)
         if slices is not None:
             if limits is not None:
                 limits.take(group.job_id, kind, count(slices))
             return self._grow(group, gang, slices)
-        return Stay(group.job_id, *self._obstacles.why(sentence, group.job_id, kind, 1))
+        return Stay(group.job_id, *self._why_no_more(sentence, group, gang, 1))
+
+    def _why_no_more(
+        self, sentence: str, group: Growing, gang: Gang, least: int
+    ) -> tuple[Reason, tuple[str, ...]]:
+        free = self._free.room_near(gang.kind, group.node_ids)
+        return self._obstacles.why(sentence, group.job_id, gang.kind, least, free)
 
     def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
         self._take(group.job_id, gang.kind, slices)

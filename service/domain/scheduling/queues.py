@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.domain.scheduling.slots import EPSILON, Node, amount_of
 
@@ -12,6 +12,8 @@ DEFAULT = "default"
 """The queue of a job that names none; it is always there."""
 
 ACCELERATOR = "accelerator_type:"
+MAX_NAMES = {"quota": 64, "limit": 64, "user_limit": 64, "user_weights": 1000}
+"""Most resources, or users, in each: the scheduler reads all of them in each round."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Queue:
     name: str
     weight: float = 1.0
     """Its share of what all queues use, beside the weights of the others."""
+    user_weights: Mapping[str, float] = field(default_factory=dict)
+    """Each user's share of what the queue uses, beside those of the others; 1 if not named."""
     quota: Mapping[str, float] = field(default_factory=dict)
     """Guaranteed: what others borrow of it is given back when its own jobs need it."""
     limit: Mapping[str, float] = field(default_factory=dict)
@@ -45,10 +49,13 @@ class Queue:
     def bounds_waiting(self) -> bool:
         return self.max_queued is not None or self.max_queued_per_user is not None
 
+    def weight_of(self, owner: str) -> float:
+        return self.user_weights.get(owner, 1.0)
+
 
 def changed(queue: Queue, changes: Mapping[str, Any]) -> Queue:
-    """The queue after a merge patch (RFC 7396): null stands for the default, and within amounts it
-    removes a resource."""
+    """The queue after a merge patch (RFC 7396): null stands for the default, and within an object
+    it removes a name."""
     given: dict[str, Any] = {}
     for rule in fields(Queue):
         if rule.name not in changes:
@@ -65,13 +72,27 @@ def changed(queue: Queue, changes: Mapping[str, Any]) -> Queue:
     return replace(queue, **given)
 
 
-def contradiction(queue: Queue) -> tuple[str, str] | None:
-    """The field (a JSON pointer) that another one makes impossible, and why; None if all fits."""
+class Unfit(NamedTuple):
+    """Why the rules of a queue can't be taken."""
+
+    pointer: str
+    message: str
+    hint: str
+
+
+def unfit(queue: Queue) -> Unfit | None:
+    """The rule that is too long, or that another one makes impossible; None if all fit."""
+    for rule, bound in MAX_NAMES.items():
+        number = len(getattr(queue, rule))
+        if number > bound:
+            message = f"would have {number:,} names, and may have {bound:,}"
+            return Unfit(f"/{rule}", message, "leave some out; null removes one that is there")
     for name, amount in queue.quota.items():
         most = queue.limit.get(name)
         if most is not None and most < amount:
             of_quota = f"below the quota of {spoken(name, amount)}"
-            return f"/limit/{name}", f"is {spoken(name, most)}, {of_quota}"
+            message = f"is {spoken(name, most)}, {of_quota}"
+            return Unfit(f"/limit/{name}", message, "raise the limit or lower the quota")
     return None
 
 

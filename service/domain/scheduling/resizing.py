@@ -14,6 +14,11 @@ LACKING_PAUSE = timedelta(seconds=2)
 """Before a group that stands by is granted slots again, if it could not take the last ones."""
 GROWING_PAUSE = timedelta(seconds=30)
 """The same of one that trains: others may be using the cluster for long."""
+RECALL_LIMIT = timedelta(minutes=2)
+"""For a group to report what it holds after it was asked for slots. It takes seconds, and more than
+this only where processes can't be ended or nobody listens."""
+KEEPING_PAUSE = timedelta(minutes=10)
+"""Before a group is asked for slots again that kept all of the last ones, or did not answer."""
 
 
 class NotItsOwn(ValueError):

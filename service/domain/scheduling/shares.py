@@ -1,14 +1,14 @@
-"""The turns of queues, by quota and weight, and of their users, by how much they have used.
+"""The turns of queues, by quota and weight, and of their users, by weight.
 
 Use is counted in cluster-seconds: the seconds that a job held slots, times its dominant share of
 the cluster. It decays, so that what was long ago counts little. A queue, or a user, is ahead once
-it has used clearly more than its share of what all have used that have unfinished jobs.
+it has used clearly more than its share, by weight, of what all have used that have unfinished jobs.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -17,11 +17,13 @@ from service.domain.scheduling.slots import EPSILON
 
 HALF_LIFE_S = 14 * 86400.0
 """After which use counts half."""
+REMEMBERED_S = 4 * HALF_LIFE_S
+"""How far a new leader looks back; of what is older a sixteenth would be left."""
 QUEUE_SLACK_S = 600.0
 """Cluster-seconds beyond its share at which a queue is ahead."""
 USER_SLACK_S = 4 * 3600.0
-"""The same of a user of all of the cluster, and less where the queue has only a share of it. It is
-long enough for the order by work left to be worth while."""
+"""The same of a user, if all in its queue have equal weights and the queue has all of the cluster;
+else it is less. It is long enough for the order by work left to be worth while."""
 
 Account = tuple[str, str]
 """A queue and one of its users."""
@@ -80,7 +82,7 @@ class Standings:
         used_s: Mapping[Account, float],
         active: Iterable[Account],
     ) -> None:
-        named = {queue.name: queue.weight for queue in queues}
+        named = {queue.name: queue for queue in queues}
         users: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for queue, owner in active:
             users[queue][owner] = used_s.get((queue, owner), 0.0)
@@ -88,18 +90,15 @@ class Standings:
         for (queue, _), seconds in used_s.items():
             if queue in of_queues:
                 of_queues[queue] += seconds
-        weights = {name: named.get(name, 1.0) for name in of_queues}
+        rules = {name: named.get(name, Queue(name)) for name in of_queues}
+        weights = {name: queue.weight for name, queue in rules.items()}
         self._queues = _ahead(of_queues, weights, QUEUE_SLACK_S)
         whole = sum(weights.values())
-        self._users = {
-            (queue, owner)
-            for queue, of_users in users.items()
-            for owner in _ahead(
-                of_users,
-                dict.fromkeys(of_users, 1.0),
-                USER_SLACK_S * weights[queue] / whole,
-            )
-        }
+        self._users = set()
+        for name, of_users in users.items():
+            of_each = {owner: rules[name].weight_of(owner) for owner in of_users}
+            slack_s = _user_slack_s(of_each.values()) * weights[name] / whole
+            self._users |= {(name, owner) for owner in _ahead(of_users, of_each, slack_s)}
 
     def turn(self, queue: str) -> Turn:
         """Of its jobs beyond its quota."""
@@ -116,6 +115,12 @@ def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: f
         for name, seconds in used_s.items()
         if seconds - used * weights[name] / weight > slack_s
     }
+
+
+def _user_slack_s(weights: Collection[float]) -> float:
+    """How far a user of a queue that has all of the cluster may be beyond its share. Another user
+    lacks as much, and of the one with the least weight that would be a large part of its share."""
+    return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 
 def within_quota(queues: Iterable[Queue], claims: Sequence[Claim]) -> set[str]:

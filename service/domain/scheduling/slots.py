@@ -1,7 +1,7 @@
 """Slots as plain data: the request of a gang, the resources of nodes, and how one fits the other.
 
 Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Labels of nodes are
-treated as resources, too (`service.config.node_types`).
+among the resources here and in the bundles of jobs (`service.config.node_types`), and nowhere else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from dray.spec import Elastic, Resources
 from ray_workers.shared.contracts import Slice
@@ -38,11 +38,17 @@ class Request:
     bundle: Mapping[str, float]
     min_workers: int | None = None
     """With how few an elastic gang may start and go on; None: all of them or none."""
+    required_level: str | None = None
+    """The level of the topology of which one domain must hold the gang; None: none must."""
 
     @functools.cached_property
     def kind(self) -> Kind:
         """The same for equal bundles, whatever the order of their resources."""
         return tuple(sorted(self.bundle.items()))
+
+    def of_size(self, num_workers: int) -> Request:
+        """The same for so many workers, and no fewer."""
+        return replace(self, num_workers=num_workers, min_workers=None)
 
     @property
     def least(self) -> int:
@@ -67,6 +73,25 @@ class Node:
     available_to_us: Mapping[str, float]
     """The resources that a launch may take now: see `offered`."""
     accepted: bool = True
+    quarantined: Mapping[str, float] = field(default_factory=dict)
+    """Resources of slots in which processes of ended attempts are stuck: no end of a job frees
+    them."""
+
+    @classmethod
+    def labelled(
+        cls,
+        node_id: str,
+        total: Mapping[str, float],
+        available_to_us: Mapping[str, float],
+        labels: Mapping[str, str],
+        *,
+        accepted: bool = True,
+        quarantined: Mapping[str, float] | None = None,
+    ) -> Node:
+        """With its labels among its resources."""
+        found = label_resources(labels)
+        here, free = {**total, **found}, {**available_to_us, **found}
+        return cls(node_id, here, free, accepted, quarantined or {})
 
 
 def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
@@ -80,7 +105,7 @@ def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
         bundle[f"accelerator_type:{resources.accelerator}"] = ACCELERATOR_SHARE
     bundle |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
     least = None if elastic is None else elastic.min_workers
-    return Request(resources.num_workers, bundle, least)
+    return Request(resources.num_workers, bundle, least, resources.required_topology)
 
 
 def offered(
@@ -179,10 +204,21 @@ def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None
         free[NUM_GPUS] += 0 if is_part_of_gpu(bundle) else times * gpus
 
 
+def free_again(free: dict[str, float], node: Node, bundle: Mapping[str, float], times: int) -> None:
+    """Return so many bundles that a job had on the node to what it has free, up to what it can
+    have."""
+    add(free, bundle, times)
+    for name in bundle:
+        most = node.total.get(name, 0.0) - node.quarantined.get(name, 0.0)
+        free[name] = max(0.0, min(free[name], most))
+
+
 def needs(request: Request) -> str:
-    """`needs 2 workers of 1 CPU`."""
+    """`needs 2 workers of 1 CPU within one rack`."""
     at_least = "at least " if request.min_workers is not None else ""
-    return f"needs {at_least}{workers(request.least)} of {bundle_of(request)}"
+    level = request.required_level
+    within = "" if level is None else f" within one {level}"
+    return f"needs {at_least}{workers(request.least)} of {bundle_of(request)}{within}"
 
 
 def workers(number: int) -> str:

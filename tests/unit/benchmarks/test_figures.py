@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.figures import Spread, median_of_ratios, ratio_of_medians
+from benchmarks.figures import Spread, median_of_ratios, ratio_of_medians, ratio_of_percentiles
 
 
 def lognormal(median: float, count: int, seed: int) -> list[float]:
@@ -16,6 +16,12 @@ def lognormal(median: float, count: int, seed: int) -> list[float]:
 def test_the_ratio_is_that_of_the_medians() -> None:
     ratio = ratio_of_medians([1.0, 2.0, 30.0], [4.0, 8.0, 9.0])
     assert ratio.value == 0.25
+    assert ratio.low <= ratio.value <= ratio.high
+
+
+def test_the_ratio_of_a_percentile_is_that_of_the_slowest() -> None:
+    ratio = ratio_of_percentiles([1.0] * 50 + [8.0] * 50, [1.0] * 50 + [2.0] * 50, 99)
+    assert ratio.value == 4.0
     assert ratio.low <= ratio.value <= ratio.high
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from benchmarks.scheduler import batch_size, measure, replay, snapshots, traces, workloads
+from benchmarks import report
+from benchmarks.scheduler import (
+    batch_size,
+    locality,
+    measure,
+    replay,
+    snapshots,
+    traces,
+    workloads,
+)
 from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.elastic_policy import ElasticPolicy
 from benchmarks.scheduler.replay import ReplayedJob
@@ -177,6 +187,61 @@ def test_a_drawn_snapshot_has_jobs_of_each_sort_and_holds_no_more_than_there_is(
         )
     codes = {d.reason.code for d in plan(drawn, snapshots.NOW) if isinstance(d, Wait)}
     assert codes >= {"waiting_for_slots", "user_limit", "waiting_for_jobs", "backing_off", "held"}
+
+
+def test_a_drawn_snapshot_may_be_in_racks_which_some_gangs_require() -> None:
+    racked = snapshots.racked(snapshots.drawn(300, num_nodes=20), 0.5)
+    assert {job.request.required_level for job in racked.queue} == {None, "rack"}
+    codes = {d.reason.code for d in plan(racked, snapshots.NOW) if isinstance(d, Wait)}
+    assert codes >= {"waiting_for_slots", "user_limit", "waiting_for_jobs", "backing_off", "held"}
+
+
+def test_gangs_of_a_drawn_workload_are_nearer_with_a_topology(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locality, "NUM_JOBS", 60)
+    near, far = locality.play(0.6, 0, locality.LEVELS), locality.play(0.6, 0, ())
+    assert mean(near.num_racks) < mean(far.num_racks)
+    assert len(near.waited_s) == len(far.waited_s) == 60
+    assert all(locality.play(0.6, 0, locality.LEVELS, "rack").within["rack"])
+
+
+def test_a_replay_tells_the_gpus_that_each_round_held(application: traces.Application) -> None:
+    jobs = [job(application, gpus=2), job(application, "b", at=61.0)]
+    held = replay.replay(jobs, Tiresias())
+    assert held[:3] == [2, 2, 3]
+    assert sum(held) * replay.ROUND_S == sum(one.gpu_s for one in jobs)
+
+
+def figures(scale: float) -> measure.Figures:
+    slowdown = {"user-0": 2.0 * scale, "user-1": 1.5 * scale}
+    return measure.Figures([scale * t for t in (90.0, 700.0, 4000.0)], slowdown, [3, 64, 8] * 10)
+
+
+def test_plots_have_a_panel_for_each_workload_and_are_kept_beside_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'bench' is not installed")
+    from benchmarks.scheduler import pictures
+
+    pairs = {number: measure.Pair(figures(1.0), figures(number)) for number in (1, 2, 3, 4)}
+    drawn = pictures.draw(pairs, pairs)
+    assert drawn == pictures.draw(pairs, pairs), "the same data gives the same file"
+    for picture in drawn:
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)
+        assert {"Tiresias", "dray", *(f"published {number}" for number in pairs)} <= {*texts}
+    result = report.Result("plots", "Plots", (), (), (), pictures=drawn)
+    page = report.write(result, {"cores": "2"}, "today", tmp_path)
+    for picture in drawn:
+        assert (tmp_path / f"{picture.name}.svg").read_text() == picture.svg
+        assert f"![{picture.caption}]({picture.name}.svg)" in page
+    assert "<svg" not in (tmp_path / "plots.json").read_text()
+
+
+def test_every_plot_of_the_pages_is_there() -> None:
+    root = Path(report.__file__).parents[1]
+    for page in ("benchmarks/results/README.md", "docs/scheduling.md"):
+        named = re.findall(r"!\[[^]]*\]\(([^)]*\.svg)\)", (root / page).read_text())
+        assert named
+        assert all(((root / page).parent / name).is_file() for name in named)
 
 
 @pytest.mark.skipif(measure.data_folder() is None, reason=f"{measure.DATA} names no traces")

@@ -13,12 +13,14 @@ from tests.unit.cli.running import Cli
 def test_a_queue_is_set_listed_shown_and_deleted(cli: Cli) -> None:
     shown = cli(
         *("queue", "set", "cli-night", "--weight", "2", "--quota", "GPU=4", "--limit", "GPU=8"),
+        *("--user-weight", "ann=2.5", "--user-weight", "bob=0.5"),
         *("--limit", "memory=64GiB", "--max-running-per-user", "2", "--max-queued", "20"),
         *("--max-priority", "60"),
     )
     assert shown.splitlines() == [
         "name       cli-night",
         "weight     2",
+        "weights    ann 2.5, bob 0.5; other users 1",
         "quota      4 GPU",
         "limit      8 GPU, 64.0 GiB of memory, 20 waiting",
         "each user  2 running",
@@ -31,6 +33,9 @@ def test_a_queue_is_set_listed_shown_and_deleted(cli: Cli) -> None:
     changed = cli("queue", "set", "cli-night", "--limit", "memory=none", "--max-queued", "none")
     assert "limit      8 GPU\n" in changed
     assert "weight     2\n" in changed
+    changed = cli("queue", "set", "cli-night", "--user-weight", "ann=none")
+    assert "weights    bob 0.5; other users 1\n" in changed
+    assert "weights " not in cli("queue", "set", "cli-night", "--user-weight", "bob=none")
     head, *lines = cli("queue", "ls").splitlines()
     assert head.split() == ["NAME", "WAITING", "RUNNING", "HOLDS", "LIMIT", "QUOTA", "WEIGHT"]
     (line,) = [line for line in lines if line.startswith("cli-night")]
@@ -46,15 +51,15 @@ def test_a_queue_is_set_listed_shown_and_deleted(cli: Cli) -> None:
 
 
 def test_the_jobs_of_a_queue_are_shown_by_user(cli: Cli, server: LiveServer) -> None:
-    server.queue("cli-users")
+    server.queue("cli-users", user_weights={"default": 4})
     server.trains(3, queue="cli-users")
     held = server.submit(queue="cli-users")
     cli("hold", held)
     shown = cli("queue", "show", "cli-users")
     assert "waiting    1 (1 held)\nrunning    1\nholds      3 CPU\n" in shown
     head, line = shown.splitlines()[-2:]
-    assert head.split() == ["USER", "WAITING", "RUNNING", "HOLDS"]
-    assert line.split() == ["default", "1", "1", "3", "CPU"]
+    assert head.split() == ["USER", "WEIGHT", "WAITING", "RUNNING", "HOLDS"]
+    assert line.split() == ["default", "4", "1", "1", "3", "CPU"]
     cli("queue", "delete", "cli-users", exits=3)
     assert "2 jobs in the queue 'cli-users' have not ended" in cli.err
     assert "hint: move or cancel them first" in cli.err
@@ -69,6 +74,9 @@ def test_the_jobs_of_a_queue_are_shown_by_user(cli: Cli, server: LiveServer) -> 
         (("queue", "set", "x", "--limit", "CPU=inf"), "'inf' is no number"),
         (("queue", "set", "x", "--max-queued", "1.5"), "'1.5' is no whole number"),
         (("queue", "set", "x", "--limit", "gpu=1"), "there is no resource 'gpu'"),
+        (("queue", "set", "x", "--user-weight", "ann"), "write 'ann' as USER=WEIGHT"),
+        (("queue", "set", "x", "--user-weight", "ann=nan"), "'nan' is no number"),
+        (("queue", "set", "x", "--user-weight", "ann=-1"), "(at /user_weights/ann)"),
         (("queue", "set", "x", "--weight", "0"), "must be greater than 0 (at /weight)"),
         (
             ("queue", "set", "x", "--quota", "GPU=2", "--limit", "GPU=1"),

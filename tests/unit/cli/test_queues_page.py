@@ -16,10 +16,12 @@ TOUR_TAKES_S = 200
 def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     with serving(tmp_path / "home") as server:
         said = run_tour(server, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
-    made, changed, filled, refused, placed, by_http, deleted = said
+    made, changed, weighted, filled, refused, placed, by_http, deleted = said
     assert re.search(r"^night +0 +0 +- +8 CPU, 64.0 GiB of memory", made, flags=re.MULTILINE)
     assert "limit      8 CPU\n" in changed
     assert "priority   up to 60\n" in changed
+    assert "weights    ann 2, bob 0.5; other users 1\n" in weighted
+    assert "weights    ann 2; other users 1\n" in weighted
     assert "limit      8 CPU, 0 running\n" in filled
     assert "waiting    2\n" in filled
     assert "there is no queue 'nigth'; there are default, night (at /queue)" in refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ def test_a_queue_is_made_changed_listed_and_deleted(client: Client) -> None:
     assert (made.limit, made.max_queued) == ({"GPU": 8.0, "memory": 8.0 * 2**30}, 3)
     changed = client.set_queue("sdk", limit={"memory": None}, max_queued=None)
     assert (changed.limit, changed.max_queued) == ({"GPU": 8.0}, None)
+    changed = client.set_queue("sdk", user_weights={"ann": 2})
+    assert (changed.limit, changed.user_weights) == ({"GPU": 8.0}, {"ann": 2.0})
     assert client.queue("sdk") == changed
     assert changed in client.queues()
     with pytest.raises(errors.InvalidQueue) as told:
@@ -62,6 +65,18 @@ def test_a_job_is_held_released_moved_and_raised(client: Client) -> None:
     client.cancel(job.id)
     with pytest.raises(errors.JobFinished):
         client.hold(job.id)
+
+
+def test_of_two_who_make_a_queue_at_once_neither_loses_a_rule(server: LiveServer) -> None:
+    rules = [{"weight": 2}, {"max_queued": 3}, {"limit": {"GPU": 8}}, {"user_weights": {"ann": 2}}]
+    with Client(server.url) as client, ThreadPoolExecutor(len(rules)) as threads:
+        for number in range(5):
+            name = f"sdk-at-once-{number}"
+            list(threads.map(lambda rule, name=name: client.set_queue(name, **rule), rules))
+            made = client.queue(name)
+            assert (made.weight, made.max_queued) == (2.0, 3)
+            assert (made.limit, made.user_weights) == ({"GPU": 8.0}, {"ann": 2.0})
+            client.delete_queue(name)
 
 
 def test_a_deletion_whose_answer_was_lost_is_done(server: LiveServer) -> None:

@@ -30,13 +30,14 @@ from service.costs.prices_file import PricesFile
 from service.costs.reports import Costs
 from service.db.repositories import attempts, jobs
 from service.db.session import Database
+from service.domain.costs.prices import Prices
 from service.ingest import attempt_results
-from service.ingest.attempt_results import Recorded
+from service.ingest.attempt_results import Received, Recorded
 from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
-from service.lifecycle import transitions
+from service.lifecycle import claims
 from service.queues.service import Queues
 from service.storage.storage import Storage
 
@@ -159,21 +160,16 @@ class Service:
 
     def claim(
         self, job_id: str, attempt_seen: int = 0, *, workers: int = 1, queue: str | None = None
-    ) -> transitions.Claimed | None:
-        def work(session: Session) -> transitions.Claimed | None:
+    ) -> claims.Claimed | None:
+        def work(session: Session) -> list[claims.Claimed | None]:
             row = jobs.get(session, job_id)
-            return transitions.claim(
-                session,
-                job_id,
-                attempt_seen,
-                (Slice("node-a", workers),),
-                {"CPU": 1.0},
-                "session-1",
-                self.now,
-                queue_seen=queue or (row.queue if row else ""),
-            )
+            seen = queue or (row.queue if row else "")
+            slices = (Slice("node-a", workers),)
+            wanted = claims.Wanted(job_id, attempt_seen, seen, slices, {"CPU": 1.0})
+            return claims.claim(session, [wanted], "session-1", self.now)
 
-        return self.database.write_sync(work)
+        (claimed,) = self.database.write_sync(work)
+        return claimed
 
     async def running(self, **fields: Any) -> str:
         """A job whose first attempt trains."""
@@ -212,15 +208,26 @@ class Service:
             lambda s: attempts.get(s, job_id, attempt).cursor  # type: ignore[union-attr]
         )
 
-    def store(self, job_id: str, attempt: int, reply: PollReply, **more: Any) -> Recorded:
-        return self.database.write_sync(
+    def store(
+        self,
+        job_id: str,
+        attempt: int,
+        reply: PollReply,
+        *,
+        prices: Prices | None = None,
+        **more: Any,
+    ) -> Recorded:
+        received = Received(job_id, attempt, reply, **more)
+        (recorded,) = self.database.write_sync(
             lambda session: attempt_results.record(
                 session,
                 self.storage,
-                *(job_id, attempt, reply, self.now),
-                **{"prices": self.prices.current(), **more},
+                [received],
+                self.now,
+                prices=prices or self.prices.current(),
             )
         )
+        return recorded
 
     def report(
         self,

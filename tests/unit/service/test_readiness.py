@@ -77,6 +77,7 @@ def node(name: str, problem: str | None = None) -> ClusterNode:
         labels={},
         is_starting=False,
         is_released=False,
+        is_never_released=False,
     )
 
 

@@ -70,6 +70,18 @@ def test_a_queue_is_made_shown_changed_and_deleted(http: httpx.Client) -> None:
     assert http.patch("/v1/queues/life", json={}).status_code == 404
 
 
+def test_a_change_makes_the_queue_if_it_is_asked_to(http: httpx.Client) -> None:
+    rules = {"user_weights": {"ann": 2, "bob": None}, "limit": {"GPU": None}, "weight": 3}
+    for _ in range(2):
+        made = http.patch("/v1/queues/made?create=true", json=rules)
+        assert made.status_code == 200
+        assert made.json()["user_weights"] == {"ann": 2.0}
+        assert (made.json()["weight"], made.json()["limit"]) == (3.0, {})
+    refused = http.patch("/v1/queues/other?make=true", json=rules)
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_parameter")
+    assert http.delete("/v1/queues/made").status_code == 204
+
+
 def test_an_answer_that_has_not_changed_is_not_sent_again(http: httpx.Client) -> None:
     etag = http.get("/v1/queues/default").headers["etag"]
     assert http.get("/v1/queues/default", headers={"If-None-Match": etag}).status_code == 304
@@ -78,6 +90,12 @@ def test_an_answer_that_has_not_changed_is_not_sent_again(http: httpx.Client) ->
 BAD_RULES: list[tuple[Any, str, str]] = [
     ({"weight": 0}, "/weight", "greater than 0"),
     ({"weight": "1"}, "/weight", "must be a number"),
+    ({"user_weights": {"ann": 0}}, "/user_weights/ann", "greater than 0"),
+    ({"user_weights": {"ann": -0.5}}, "/user_weights/ann", "greater than 0"),
+    ({"user_weights": {"ann": 1e7}}, "/user_weights/ann", "less than or equal to 1000000"),
+    ({"user_weights": {"ann": "2"}}, "/user_weights/ann", "must be a number"),
+    ({"user_weights": {"a/b": 1}}, "/user_weights/a~1b", "pattern"),
+    ({"user_weights": 2}, "/user_weights", "object"),
     ({"limit": {"gpu": 1}}, "/limit/gpu", "there is no resource 'gpu'"),
     ({"limit": {"a/b": 1}}, "/limit/a~1b", "there is no resource 'a/b'"),
     ({"quota": {"GPU": -1}}, "/quota/GPU", "number from 0"),
@@ -109,7 +127,16 @@ def test_bad_rules_are_told_with_their_place(
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{", b'{"weight": NaN}', b'{"weight": 1e999}', b'{"budget": NaN}']
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"weight": NaN}',
+        b'{"weight": 1e999}',
+        b'{"budget": NaN}',
+        b'{"user_weights": {"ann": NaN}}',
+    ],
 )
 def test_a_body_that_is_no_document_is_refused(
     guarded: LiveServer, root: httpx.Client, body: bytes
@@ -134,6 +161,22 @@ def test_a_limit_below_the_quota_is_told(guarded: LiveServer, root: httpx.Client
     assert problem["pointer"] == "/limit/GPU"
 
 
+def test_more_names_than_a_rule_may_have_are_refused(
+    guarded: LiveServer, root: httpx.Client
+) -> None:
+    before = held(guarded)
+    names = {f"accelerator_type:A{n}": 1 for n in range(20_000)}
+    for method in ("PUT", "PATCH"):
+        response = root.request(method, "/v1/queues/default", json={"limit": names})
+        problem = check(guarded, response, 422, "invalid_queue")
+        assert (problem["pointer"], problem["detail"]) == (
+            "/limit",
+            "would have 20,000 names, and may have 64",
+        )
+        assert "null removes one" in problem["hint"]
+    assert held(guarded) == before
+
+
 def test_only_an_admin_changes_queues(
     guarded: LiveServer, root: httpx.Client, user: httpx.Client
 ) -> None:
@@ -141,6 +184,8 @@ def test_only_an_admin_changes_queues(
         body = {} if method == "DELETE" else {"json": {}}
         problem = check(guarded, user.request(method, "/v1/queues/day", **body), 403, "forbidden")
         assert ":admin" in problem["hint"]
+    own = user.patch("/v1/queues/day?create=true", json={"user_weights": {"ann": 9}})
+    check(guarded, own, 403, "forbidden")
     assert guarded.ask("PUT", "/v1/queues/day", json={}).status_code == 401
     make(root, "day")
     assert user.get("/v1/queues/day").status_code == 200

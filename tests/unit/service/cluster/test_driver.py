@@ -305,3 +305,34 @@ async def test_nodes_are_asked_for_by_resources_and_by_labels(
         {"bundles": [{"CPU": 4.0}]},
         {"bundles": []},
     ]
+
+
+async def test_the_head_and_control_nodes_keep_their_agents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Supervisors live there, whatever the autoscaler is left."""
+    has = {
+        "head": {"CPU": 4.0, driver.HEAD_RESOURCE: 1.0},
+        "control": {"CPU": 1.0, driver.CONTROL_RESOURCE: 1.0},
+        "worker": {"CPU": 4.0},
+        "gone": {driver.CONTROL_RESOURCE: 1.0},
+    }
+    nodes = [
+        {"NodeID": name, "Alive": name != "gone", "Resources": r, "NodeManagerHostname": name}
+        for name, r in has.items()
+    ]
+    monkeypatch.setattr(driver.ray, "nodes", lambda: nodes)
+    for name in ("available_by_node", "drained_nodes"):
+        monkeypatch.setattr(driver.compat_ray, name, dict)
+    met: list[Any] = []
+
+    class Agents(dict[str, Any]):
+        def meet(self, there: Any, heads: Any, **_: Any) -> None:
+            met.append((there, heads))
+
+    cluster = RayCluster(CONFIG)
+    cluster._session, cluster._dashboard_url = "session", None
+    monkeypatch.setattr(cluster, "_agents", Agents())
+    seen = await cluster.snapshot()
+    assert [n.node_id for n in seen.nodes if n.is_never_released] == ["head", "control"]
+    assert met == [(["head", "control", "worker"], {"head", "control"})]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from dray import views
 from ray_workers.shared.contracts import Cause, FrameKind, Phase, Slice
@@ -15,6 +16,8 @@ from service.cluster.port import ClusterSnapshot
 from service.costs.prices_file import PricesFile
 from service.costs.reports import Costs
 from service.costs.spending import FRESH_FOR, UsedUpBudgets
+from service.db.models import AttemptCostRow
+from service.db.repositories import costs as costs_repository
 from service.db.repositories import queues as queues_repository
 from service.db.session import Database
 from service.lifecycle import resizing
@@ -271,3 +274,26 @@ async def test_a_budget_without_prices_stops_nothing_and_says_so(service: Servic
     )
     assert found == {}
     assert isinstance(service.costs, Costs)
+
+
+async def test_a_first_cost_that_comes_while_a_report_is_read_breaks_nothing(
+    service: Service,
+) -> None:
+    """On PostgreSQL each statement of a transaction may see more than the one before."""
+    hour = {"since": START, "until": START + timedelta(hours=1), "currency": "EUR"}
+    amounts = dict.fromkeys(costs_repository.AMOUNTS, 1.0)
+    row = AttemptCostRow(job_id="j", attempt=1, queue="q", owner="ann", **hour, **amounts)
+
+    def work(session: Session) -> dict[tuple[str, str], costs_repository.CostSum]:
+        read = session.scalars
+
+        def read_and_then(query: Any) -> list[Any]:
+            found = list(read(query))
+            costs_repository.put(session, row)
+            return found
+
+        session.scalars = read_and_then  # type: ignore[method-assign, assignment]
+        return costs_repository.between(session, "owner", START, START + timedelta(days=1))
+
+    ((key, found),) = service.database.write_sync(work).items()
+    assert (key, found.num_jobs, found.amounts["total"]) == (("ann", "EUR"), 1, 0.0)

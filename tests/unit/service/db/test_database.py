@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import text
-from sqlalchemy.exc import OperationalError, StatementError
+from sqlalchemy import event, text
+from sqlalchemy.exc import IntegrityError, OperationalError, StatementError
 from sqlalchemy.orm import Session
 
+from service.db import session as db_session
 from service.db.migrate import SchemaTooNew, migrate
 from service.db.models import Base, DeploymentRow
 from service.db.notifications import Signals
@@ -90,6 +92,105 @@ async def test_a_read_sees_one_moment(database: Database) -> None:
 async def test_many_writers_at_once_all_succeed(database: Database) -> None:
     await asyncio.gather(*(database.write(lambda s, n=n: add(s, f"d{n:02d}")) for n in range(24)))
     assert len(names(database)) == 24
+
+
+class Held:
+    """A writer of SQLite that is held up while others queue behind it; counts the commits."""
+
+    def __init__(self, sqlite_url: str) -> None:
+        self.database = Database(sqlite_url)
+        migrate(self.database)
+        self.commits = 0
+        event.listen(self.database.engine, "commit", self._count)
+        self._has_begun, self._gate = threading.Event(), threading.Event()
+        self._holding = asyncio.ensure_future(self.database.write(self._hold))
+
+    @classmethod
+    async def on(cls, sqlite_url: str) -> Held:
+        held = cls(sqlite_url)
+        await asyncio.to_thread(held._has_begun.wait)
+        return held
+
+    def _hold(self, _: Session) -> None:
+        self._has_begun.set()
+        self._gate.wait()
+
+    def _count(self, _: object) -> None:
+        self.commits += 1
+
+    async def let_go(self, *writes: asyncio.Future[None]) -> list[BaseException | None]:
+        """What became of the writes."""
+        await asyncio.sleep(0)  # they are queued
+        self._gate.set()
+        await self._holding
+        return await asyncio.gather(*writes, return_exceptions=True)
+
+    def write(self, work: Callable[[Session], None]) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self.database.write(work))
+
+
+async def test_writes_that_wait_for_the_writer_share_a_commit(sqlite_url: str) -> None:
+    held = await Held.on(sqlite_url)
+    writes = [held.write(lambda s, n=n: add(s, f"d{n}")) for n in range(5)]
+    assert await held.let_go(*writes) == [None] * 5
+    assert names(held.database) == [f"d{n}" for n in range(5)]
+    assert held.commits == 1
+    held.database.close()
+
+
+async def test_of_writes_that_share_a_commit_one_that_fails_fails_alone(sqlite_url: str) -> None:
+    held = await Held.on(sqlite_url)
+    told: list[frozenset[str] | None] = []
+
+    def refused(session: Session) -> None:
+        add(session, "half")
+        session.flush()
+        raise ValueError("no")
+
+    def good(session: Session) -> None:
+        add(session, "good")
+        notify(session, "job-01arz3ndektsv4rrffq69g5fav")
+
+    held.database.on_commit(told.append)
+    first, second = await held.let_go(held.write(refused), held.write(good))
+    assert isinstance(first, ValueError)
+    assert second is None
+    assert names(held.database) == ["good"]
+    assert told == [None, frozenset({"job-01arz3ndektsv4rrffq69g5fav"})]
+    held.database.close()
+
+
+async def test_an_error_of_the_database_is_of_the_write_that_made_it(sqlite_url: str) -> None:
+    held = await Held.on(sqlite_url)
+    writes = [held.write(lambda s, n=n: add(s, n)) for n in ("a", "b", "a", "c")]
+    answers = await held.let_go(*writes)
+    assert [type(answer) for answer in answers] == [
+        *(type(None), type(None)),
+        *(IntegrityError, type(None)),
+    ]
+    assert names(held.database) == ["a", "b", "c"]
+    held.database.close()
+
+
+async def test_a_write_whose_caller_has_gone_is_not_made(sqlite_url: str) -> None:
+    held = await Held.on(sqlite_url)
+    gone, stays = (held.write(lambda s, n=n: add(s, n)) for n in ("gone", "stays"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await held.let_go(gone, stays)
+    assert names(held.database) == ["stays"]
+    held.database.close()
+
+
+async def test_more_writes_than_fit_into_one_commit_are_all_made(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db_session, "MAX_SHARED_S", 0.0)
+    monkeypatch.setattr(db_session, "MAX_SHARED_WRITES", 3)
+    held = await Held.on(sqlite_url)
+    await held.let_go(*(held.write(lambda s, n=n: add(s, f"d{n:02d}")) for n in range(10)))
+    assert names(held.database) == [f"d{n:02d}" for n in range(10)]
+    held.database.close()
 
 
 async def test_times_come_back_in_utc_and_sort_as_times(database: Database) -> None:

@@ -234,6 +234,12 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     of = {"job_id": JOB, "attempt": 1, "queue": "default", "owner": "ann", "currency": "EUR"}
     span = {"since": START, "until": START + timedelta(seconds=40)}
     yield models.AttemptCostRow, {**of, **span, **cost}
+    del of["currency"]
+    slots = {"slices": [{"node_id": "node-a", "num_workers": 1}], "bundle": {"CPU": 1.0}}
+    yield (
+        models.DeletedAttemptRow,
+        {**of, **slots, "job_id": "job-deleted", "created_at": START, "finished_at": START},
+    )
     yield from faults()
     yield from forecasts()
     yield from surroundings()
@@ -339,7 +345,16 @@ def uploaded() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
     pack_row = {"key": "code/a/packs/1", "owner": "ann", "size_bytes": 9, "used_at": START}
     yield models.CodePackRow, pack_row
     place = {"pack": "code/a/packs/1", "start": 0, "size_bytes": 9}
-    yield models.QueueRow, {"name": "night", "weight": 2.0, "limit": {"GPU": 8.0}, "max_queued": 5}
+    yield (
+        models.QueueRow,
+        {
+            "name": "night",
+            "weight": 2.0,
+            "user_weights": {"ann": 2.0},
+            "limit": {"GPU": 8.0},
+            "max_queued": 5,
+        },
+    )
     yield models.CodePartRow, {"owner": "ann", "sha256": "1" * 64, **place}
     yield models.CodeUseRow, {"owner": "ann", "code": "code-1", "pack": "code/a/packs/1"}
 

@@ -15,6 +15,7 @@ from service.domain.scheduling import autoscaling
 from service.domain.scheduling.autoscaling import Demand, may_come
 from service.domain.scheduling.dependencies import Dependency
 from service.domain.scheduling.policy import (
+    Growing,
     Holder,
     Impossible,
     Node,
@@ -100,6 +101,54 @@ def test_a_long_queue_asks_for_no_more_than_the_types_of_nodes_allow() -> None:
     assert (demand.bundles, demand.num_nodes) == (((CPU, 12),), 3)
     assert list(demand.nodes_of) == [f"j{number}" for number in range(12)]
     assert len(demand.without_hope) == 10_000 - 12
+
+
+GIB = float(2**30)
+
+
+def test_a_type_has_no_more_memory_than_the_nodes_that_came_of_it() -> None:
+    small, large = (NodeType({"CPU": n, "memory": n * GIB}, 2) for n in (4.0, 8.0))
+
+    def of(name: str, cpus: float, gib: float) -> Node:
+        return Node(name, {"CPU": cpus, "memory": gib * GIB}, {})
+
+    types = (small, large, SMALL)
+    seen = autoscaling.memory_seen(types, [of("a", 4.0, 2.0), of("b", 16.0, 1.0)], {})
+    assert seen == {0: 2 * GIB}
+    seen = autoscaling.memory_seen(types, [of("c", 4.0, 3.0), of("d", 8.0, 9.0)], seen)
+    real = autoscaling.as_seen(types, seen)
+    assert [each.resources.get("memory") for each in real] == [3 * GIB, 8 * GIB, None]
+    assert autoscaling.as_seen(types, {}) == types
+
+
+def test_why_nodes_whose_memory_was_promised_are_not_asked_for() -> None:
+    promised = (NodeType({"CPU": 4.0, "GPU": 1.0, "memory": 4 * GIB}, 2), SMALL)
+    real = autoscaling.as_seen(promised, {0: 3.5 * GIB})
+
+    def why(gib: float) -> str | None:
+        request = Request(1, {"CPU": 1.0, "memory": gib * GIB})
+        return autoscaling.why_too_small(request, promised, real)
+
+    assert (why(3.0), why(5.0)) == (None, None)
+    assert why(4.0) == (
+        "no nodes are asked for: those with 4 CPU, 1 GPU came with 3.5 GiB of memory, "
+        "and DRAY_AUTOSCALE_NODES says 4 GiB of memory"
+    )
+
+
+def test_a_group_that_stands_by_asks_for_what_it_lacks_before_the_queue() -> None:
+    slices = (Slice("n", 4),)
+    group = Growing("group", 1, 50, 0, Request(7, {"CPU": 1.0}), slices, lacking=3)
+    grows = replace(group, job_id="grows", lacking=0, request=Request(12, {"CPU": 1.0}, 1))
+    demand = asked(
+        job("a", 8),
+        nodes=[node("n", free=0.0)],
+        types=(replace(SMALL, most=3),),
+        growing=(group, grows),
+    )
+    assert demand.nodes_of == {"group": 1}
+    assert (demand.bundles, demand.num_nodes) == (((CPU, 3), (WHOLE, 1)), 1)
+    assert demand.without_hope == {"a"}
 
 
 def test_the_types_count_the_nodes_that_are_there() -> None:

@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import forecast, order
 from service.domain.scheduling.eviction import CLEARLY_LESS, MIN_RUN_S
 from service.domain.scheduling.policy import (
-    Holder,
-    Node,
     Preempt,
     Request,
-    RunningJob,
     Snapshot,
     Start,
     Wait,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-HOUR = 3600.0
-
-
-def waiting(name: str, gpus: int, *, priority: int = 50, left_s: float | None = None) -> WaitingJob:
-    request = Request(gpus, {"GPU": 1.0})
-    return WaitingJob(name, 0, priority, 99, request, left_s=left_s, waited_s=0.0, yields=True)
-
-
-def running(
-    name: str,
-    slices: dict[str, int],
-    **more: Any,
-) -> RunningJob:
-    parts = tuple(Slice(node, number) for node, number in slices.items())
-    request = Request(sum(slices.values()), {"GPU": 1.0})
-    job = RunningJob(name, 50, 1, request, parts, MIN_RUN_S, HOUR, yields=True)
-    return dataclasses.replace(job, **more)
-
-
-def snapshot(
-    queue: list[WaitingJob], there: list[RunningJob], totals: dict[str, float] | None = None
-) -> Snapshot:
-    holders = tuple(Holder(job.job_id, job.slices, job.request.bundle) for job in there)
-    nodes = []
-    for name, gpus in (totals or {"n": 4.0}).items():
-        total = {"GPU": gpus}
-        nodes.append(Node(name, total, offered(total, total, held_on(name, holders))))
-    return Snapshot(tuple(queue), tuple(nodes), True, holders, running=tuple(there))
+from tests.unit.service.domain.snapshots import HOUR, NOW, running, snapshot, waiting
 
 
 def test_a_job_of_which_nobody_knows_how_long_it_takes_is_tried_at_once() -> None:
@@ -97,6 +61,15 @@ def test_who_need_not_leave(job: WaitingJob, changes: dict[str, Any]) -> None:
     (decision,) = plan(snapshot([job], [running("there", {"n": 4}, **changes)]), NOW)
     assert isinstance(decision, Wait)
     assert decision.reason.code == "waiting_for_slots"
+
+
+def test_a_job_that_was_moved_to_the_front_is_pushed_out_by_none_that_it_passed() -> None:
+    there = running("front", {"n": 4}, place=-1)
+    (decision,) = plan(snapshot([waiting("new", 1)], [there]), NOW)
+    assert isinstance(decision, Wait)
+    elsewhere = dataclasses.replace(waiting("new", 1), queue="other")
+    _, leaves = plan(snapshot([elsewhere], [there]), NOW)
+    assert isinstance(leaves, Preempt), "of another queue it has passed none"
 
 
 def test_a_higher_priority_pushes_out_also_what_loses_its_work() -> None:

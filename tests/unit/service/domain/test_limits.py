@@ -203,6 +203,32 @@ def test_a_job_that_was_moved_to_the_front_goes_before_others_of_its_priority() 
     assert started(decide(*jobs, queues=[Queue("night")], node=small)) == ["c", "b"]
 
 
+def test_a_job_at_the_front_of_its_queue_passes_no_job_of_another() -> None:
+    one = Node("n", {"CPU": 1.0}, {"CPU": 1.0})
+    queues = [Queue("night"), Queue("day")]
+    jobs = (job("d", seq=1, queue="day"), job("a", seq=2), job("b", seq=3, rank=-1))
+    in_order = [decision.job_id for decision in decide(*jobs, queues=queues, node=one)]
+    assert in_order == ["d", "b", "a"]
+    first = (job("a", seq=1), job("d", seq=2, queue="day"), job("b", seq=3, rank=-1))
+    in_order = [decision.job_id for decision in decide(*first, queues=queues, node=one)]
+    assert in_order == ["b", "a", "d"], "it takes the place of the first of its queue"
+
+
+def test_the_last_that_was_moved_to_the_front_is_the_first() -> None:
+    one = Node("n", {"CPU": 1.0}, {"CPU": 1.0})
+    jobs = (job("a", seq=1), job("b", seq=2, rank=-1), job("c", seq=3, rank=-2))
+    in_order = [d.job_id for d in decide(*jobs, queues=[Queue("night")], node=one)]
+    assert in_order == ["c", "b", "a"]
+
+
+def test_a_job_at_the_front_passes_for_no_job_that_can_not_start() -> None:
+    one = Node("n", {"CPU": 1.0}, {"CPU": 1.0})
+    queues = [Queue("night"), Queue("day")]
+    jobs = (job("a", seq=1, held="ann"), job("d", seq=2, queue="day"), job("b", seq=3, rank=-1))
+    in_order = [decision.job_id for decision in decide(*jobs, queues=queues, node=one)]
+    assert in_order == ["d", "b", "a"]
+
+
 def test_a_queue_without_a_row_has_no_limits() -> None:
     assert started(decide(job("a", queue="older"), queues=[])) == ["a"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,36 +24,24 @@ from service.domain.scheduling.outlook import (
     Situation,
 )
 from service.domain.scheduling.policy import (
-    Holder,
-    Node,
     Preempt,
     Request,
     Shrink,
-    Snapshot,
     Start,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
 from service.domain.scheduling.queues import Queue
 from service.domain.scheduling.slots import with_shared_gpus
-
-NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-HOUR = 3600.0
+from tests.unit.service.domain.snapshots import HOUR, NOW, running, snapshot, waiting
 
 
-def waits(name: str, gpus: int = 1, *, left_s: float | None = HOUR, **more: Any) -> WaitingJob:
-    seq = more.pop("seq", 100)
-    request = Request(gpus, {"GPU": 1.0}, more.pop("min_workers", None))
-    job = WaitingJob(name, 0, more.pop("priority", 50), seq, request, left_s=left_s, waited_s=0.0)
-    return replace(job, **more)
+def waits(name: str, gpus: int = 1, **more: Any) -> WaitingJob:
+    return waiting(name, gpus, **{"left_s": HOUR, "seq": 100, "yields": False, **more})
 
 
 def runs(name: str, slices: dict[str, int], left_s: float | None = HOUR, **more: Any) -> RunningJob:
-    parts = tuple(Slice(node, number) for node, number in slices.items())
-    request = Request(sum(slices.values()), {"GPU": 1.0})
-    return replace(RunningJob(name, 50, 1, request, parts, MIN_RUN_S, left_s), **more)
+    return running(name, slices, **{"left_s": left_s, "yields": False, **more})
 
 
 def situation(
@@ -62,14 +50,8 @@ def situation(
     totals: Mapping[str, float] | None = None,
     **more: Any,
 ) -> Situation:
-    holders = tuple(Holder(j.job_id, j.slices, j.request.bundle, j.queue) for j in running)
-    nodes = []
-    for name, gpus in (totals or {"n": 4.0}).items():
-        total = {"GPU": gpus}
-        nodes.append(Node(name, total, offered(total, total, held_on(name, holders))))
     facts = {key: more.pop(key) for key in ("queues", "running_of_arrays") if key in more}
-    snapshot = Snapshot(tuple(queue), tuple(nodes), True, holders, running=tuple(running), **facts)
-    return Situation(snapshot, **more)
+    return Situation(snapshot(queue, running, totals, **facts), **more)
 
 
 def starts(
@@ -222,6 +204,52 @@ def test_a_gpu_is_whole_again_once_all_that_share_it_have_ended() -> None:
     assert in_s(Simulation(there, NOW).run(), "a") == 600.0
 
 
+def test_a_job_that_has_left_its_slots_still_ends_within_its_limit() -> None:
+    """So it passes on reserved slots when it comes back."""
+    queue = [
+        waits("high", 2, priority=60, left_s=100.0),
+        waits("wide", 4, priority=55, left_s=100.0),
+        waits("then", after=(Dependency("low", True, "RUNNING"),), ends_within_s=60.0),
+    ]
+    low = runs("low", {"n": 2}, 300.0, priority=10)
+    stays = runs("stays", {"n": 2}, 10 * HOUR, priority=90)
+    found = starts(queue, [low, stays], runtime_left_s={"low": 400.0})
+    assert in_s(found, "high") == LEAVING_S
+    assert in_s(found, "then") < 600.0
+
+
+def test_slots_in_quarantine_come_back_with_no_jobs_end() -> None:
+    there = situation([waits("a", 4)], [runs("ends", {"n": 4}, 600.0)])
+    (node,) = there.snapshot.nodes
+    nodes = (replace(node, quarantined={"GPU": 1.0}),)
+    there = replace(there, snapshot=replace(there.snapshot, nodes=nodes))
+    assert Simulation(there, NOW).run()["a"].at is None
+    fewer = replace(there, snapshot=replace(there.snapshot, queue=(waits("b", 3),)))
+    assert in_s(Simulation(fewer, NOW).run(), "b") == 600.0
+
+
+def test_what_is_kept_of_an_array_is_bounded_and_jobs_after_it_wait_for_all_of_it() -> None:
+    limit = ArrayLimit("array-1", 1)
+    members = [waits(f"m{n}", array=limit, seq=n) for n in range(1000)]
+    names = [job.job_id for job in members]
+    there = situation(
+        [*members, waits("after", after=(Dependency("array-1", True, "QUEUED"),))],
+        [runs("m-runs", {"n": 1})],
+        arrays=dict.fromkeys([*names, "m-runs"], "array-1"),
+        runtime_left_s=dict.fromkeys([*names, "m-runs"], 60.0),
+    )
+    first = there.first_jobs(2)
+    kept = {job.job_id for job in first.snapshot.queue} | {"m-runs"}
+    assert len(kept) < 30
+    assert first.arrays.keys() == first.runtime_left_s.keys() == kept
+    assert first.others_of_arrays == {"array-1": 1001 - len(kept)}
+    again = first.first_jobs(1)
+    assert len(again.arrays) + again.others_of_arrays["array-1"] == 1001
+    snapshot = replace(first.snapshot, queue=(*first.snapshot.queue, there.snapshot.queue[-1]))
+    play = Simulation(replace(first, snapshot=snapshot), NOW)
+    assert play.run()["after"].at is None, "members that are left out have not ended"
+
+
 def test_slots_of_a_job_that_has_ended_come_back_soon() -> None:
     there = situation([waits("a", 4)], [runs("r", {"n": 4})])
     there = replace(there, snapshot=replace(there.snapshot, running=()))
@@ -265,15 +293,27 @@ def test_rules_by_which_others_come_first_are_named() -> None:
     assert told(there.first_jobs(), "bob") == ["other_quota", "queue_is_ahead"]
 
 
+def test_a_user_is_said_to_be_ahead_by_the_weight_in_the_queue() -> None:
+    queue = [waits("a", owner="ann"), waits("b", owner="bob")]
+    there = situation(queue, [], queues=(Queue("default", user_weights={"ann": 3.0}),))
+    for of_ann_s, of_bob_s, ahead in ((9e5, 3e5, []), (2e6, 3e5, ["ann"]), (3e5, 3e5, ["bob"])):
+        used = {("default", "ann"): of_ann_s, ("default", "bob"): of_bob_s}
+        then = replace(there, snapshot=replace(there.snapshot, used_s=used))
+        assert [owner for owner in ("ann", "bob") if told(then, owner)] == ahead
+    (reason,) = then.favoured("default", "bob")
+    assert reason.message == "bob has used more than their share of the queue: others come first"
+
+
 def told(there: Situation, owner: str) -> list[str]:
     return [reason.code for reason in there.favoured("default", owner)]
 
 
 JOBS = st.lists(
     st.builds(
-        lambda gpus, priority, left, yields, owner, impatient: (
+        lambda gpus, priority, left, yields, owner, impatient, ends_within: (
             gpus,
             {
+                "ends_within_s": ends_within,
                 "priority": priority,
                 "left_s": left,
                 "yields": yields,
@@ -287,6 +327,7 @@ JOBS = st.lists(
         st.booleans(),
         st.sampled_from(["ann", "bob"]),
         st.booleans(),
+        st.sampled_from([None, None, 30.0, 900.0, 5000.0]),
     ),
     max_size=40,
 )

@@ -6,71 +6,53 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.dependencies import ArrayLimit
 from service.domain.scheduling.eviction import MIN_RUN_S
 from service.domain.scheduling.order import LONGEST_WAIT_S
 from service.domain.scheduling.policy import (
-    Holder,
-    Node,
     Preempt,
-    Request,
     RunningJob,
     Snapshot,
     Start,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
 from service.domain.scheduling.queues import Queue
-from service.domain.scheduling.shares import HALF_LIFE_S, QUEUE_SLACK_S, USER_SLACK_S, Used
+from service.domain.scheduling.shares import (
+    HALF_LIFE_S,
+    QUEUE_SLACK_S,
+    USER_SLACK_S,
+    Standings,
+    Used,
+)
+from tests.unit.service.domain import snapshots
+from tests.unit.service.domain.snapshots import HOUR, NOW
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GPUS = 8
-HOUR = 3600.0
 DAY = 24 * HOUR
 
 
 def waiting(
     name: str, queue: str, owner: str = "ann", *, gpus: int = 1, seq: int = 0
 ) -> WaitingJob:
-    request = Request(gpus, {"GPU": 1.0})
-    job = WaitingJob(name, 0, 50, seq, request, queue=queue, owner=owner)
-    return dataclasses.replace(job, yields=True, waited_s=0.0)
+    return snapshots.waiting(name, gpus, queue=queue, owner=owner, seq=seq)
 
 
 def running(
     name: str, queue: str, owner: str = "ann", *, gpus: int = 1, yields: bool = True
 ) -> RunningJob:
-    request, slices = Request(gpus, {"GPU": 1.0}), (Slice("n", gpus),)
-    job = RunningJob(name, 50, 0, request, slices, held_s=MIN_RUN_S, left_s=HOUR, yields=yields)
-    return dataclasses.replace(job, queue=queue, owner=owner)
+    return snapshots.running(name, {"n": gpus}, queue=queue, owner=owner, yields=yields, seq=0)
 
 
 def snapshot(
     queue: Sequence[WaitingJob], there: Sequence[RunningJob], queues: Sequence[Queue], used: Used
 ) -> Snapshot:
-    holders = tuple(
-        Holder(job.job_id, job.slices, job.request.bundle, job.queue, job.owner) for job in there
-    )
-    total = {"GPU": float(GPUS)}
-    node = Node("n", total, offered(total, total, held_on("n", holders)))
-    at = NOW.timestamp()
-    return Snapshot(
-        tuple(queue),
-        (node,),
-        connected=True,
-        holders=holders,
-        running=tuple(there),
-        queues=tuple(queues),
-        used_s=used.seconds(at),
-    )
+    used_s = used.seconds(NOW.timestamp())
+    return snapshots.snapshot(queue, there, {"n": GPUS}, queues=tuple(queues), used_s=used_s)
 
 
 def leaving(seen: Snapshot) -> dict[str, str]:
@@ -120,8 +102,8 @@ def test_what_runs_within_a_quota_is_not_pushed_out_by_the_work_of_others() -> N
 @pytest.mark.parametrize(
     ("queue", "owner", "slack_s", "why"),
     [
-        ("two", "ann", QUEUE_SLACK_S, "is of a queue that has used less"),
-        ("one", "bob", USER_SLACK_S, "is of a user that has used less"),
+        ("two", "ann", QUEUE_SLACK_S, "is of a queue that has used less of its share"),
+        ("one", "bob", USER_SLACK_S, "is of a user that has used less of their share"),
     ],
 )
 def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
@@ -140,6 +122,37 @@ def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
     assert leaving(snapshot([job], there, [Queue("one"), Queue("two")], used)) == {}
 
 
+@pytest.mark.parametrize(("weight", "is_ahead"), [(1.0, True), (1.5, True), (2.5, False)])
+def test_a_user_is_ahead_by_the_weight_in_its_queue(weight: float, is_ahead: bool) -> None:
+    used = Used()
+    used.add(("one", "ann"), 9 * USER_SLACK_S, NOW.timestamp())
+    used.add(("one", "bob"), 3 * USER_SLACK_S, NOW.timestamp())
+    there = [running("greedy", "one", gpus=8)]
+    job = dataclasses.replace(waiting("new", "one", "bob", gpus=8), left_s=HOUR)
+    seen = snapshot([job], there, [Queue("one", user_weights={"ann": weight})], used)
+    why = "is of a user that has used less of their share"
+    assert leaving(seen) == ({"greedy": why} if is_ahead else {})
+
+
+@pytest.mark.parametrize(
+    ("weight", "ann_s", "bob_s", "ahead"),
+    [
+        (1 / 9, 1.8 * HOUR, 9 * HOUR, set()),
+        (1 / 9, 2.0 * HOUR, 9 * HOUR, {"ann"}),
+        (1 / 9, HOUR, 16 * HOUR, set()),
+        (1 / 9, HOUR, 18 * HOUR, {"bob"}),
+        (1e-6, 0.9 * QUEUE_SLACK_S, 9 * HOUR, set()),
+        (1e-6, 1.1 * QUEUE_SLACK_S, 9 * HOUR, {"ann"}),
+    ],
+)
+def test_beside_a_user_of_little_weight_less_is_clearly_more_than_a_share(
+    weight: float, ann_s: float, bob_s: float, ahead: set[str]
+) -> None:
+    used = {("q", "ann"): ann_s, ("q", "bob"): bob_s}
+    standings = Standings([Queue("q", user_weights={"ann": weight})], used, used)
+    assert {owner for queue, owner in used if standings.user_is_ahead(queue, owner)} == ahead
+
+
 def test_a_queue_whose_jobs_are_all_held_does_not_count_among_the_others() -> None:
     used = Used()
     for queue, seconds in (("one", 8.5), ("two", 6.0)):
@@ -149,7 +162,7 @@ def test_a_queue_whose_jobs_are_all_held_does_not_count_among_the_others() -> No
     job = dataclasses.replace(waiting("new", "two", gpus=8), left_s=HOUR)
     held = dataclasses.replace(waiting("held", "three"), held="ann")
     found = leaving(snapshot([job, held], there, queues, used))
-    assert found == {"greedy": "is of a queue that has used less"}
+    assert found == {"greedy": "is of a queue that has used less of its share"}
 
 
 def test_half_of_the_use_is_forgotten_each_half_life() -> None:
@@ -160,12 +173,17 @@ def test_half_of_the_use_is_forgotten_each_half_life() -> None:
     assert used.seconds(1e9 + 2 * HALF_LIFE_S) == {("q", "ann"): pytest.approx(37.5)}
 
 
-def test_over_a_month_queues_get_their_weights_and_users_equal_shares() -> None:
+def test_over_a_month_queues_and_users_get_their_weights() -> None:
     """Three queues that always have work, of two users each; jobs of 2 to 9 hours, of which one
     user's are three times as long."""
-    queues = [Queue("a", weight=2.0), Queue("b"), Queue("c")]
+    queues = [
+        Queue("a", weight=2.0, user_weights={"ann": 3.0}),
+        Queue("b"),
+        Queue("c", user_weights={"ann": 0.25, "carol": 7.0}),
+    ]
+    shares = {("a", "ann"): 0.75, ("b", "ann"): 0.5, ("c", "ann"): 0.2}
     users = [(queue.name, owner) for queue in queues for owner in ("ann", "bob")]
-    step_s, at = 1800.0, NOW.timestamp()
+    step_s, at = 900.0, NOW.timestamp()
     numbers = itertools.count(1)
     used, got = Used(), Counter[tuple[str, str]]()
     jobs: dict[str, WaitingJob] = {}
@@ -211,8 +229,9 @@ def test_over_a_month_queues_get_their_weights_and_users_equal_shares() -> None:
     for queue in queues:
         part = sum(number for (name, _), number in got.items() if name == queue.name)
         assert part / whole == pytest.approx(queue.weight / 4, rel=0.05)
-        for owner in ("ann", "bob"):
-            assert got[queue.name, owner] / part == pytest.approx(0.5, rel=0.05)
+        of_ann = shares[queue.name, "ann"]
+        assert got[queue.name, "ann"] / part == pytest.approx(of_ann, rel=0.05)
+        assert got[queue.name, "bob"] / part == pytest.approx(1 - of_ann, rel=0.05)
 
 
 def snapshot_at(

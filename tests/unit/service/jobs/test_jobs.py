@@ -10,6 +10,7 @@ import pytest
 from dray.views import Job, JobState
 from ray_workers.shared.contracts import Cause, Phase
 from service.cluster.port import ClusterSnapshot
+from service.db.models import DeletedAttemptRow
 from service.db.notifications import events_of
 from service.domain.cursors import encode_cursor
 from service.domain.errors import (
@@ -24,6 +25,7 @@ from service.domain.errors import (
 )
 from service.jobs.idempotency import IdempotencyKey
 from service.jobs.listing import JobQuery
+from service.loops import queue_view
 from service.nodes import node_table
 from tests.unit.service.helpers import START, Service, log, metrics, spec
 from tests.wire import cluster_node
@@ -120,12 +122,44 @@ async def test_a_job_that_can_never_fit_is_refused_with_the_field_at_fault(
         "/resources/memory_bytes": {"memory_bytes": 1 << 40},
         "/resources/accelerator": {"accelerator": "H100"},
         "/resources/node_labels": {"node_labels": {"zone": "b"}},
+        "/resources/required_topology": {"required_topology": "rack"},
     }
     for pointer, resources in cases.items():
         with pytest.raises(Unsatisfiable) as caught:
             await service.jobs.submit(spec(resources=resources))
         assert caught.value.pointer == pointer, caught.value.message
     assert (await service.jobs.list()).items == []
+
+
+async def test_a_gang_that_no_rack_could_hold_is_refused_and_a_level_that_is_unknown_always(
+    service: Service,
+) -> None:
+    service.settings.topology = ("rack",)
+    nodes = tuple(
+        cluster_node(f"node-{at}", {"CPU": 4.0}, labels={"rack": rack})
+        for at, rack in enumerate(("r1", "r1", "r2"))
+    )
+    snapshot = ClusterSnapshot("session-1", "ray://x", "http://dash", False, nodes)
+    service.database.write_sync(lambda s: node_table.store(s, snapshot, None, service.now))
+
+    async def refused(num_workers: int, level: str) -> Unsatisfiable:
+        wanted = spec(resources={"num_workers": num_workers, "required_topology": level})
+        with pytest.raises(Unsatisfiable) as caught:
+            await service.jobs.submit(wanted)
+        assert caught.value.pointer is not None
+        return caught.value
+
+    too_large = await refused(9, "rack")
+    assert "the largest rack, r1, has room for 8 at once" in too_large.message
+    assert too_large.pointer == "/resources/required_topology"
+    assert (await refused(13, "rack")).pointer == "/resources/num_workers"
+    job_id = await service.submit(resources={"num_workers": 8, "required_topology": "rack"})
+    waiting = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now)[0])
+    assert [(j.job_id, j.request.required_level) for j in waiting] == [(job_id, "rack")]
+    service.database.write_sync(lambda s: node_table.store(s, None, "Ray is away", service.now))
+    unknown = await refused(1, "row")
+    assert "has no level 'row', only: rack, node" in unknown.message
+    assert unknown.pointer == "/resources/required_topology"
 
 
 async def test_while_the_cluster_is_unknown_every_job_is_taken(service: Service) -> None:
@@ -238,7 +272,7 @@ async def test_only_a_finished_job_can_be_deleted(service: Service) -> None:
     assert (await service.jobs.get(job_id)).state == JobState.RUNNING
 
 
-async def test_a_deleted_job_leaves_no_row_and_no_file(service: Service) -> None:
+async def test_a_deleted_job_leaves_no_row_but_of_its_use_and_no_file(service: Service) -> None:
     job_id = await service.running(labels={"a": "b"})
     other = await service.submit()
     big = [log(i, "x" * 1000) for i in range(100)]
@@ -259,7 +293,7 @@ async def test_a_deleted_job_leaves_no_row_and_no_file(service: Service) -> None
         tables = connection.dialect.get_table_names(connection)
         for table in tables:
             columns = {c["name"] for c in connection.dialect.get_columns(connection, table)}
-            if "job_id" in columns:
+            if "job_id" in columns and table != DeletedAttemptRow.__tablename__:
                 query = f"SELECT count(*) FROM {table} WHERE job_id = '{job_id}'"
                 assert connection.exec_driver_sql(query).scalar() == 0, table
     assert [job.id for job in (await service.jobs.list()).items] == [other]

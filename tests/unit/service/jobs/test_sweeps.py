@@ -235,6 +235,19 @@ async def test_a_trial_without_a_number_is_stopped_once_another_has_one(service:
     assert (await service.jobs.get(jobs[2])).reason.code == "stopped_early"
 
 
+async def test_no_trial_is_stopped_for_one_that_has_failed_since(service: Service) -> None:
+    _, jobs = await swept(service, early_stopping=HALVING)
+    start(service, *jobs[:3])
+    report(service, jobs[0], (10, 1.0))
+    service.end(jobs[0], 1, Cause.CANNOT_RUN)
+    assert await state_of(service, jobs[0]) is JobState.FAILED
+    report(service, jobs[1], (10, 2.0))
+    assert await state_of(service, jobs[1]) is JobState.RUNNING
+    report(service, jobs[2], (10, 3.0))
+    job = await service.jobs.get(jobs[2])
+    assert job.reason.message.startswith("stopped early at step 10: 1 of 1 trials before it")
+
+
 async def test_a_trial_that_has_just_succeeded_is_not_stopped(service: Service) -> None:
     _, jobs = await swept(service, early_stopping=HALVING)
     start(service, *jobs[:2])

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase, Recall, Slice
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import jobs as jobs_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.resizing import (
     GROWING_PAUSE,
+    KEEPING_PAUSE,
     LACKING_PAUSE,
+    RECALL_LIMIT,
     Holding,
     NotItsOwn,
     Resized,
@@ -350,6 +355,18 @@ def spare(service: Service, job_id: str) -> tuple[Slice, ...]:
     return running.spare
 
 
+def size_told(service: Service, job_id: str) -> str:
+    """Why the group has this size, as `explain` says it."""
+
+    def work(session: Session) -> str:
+        job = jobs_repository.get(session, job_id)
+        assert job is not None
+        attempt = attempts_repository.get(session, job_id, 1)
+        return resizing.why_this_size(job, attempt, service.now)[0]
+
+    return service.database.read_sync(work)
+
+
 async def spread(service: Service) -> str:
     """A job of three workers on two nodes, which goes on with two."""
     job_id = await grown(service, B)
@@ -377,6 +394,7 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     service.report(job_id, 1, [said(A, grants=2)])
     seen = live(service, job_id)
     assert (seen.slices, seen.recall, seen.growing) == ((A,), None, None)
+    assert size_told(service, job_id) == "", "it may be asked for others soon"
     service.advance(GROWING_PAUSE.total_seconds())
     assert growing(service, job_id) is not None
 
@@ -399,7 +417,59 @@ async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_whil
     assert live(service, job_id).recall is None
     assert spare(service, job_id) == ()
     service.advance(GROWING_PAUSE.total_seconds())
+    assert spare(service, job_id) == (), "it would keep them again"
+    assert growing(service, job_id) is not None
+    again = f"{service.now + KEEPING_PAUSE - GROWING_PAUSE:%H:%M:%S} UTC"
+    assert size_told(service, job_id) == (
+        f"kept slots that it was asked to give back, and is not asked again before {again}"
+    )
+    service.advance((KEEPING_PAUSE - GROWING_PAUSE).total_seconds())
     assert spare(service, job_id) == (B,)
+    assert size_told(service, job_id) == ""
+
+
+def withdraw(service: Service, job_id: str) -> bool:
+    return service.database.write_sync(lambda s: resizing.withdraw(s, job_id, 1, service.now))
+
+
+async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the_groups(
+    service: Service,
+) -> None:
+    job_id = await spread(service)
+    assert ask_back(service, job_id, B)
+    at_the_latest = f"{service.now + RECALL_LIMIT:%H:%M:%S} UTC at the latest"
+    told = f"gives 1 worker back, by {at_the_latest}"
+    assert size_told(service, job_id) == told
+    assert (await service.reading.explain(job_id)).reason.message.endswith(f"; {told}")
+    service.advance(RECALL_LIMIT.total_seconds() - 1)
+    assert not live(service, job_id).is_recall_unanswered
+    assert not withdraw(service, job_id)
+    service.advance(1)
+    assert live(service, job_id).is_recall_unanswered
+    assert withdraw(service, job_id)
+    (event,) = await events_of(service, job_id, "recall_unanswered")
+    assert (event.code, event.message) == (
+        "recall_unanswered",
+        "did not give 1 worker back within 120 s of being asked: it counts as keeping them, "
+        "and may be asked to leave",
+    )
+    assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
+    seen = live(service, job_id)
+    assert (seen.slices, seen.recall, seen.is_recall_unanswered) == ((A, B), None, False)
+    assert seen.running is not None
+    assert (seen.running.recalled, seen.running.spare) == ((), ())
+    service.report(job_id, 1, [said(A, grants=2)])
+    assert live(service, job_id).slices == (A,), "what is given back late is free all the same"
+
+
+@ON_SQLITE
+async def test_a_group_that_is_to_leave_has_no_recall_to_answer(service: Service) -> None:
+    job_id = await spread(service)
+    assert ask_back(service, job_id, B)
+    await service.faults.preempt(job_id)
+    service.advance(RECALL_LIMIT.total_seconds())
+    assert not live(service, job_id).is_recall_unanswered
+    assert not withdraw(service, job_id)
 
 
 @ON_SQLITE

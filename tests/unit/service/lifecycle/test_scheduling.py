@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,17 +13,17 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Slice
+from ray_workers.shared.contracts import Cause, Phase, Slice
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.db.models import AttemptRow
 from service.db.repositories import jobs as repository
 from service.domain.scheduling import policy
 from service.domain.states import IllegalTransition, Trigger
 from service.lifecycle import transitions
-from service.loops.queue_view import live, snapshot
+from service.loops.queue_view import SLOW_START_S, live, snapshot
 from service.nodes import node_table
 from tests.marks import RULES
-from tests.unit.service.helpers import START, Service
+from tests.unit.service.helpers import START, Service, regrouping
 from tests.wire import cluster_node
 
 pytestmark = [pytest.mark.anyio, RULES]
@@ -61,7 +62,8 @@ async def test_live_attempts_are_the_same_with_and_without_the_queue(service: Se
     alone = service.database.read_sync(lambda s: live(s, service.now))
     waiting, beside_the_queue = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert [attempt.job_id for attempt in alone] == [running, cancelled]
-    assert (alone, len(waiting)) == (beside_the_queue, 1)
+    beside = tuple(replace(each, growing=None, running=None) for each in beside_the_queue)
+    assert (alone, len(waiting)) == (beside, 1)
 
 
 async def test_a_claim_and_a_cancel_at_once_leave_one_story(service: Service) -> None:
@@ -144,6 +146,35 @@ async def test_a_job_with_a_limit_ends_within_what_is_left_of_it(service: Servic
     assert ends[False] is None
     assert ends[True] is not None
     assert 59 <= ends[True] <= 100
+
+
+def held_s(service: Service) -> float:
+    _, (attempt,) = service.database.read_sync(lambda s: snapshot(s, service.now))
+    assert attempt.running is not None
+    return attempt.running.held_s
+
+
+async def test_the_minimum_run_time_begins_when_the_job_runs(service: Service) -> None:
+    job_id = await service.submit()
+    assert service.claim(job_id) is not None
+    service.advance(600)
+    assert held_s(service) == 0.0, "it waits for its slots"
+    service.report(job_id, 1, phase=Phase.STARTING)
+    service.advance(SLOW_START_S)
+    assert held_s(service) == 0.0, "it loads its data"
+    service.report(job_id, 1)
+    service.advance(20)
+    service.report(job_id, 1, [regrouping(0)])
+    service.advance(40)
+    assert held_s(service) == 60.0, "a recovery is not another start"
+
+
+async def test_a_job_that_hangs_in_its_start_may_be_asked_for_its_slots(service: Service) -> None:
+    job_id = await service.submit()
+    assert service.claim(job_id) is not None
+    service.report(job_id, 1, phase=Phase.STARTING)
+    service.advance(SLOW_START_S + 10)
+    assert held_s(service) == 10.0
 
 
 async def test_a_requeued_job_keeps_its_place_and_waits_for_its_time(service: Service) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from dray.spec import JobSpec
 from dray.views import JobState
+from ray_workers.shared.contracts import FrameKind
 from service.cluster.port import ClusterUnavailable
 from service.config import node_types
 from service.db.repositories import cluster as repository
@@ -129,6 +131,45 @@ async def test_a_job_waits_while_nodes_are_refused_and_no_more_may_come(world: W
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
 
 
+async def test_nodes_that_came_smaller_than_their_type_are_not_asked_for_again(
+    world: World,
+) -> None:
+    gib = float(2**30)
+    runtime = await open_on(world, autoscale_nodes=node_types.parse("3x CPU=4 memory=4GiB"))
+    resources = {"num_workers": 1, "memory_bytes": int(4 * gib)}
+    document = {"name": "waits", "recipe": "image_classification", "resources": resources}
+    job, _ = await runtime.jobs.submit(JobSpec.model_validate(document))
+    await asks_for(world, ({"CPU": 1.0, "memory": 4 * gib}, 1))
+    world.fake.add_node("node-b", {"CPU": 4.0, "memory": 3 * gib})
+    await asks_for(world)
+    told = await eventually(
+        lambda: said_of(runtime, job.id, "no nodes are asked for"), "it never said so"
+    )
+    assert told.endswith("came with 3 GiB of memory, and DRAY_AUTOSCALE_NODES says 4 GiB of memory")
+    world.fake.add_node("node-c", {"CPU": 4.0, "memory": 4 * gib})
+    await comes_to(runtime, job.id, JobState.RUNNING)
+
+
+async def test_a_group_that_stands_by_has_a_node_asked_for_and_says_so(world: World) -> None:
+    world.fake.add_node("node-b", {"CPU": 2.0})
+    runtime = await open_on(world)
+    job_id = await world.submit(runtime, "waits", workers=6)
+    await comes_to(runtime, job_id, JobState.RUNNING)
+    del world.fake.nodes["node-b"]
+
+    async def is_seen() -> bool:
+        latest = runtime.watch and runtime.watch.latest
+        return latest is not None and len(latest.nodes) == 1
+
+    await eventually(is_seen, "the loss of the node was never seen")
+    left = [{"node_id": "node-a", "num_workers": 4}]
+    body = {"world_size": 4, "slices": left, "lacking": 2, "grants": 0, "message": "lost a node"}
+    world.fake.tell(job_id, FrameKind.RESIZED, body)
+    await asks_for(world, ({"CPU": 1.0}, 2), WHOLE)
+    told = await eventually(lambda: said_of(runtime, job_id, "Ray was asked for"), "it never said")
+    assert "stands by for 2 workers" in told
+
+
 async def test_a_cancelled_job_withdraws_what_it_asked_for(world: World) -> None:
     runtime = await open_on(world)
     job_id = await world.submit(runtime, workers=8)
@@ -233,15 +274,39 @@ async def test_a_node_that_carries_nothing_is_released_and_taken_back_when_it_is
     await world.fake.until(lambda: node.is_released)
 
 
-async def test_a_node_that_others_use_or_that_is_idle_for_a_short_time_is_not_released(
+async def test_nothing_starts_on_a_node_that_is_just_being_released(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked, may_answer = world.fake.request_nodes, asyncio.Event(), asyncio.Event()
+
+    async def slowly(bundles: Any, released: Any) -> None:
+        asked.set()
+        await may_answer.wait()
+        await ask(bundles, released)
+
+    monkeypatch.setattr(world.fake, "request_nodes", slowly)
+    runtime = await open_on(world, autoscale_idle_s=0.0)
+    await asked.wait()
+    job_id = await world.submit(runtime, "waits", workers=4)
+    await says(runtime, job_id, "waiting_for_nodes")
+    assert world.fake.launches == []
+    may_answer.set()
+    await comes_to(runtime, job_id, JobState.RUNNING)
+    assert not world.fake.nodes["node-a"].is_released
+
+
+async def test_a_head_and_a_node_that_others_use_or_is_idle_for_a_short_time_are_not_released(
     world: World,
 ) -> None:
     world.fake.shared = True
     world.fake.use_elsewhere("node-a", {"CPU": 1.0})
     world.fake.add_node("node-b", {"CPU": 4.0})
+    world.fake.add_node("head", {"CPU": 4.0})
+    world.fake.nodes["head"].is_never_released = True
     runtime = await open_on(world, autoscale_idle_s=0.0)
     await world.fake.until(lambda: world.fake.nodes["node-b"].is_released)
     assert not world.fake.nodes["node-a"].is_released
+    assert not world.fake.nodes["head"].is_released
     await world.drop(runtime)
     world.fake.requests.clear()
     world.set_timings(request_period_s=0.02)

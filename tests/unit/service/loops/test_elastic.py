@@ -124,6 +124,25 @@ async def test_a_recall_that_the_group_was_not_told_of_outlives_the_service(worl
         await keeps_its_promises(world, again, each)
 
 
+@pytest.mark.usefixtures("_at_once")
+async def test_a_group_that_does_not_answer_a_recall_is_asked_to_leave(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resizing, "RECALL_LIMIT", timedelta(0))
+    runtime = await world.open(min_run_s=0)
+    job_id = await grown(world, runtime)
+    world.fake.loses_grants = True
+    coming = await world.submit(runtime, "waits", workers=3, priority=60)
+    await comes_to(runtime, coming, JobState.RUNNING)
+    events = (await runtime.reading.events(job_id)).items
+    asked = ("shrinking", "recall_unanswered", "preempting")
+    assert [event.type for event in events if event.type in asked] == list(asked)
+    for each in (job_id, coming):
+        await runtime.jobs.cancel(each)
+        await comes_to(runtime, each, JobState.CANCELLED)
+        await keeps_its_promises(world, runtime, each)
+
+
 async def test_a_grant_that_the_group_was_not_told_of_outlives_the_service(world: World) -> None:
     runtime = await world.open()
     job_id, other = await small(world, runtime)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,11 @@ from dray.views import JobState
 from service.domain.errors import DecisionNotFound, UnknownQueue, Unsatisfiable
 from service.domain.scheduling.outlook import UNKNOWN_S
 from service.jobs.listing import JobQuery
+from service.outlook import forecasts
+from service.outlook.answers import Answers
 from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
-from tests.unit.service.loops.world import World, comes_to, eventually
+from tests.unit.service.loops.world import PATIENCE_S, World, comes_to, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +75,25 @@ async def test_a_waiting_job_is_told_when_it_will_start_and_the_error_is_measure
     assert error.median_s is not None
     assert error.median_s > 0
     assert (await runtime.reading.explain(second)).start is None
+
+
+async def test_a_forecaster_goes_on_after_a_commit_of_which_it_did_not_hear(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, is_lost = forecasts.Forecasts.stored, asyncio.Event()
+
+    def loses_the_first_answer(self: forecasts.Forecasts, changes: Any) -> None:
+        if not is_lost.is_set():
+            is_lost.set()
+            raise ConnectionError("the answer was lost")
+        store(self, changes)
+
+    monkeypatch.setattr(forecasts.Forecasts, "stored", loses_the_first_answer)
+    runtime = await world.open()
+    first = await world.submit(runtime, "waits", workers=4)
+    await comes_to(runtime, first, JobState.RUNNING)
+    await is_lost.wait()
+    await forecast(runtime, await world.submit(runtime))
 
 
 async def test_a_running_job_is_told_when_it_will_end(world: World) -> None:
@@ -132,6 +154,24 @@ async def test_a_dry_run_says_what_would_happen_and_stores_nothing(world: World)
     assert "starts now with 1 worker" in [each.message for each in told.counterfactuals]
     page = await runtime.jobs.list(JobQuery())
     assert [job.id for job in page.items] == [first]
+
+
+async def test_a_dry_run_makes_its_answer_while_others_write(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database has one writer, and an answer may take long."""
+    runtime = await world.open()
+    await comes_to(runtime, await world.submit(runtime), JobState.SUCCEEDED)
+    answer, loop, written = Answers.of_unsubmitted, asyncio.get_running_loop(), []
+
+    def slow(self: Answers, *arguments: Any) -> views.Explanation:
+        submitting = asyncio.run_coroutine_threadsafe(world.submit(runtime), loop)
+        written.append(submitting.result(PATIENCE_S))
+        return answer(self, *arguments)
+
+    monkeypatch.setattr(Answers, "of_unsubmitted", slow)
+    await runtime.jobs.dry_run(spec())
+    assert len(written) == 1
 
 
 async def test_a_dry_run_refuses_what_a_submit_refuses(world: World) -> None:

@@ -7,8 +7,9 @@ import pytest
 from dray.requests import JobChangeRequest, QueueRequest
 from dray.views import JobState
 from service.domain.errors import UnknownQueue
+from service.domain.scheduling import shares
 from service.runtime import Runtime
-from tests.unit.service.loops.world import World, comes_to, says
+from tests.unit.service.loops.world import World, comes_to, eventually, says
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +39,25 @@ async def test_a_limit_that_is_raised_lets_the_next_job_start(world: World) -> N
     await comes_to(runtime, elsewhere, JobState.SUCCEEDED)
     await _set(runtime, "night", limit={"CPU": 3})
     await comes_to(runtime, second, JobState.RUNNING)
+
+
+async def test_a_weight_that_is_changed_moves_the_jobs_of_its_user(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slack in ("QUEUE_SLACK_S", "USER_SLACK_S"):
+        monkeypatch.setattr(shares, slack, 1e-3)
+    runtime = await world.open(scheduler_tick_s=60.0)
+    running = await world.submit(runtime, "waits", owner="ann", workers=4)
+    await comes_to(runtime, running, JobState.RUNNING)
+    waiting = {name: await world.submit(runtime, owner=name, workers=4) for name in ("ann", "bob")}
+
+    async def are_placed(ann: int, bob: int) -> bool:
+        jobs = {name: await runtime.jobs.get(job) for name, job in waiting.items()}
+        return {name: job.position for name, job in jobs.items()} == {"ann": ann, "bob": bob}
+
+    await eventually(lambda: are_placed(ann=2, bob=1), "bob has used nothing")
+    await _set(runtime, "default", user_weights={"ann": 1e6})
+    await eventually(lambda: are_placed(ann=1, bob=2), "nearly all of the queue is ann's now")
 
 
 async def test_a_released_job_starts_and_a_held_one_does_not(world: World) -> None:

@@ -153,7 +153,7 @@ async def test_a_reply_that_could_not_be_stored_is_asked_for_again(
 ) -> None:
     record, failures = attempt_results.record, iter(range(3))
 
-    def fails_at_first(*arguments: Any, **named: Any) -> attempt_results.Recorded:
+    def fails_at_first(*arguments: Any, **named: Any) -> list[attempt_results.Recorded]:
         recorded = record(*arguments, **named)
         if next(failures, None) is not None:
             raise RuntimeError("the disk is full")
@@ -177,8 +177,8 @@ async def test_a_follower_that_was_overtaken_goes_on_from_what_is_stored(
         ref: AttemptRef, asked: Mapping[str, int], reply: PollReply, session: Session
     ) -> None:
         now = datetime.now(UTC)
-        job_id, attempt = ref.job_id, ref.attempt
-        attempt_results.record(session, runtime.storage, job_id, attempt, reply, now, asked=asked)
+        received = attempt_results.Received(ref.job_id, ref.attempt, reply, asked)
+        attempt_results.record(session, runtime.storage, [received], now)
 
     async def is_overtaken(
         ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int

@@ -17,16 +17,18 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.shared.contracts import attempt_prefix
+from service.db.repositories import attempts
 from service.db.repositories import jobs as repository
 from service.db.session import Database
 from service.domain import capacity
 from service.domain.errors import NotFound, QuotaExceeded
+from service.domain.scheduling.shares import REMEMBERED_S
 from service.jobs.service import IdempotencyKey
 from service.loops.retention import Retention
 from service.loops.timings import LoopTimings
 from service.storage.quota import StorageWatch
 from service.storage.storage import Storage
-from tests.unit.service.helpers import Service, spec
+from tests.unit.service.helpers import START, Service, spec
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +92,26 @@ async def test_of_each_project_the_newest_finished_jobs_are_kept(
     assert await here.retention.delete_expired() == 2
     assert await here.ids() == [live, *vision[2:], *text]
     assert await here.retention.delete_expired() == 0
+
+
+async def test_the_slots_of_deleted_jobs_are_known_while_their_use_counts(
+    service: Service, tmp_path: Path
+) -> None:
+    here = kept(service, tmp_path)
+    await here.jobs.delete(await here.finished())
+
+    def known() -> int:
+        since = START - timedelta(days=1)
+        ended = here.database.read_sync(lambda s: attempts.ended_slots(s, since=since, limit=9))
+        return len(ended)
+
+    here.advance(REMEMBERED_S)
+    await here.retention.run_once()
+    assert known() == 1
+    here.advance(1)
+    here.retention._expiry_at = 0.0
+    await here.retention.run_once()
+    assert known() == 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"retention_days": 0, "retention_jobs": 0}])

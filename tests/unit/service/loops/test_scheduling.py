@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.contracts import Phase
 from ray_workers.shared.quarantine import Quarantined
@@ -46,6 +47,24 @@ async def test_a_submitted_job_is_launched_and_leaves_all_it_reported(world: Wor
     await keeps_its_promises(world, runtime, job_id)
 
 
+async def test_a_gang_goes_into_one_domain_of_the_levels_that_the_operator_names(
+    world: World,
+) -> None:
+    for name, rack in {"node-b": "r2", "node-c": "r1", "node-d": "r2", "node-e": "r1"}.items():
+        world.fake.add_node(name, {"CPU": 2.0 if rack == "r1" else 3.0, f"label:rack={rack}": 1.0})
+    runtime = await world.open(topology=("rack",))
+    wants = {"num_workers": 6, "required_topology": "rack"}
+    document = {"name": "waits", "recipe": "image_classification", "resources": wants}
+    first, _ = await runtime.jobs.submit(JobSpec.model_validate(document))
+    await comes_to(runtime, first.id, JobState.RUNNING)
+    (launch,) = world.fake.launches
+    assert {part.node_id for part in launch.slices} == {"node-b", "node-d"}
+    assert launch.bundle == {"CPU": 1.0}
+    second, _ = await runtime.jobs.submit(JobSpec.model_validate(document))
+    told = (await says(runtime, second.id, "waiting_for_domain")).reason.message
+    assert told.startswith("needs 6 workers of 1 CPU within one rack; 8 are free, but only 4")
+
+
 async def test_slots_in_quarantine_are_given_to_nobody(world: World) -> None:
     kept = Quarantined("job-of-before", 1, 1, {"CPU": 1.0}, "pid 7 is there", 0.0)
     world.fake.nodes["node-a"].quarantined = [kept]
@@ -56,6 +75,21 @@ async def test_slots_in_quarantine_are_given_to_nobody(world: World) -> None:
     assert (await runtime.jobs.get(job_id)).state is JobState.QUEUED
     world.fake.nodes["node-a"].quarantined = []
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
+
+
+async def test_slots_in_quarantine_of_an_attempt_that_lives_are_counted_once(world: World) -> None:
+    runtime = await world.open()
+    holds = await world.submit(runtime, "waits", workers=2)
+    await comes_to(runtime, holds, JobState.RUNNING)
+    kept = Quarantined(holds, 1, 2, {"CPU": 2.0}, "pid 7 is there", 0.0)
+    world.fake.nodes["node-a"].quarantined = [kept]
+
+    async def is_seen() -> bool:
+        latest = runtime.watch and runtime.watch.latest
+        return bool(latest and latest.nodes[0].quarantined)
+
+    await eventually(is_seen, "the quarantine was never seen")
+    await comes_to(runtime, await world.submit(runtime, workers=2), JobState.SUCCEEDED)
 
 
 async def test_the_service_is_ready_and_shows_its_cluster(world: World) -> None:

@@ -7,8 +7,9 @@ from datetime import timedelta
 import pytest
 
 from ray_workers.shared.contracts import Cause
+from service.db.repositories import attempts
 from service.domain.scheduling.shares import HALF_LIFE_S
-from service.loops import queue_view, used_shares
+from service.loops import queue_view
 from service.loops.used_shares import UsedShares
 from service.outlook import earlier_runs
 from service.outlook.earlier_runs import EarlierRuns, Kind
@@ -32,11 +33,52 @@ async def test_what_lives_and_what_has_ended_counts_by_its_share(service: Servic
     (account,) = used(service, shares)
     assert used(service, shares) == {account: pytest.approx(10.0)}
     service.end(job_id, 1, Cause.SUCCEEDED)
-    service.now += used_shares.FRESH_FOR
     for of in (shares, shares, UsedShares()):
         assert used(service, of) == {account: pytest.approx(10.0, rel=1e-3)}, "once"
     service.now += timedelta(seconds=HALF_LIFE_S)
     assert used(service, shares) == {account: pytest.approx(5.0, rel=1e-3)}
+
+
+async def test_the_use_of_deleted_jobs_is_not_forgotten_by_a_new_leader(
+    service: Service,
+) -> None:
+    shares = UsedShares()
+    job_id = await service.running()
+    shares.claimed([(job_id, 1)])
+    service.now += timedelta(seconds=80)
+    service.end(job_id, 1, Cause.SUCCEEDED)
+    before = used(service, shares)
+    assert before
+    await service.jobs.delete(job_id)
+    assert used(service, shares) == pytest.approx(before, rel=1e-3), "once"
+    assert used(service, UsedShares()) == pytest.approx(before, rel=1e-3)
+    service.now += timedelta(seconds=1)
+    service.database.write_sync(lambda s: attempts.forget_ended(s, service.now))
+    assert used(service, UsedShares()) == {}
+
+
+async def test_the_use_of_a_job_that_is_deleted_before_its_end_was_read_counts(
+    service: Service,
+) -> None:
+    shares = UsedShares()
+    assert used(service, shares) == {}
+    job_id = await service.running()
+    shares.claimed([(job_id, 1)])
+    service.now += timedelta(seconds=80)
+    service.end(job_id, 1, Cause.SUCCEEDED)
+    await service.jobs.delete(job_id)
+    assert list(used(service, shares).values()) == [pytest.approx(10.0, rel=1e-3)]
+
+
+async def test_an_attempt_that_ends_before_it_was_seen_alive_counts(service: Service) -> None:
+    shares = UsedShares()
+    assert used(service, shares) == {}
+    job_id = await service.running()
+    shares.claimed([(job_id, 1)])
+    service.now += timedelta(seconds=80)
+    service.end(job_id, 1, Cause.SUCCEEDED)
+    for _ in range(2):
+        assert list(used(service, shares).values()) == [pytest.approx(10.0, rel=1e-3)], "once"
 
 
 async def test_earlier_runs_are_those_of_succeeded_jobs_of_a_kind(service: Service) -> None:

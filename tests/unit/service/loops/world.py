@@ -110,11 +110,16 @@ class World:
         await self.fake.shut_down()
 
     async def submit(
-        self, runtime: Runtime, play: str = "trains", workers: int = 1, **fields: Any
+        self,
+        runtime: Runtime,
+        play: str = "trains",
+        workers: int = 1,
+        owner: str = "default",
+        **fields: Any,
     ) -> str:
         document = {"name": play, "recipe": "image_classification", **fields}
         spec = JobSpec.model_validate(document | {"resources": {"num_workers": workers}})
-        job, created = await runtime.jobs.submit(spec)
+        job, created = await runtime.jobs.submit(spec, owner=owner)
         assert created
         return job.id
 

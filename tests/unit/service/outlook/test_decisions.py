@@ -13,8 +13,10 @@ from service.db.repositories import decisions as repository
 from service.domain.errors import DecisionNotFound
 from service.domain.scheduling.outlook import Situation
 from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
+from service.domain.scheduling.queues import Queue
 from service.domain.scheduling.sizing import ElasticJob, ReportedStep
 from service.loops import decision_recorder
+from service.loops.timings import LoopTimings
 from service.outlook import codec, decisions
 from service.outlook.decisions import SeenRound
 from tests.unit.service.domain.test_outlook import NOW, runs, situation, waits
@@ -56,6 +58,15 @@ def test_a_round_that_the_policy_decides_otherwise_now_is_said_to_differ(service
     assert (found.decided[0].node_ids, found.replayed[0].node_ids) == (["elsewhere"], ["n"])
 
 
+def test_a_round_that_is_told_in_other_words_now_is_decided_the_same(service: Service) -> None:
+    snapshot = situation([waits("high", 4, priority=90)], [runs("low", {"n": 2})]).snapshot
+    wait, preempt = plan(snapshot, NOW)
+    assert isinstance(preempt, Preempt)
+    reworded = replace(preempt, reason=replace(preempt.reason, message="makes room"))
+    number = keep(service, SeenRound(snapshot, (wait, reworded), NOW))
+    assert service.database.read_sync(lambda s: decisions.replay(s, number)).is_same
+
+
 def test_jobs_that_changed_nothing_are_not_kept() -> None:
     round_ = seen(1000)
     summary, data = decisions.record(round_)
@@ -72,7 +83,7 @@ def test_a_round_in_which_all_wait_as_before_has_no_changes() -> None:
 
 def test_of_large_rounds_few_wait_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_recorder, "MOST_JOBS", 25)
-    recorder = decision_recorder.DecisionRecorder(None)  # type: ignore[arg-type]
+    recorder = decision_recorder.DecisionRecorder(None, LoopTimings())  # type: ignore[arg-type]
     for num_waiting in (10, 10, 10, 40):
         recorder.note(seen(num_waiting))
         assert recorder._num_jobs() <= max(25, num_waiting)
@@ -135,4 +146,15 @@ def test_the_step_times_of_elastic_jobs_come_back_as_they_were() -> None:
     job = ElasticJob(1, 4, 64, 16, (ReportedStep(2, 1, 64, 0.5),), in_place=True, steps_left=9.0)
     snapshot = replace(seen().snapshot, elastic={"a": job})
     there = Situation(snapshot)
+    assert codec.decode(codec.encode(there)) == there
+
+
+def test_a_record_from_before_users_had_weights_is_read() -> None:
+    queue = Queue("default", user_weights={"ann": 2.0})
+    there = situation([waits("a", owner="ann")], [], queues=(queue,))
+    document = codec._unpacked(codec.encode(there))
+    (stored,) = document["document"]["snapshot"]["queues"]
+    assert stored.pop("user_weights") == {"ann": 2.0}
+    (old,) = codec.decode(codec._packed(document)).snapshot.queues
+    assert old == Queue("default")
     assert codec.decode(codec.encode(there)) == there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from service.domain.errors import (
     UnknownQueue,
     Unsatisfiable,
 )
-from service.domain.scheduling.queues import Queue, changed
+from service.domain.scheduling.queues import MAX_NAMES, Queue, changed
 from service.nodes import node_table
 from tests.unit.service.helpers import Service, spec
 from tests.wire import cluster_node
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.anyio
 
 RULES: dict[str, Any] = {
     "weight": 2.5,
+    "user_weights": {"ann": 2.0, "bob@lab.example": 0.5},
     "quota": {"GPU": 4.0},
     "limit": {"GPU": 8.0, "memory": float(64 << 30), "accelerator_type:H100": 2.0},
     "user_limit": {"CPU": 0.5},
@@ -78,10 +80,12 @@ async def test_all_rules_are_kept(service: Service) -> None:
 
 async def test_put_replaces_and_change_keeps_what_is_not_given(service: Service) -> None:
     await service.queue("night", **RULES)
-    await _change(service, "night", limit={"memory": None, "GPU": 16}, max_queued=None, weight=3)
+    limit, weights = {"memory": None, "GPU": 16}, {"ann": None, "carol": 3}
+    await _change(service, "night", limit=limit, max_queued=None, weight=3, user_weights=weights)
     shown = (await service.queues.get("night")).model_dump()
     assert shown["limit"] == {"GPU": 16.0, "accelerator_type:H100": 2.0}
     assert (shown["max_queued"], shown["weight"], shown["quota"]) == (None, 3.0, {"GPU": 4.0})
+    assert shown["user_weights"] == {"bob@lab.example": 0.5, "carol": 3.0}
     await service.queue("night", weight=1)
     assert service.database.read_sync(lambda s: repository.get(s, "night")) == Queue("night")
 
@@ -113,6 +117,23 @@ async def test_a_limit_below_a_quota_is_refused_and_nothing_changes(service: Ser
         await service.queue("other", quota={"CPU": 2}, limit={"CPU": 1})
     with pytest.raises(QueueNotFound):
         await service.queues.get("other")
+
+
+@pytest.mark.parametrize("rule", MAX_NAMES)
+async def test_a_rule_has_a_bounded_number_of_names(service: Service, rule: str) -> None:
+    most = MAX_NAMES[rule]
+    names = [f"accelerator_type:A{n}" if most == 64 else f"user-{n}" for n in range(20_000)]
+    await service.queue("night", **{rule: dict.fromkeys(names[:most], 1.0)})
+    with pytest.raises(InvalidQueue) as told:
+        await _change(service, "night", **{rule: {names[most]: 1.0}})
+    assert told.value.pointer == f"/{rule}"
+    assert told.value.message == f"would have {most + 1:,} names, and may have {most:,}"
+    await _change(service, "night", **{rule: {names[0]: None, names[most]: 1.0}})
+    for change in (service.queue, functools.partial(_change, service)):
+        with pytest.raises(InvalidQueue):
+            await change("night", **{rule: dict.fromkeys(names, 1.0)})
+    stored = service.database.read_sync(lambda s: repository.get(s, "night"))
+    assert set(getattr(stored, rule)) == set(names[1 : most + 1])
 
 
 async def test_a_quota_that_the_cluster_can_not_honour_is_taken_with_a_warning(
@@ -152,7 +173,7 @@ async def test_a_queue_goes_once_no_unfinished_job_is_in_it(service: Service) ->
 
 
 async def test_a_queue_shows_its_jobs_and_what_they_hold_by_user(service: Service) -> None:
-    await service.queue("night")
+    await service.queue("night", user_weights={"bob": 2.5})
     running = await service.submit(queue="night", resources={"num_workers": 3})
     assert service.claim(running, workers=3) is not None
     await service.submit(queue="night")
@@ -166,6 +187,7 @@ async def test_a_queue_shows_its_jobs_and_what_they_hold_by_user(service: Servic
     ann, bob = shown.users
     assert (ann.owner, ann.num_waiting, ann.num_held, ann.num_running) == ("ann", 2, 1, 1)
     assert (bob.owner, bob.num_waiting, bob.num_running, bob.holds) == ("bob", 1, 0, {})
+    assert (ann.weight, bob.weight) == (1.0, 2.5)
     service.end(running, 1, Cause.SUCCEEDED)
     shown = await service.queues.get("night")
     assert (shown.num_running, shown.holds) == (0, {})
@@ -247,6 +269,30 @@ async def test_two_who_make_a_queue_at_once_both_succeed(service: Service) -> No
     assert {queue.name for queue in made} == {"night"}
 
 
+async def test_of_changes_at_once_that_make_a_queue_none_is_lost(service: Service) -> None:
+    changes: list[dict[str, Any]] = [
+        *({"weight": 2}, {"max_queued": 3}, {"limit": {"CPU": 4}}, {"quota": {"CPU": 2}}),
+        *({"user_weights": {f"user-{n}": 2}} for n in range(8)),
+    ]
+    asked = [QueueChangeRequest.model_validate(each) for each in changes]
+    for number in range(4):
+        name = f"night-{number}"
+        calls = (service.queues.change(name, each, create=True) for each in asked)
+        await asyncio.gather(*calls)
+        weights = {f"user-{n}": 2.0 for n in range(8)}
+        rules = {"limit": {"CPU": 4.0}, "quota": {"CPU": 2.0}, "user_weights": weights}
+        stored = service.database.read_sync(lambda s, name=name: repository.get(s, name))
+        assert stored == Queue(name, weight=2.0, max_queued=3, **rules)
+
+
+async def test_a_queue_is_not_made_by_a_change_that_is_refused(service: Service) -> None:
+    bad = QueueChangeRequest(quota={"CPU": 2}, limit={"CPU": 1})
+    with pytest.raises(InvalidQueue):
+        await service.queues.change("night", bad, create=True)
+    with pytest.raises(QueueNotFound):
+        await service.queues.get("night")
+
+
 async def test_a_claim_finds_the_job_held_or_moved(service: Service) -> None:
     await service.queue("night")
     job_id = await service.submit()
@@ -287,6 +333,12 @@ BAD: dict[str, dict[str, Any]] = {
     "a negative weight": {"weight": -1.0},
     "an infinite weight": {"weight": float("inf")},
     "a weight that is no number": {"weight": float("nan")},
+    "no weight of a user": {"user_weights": {"ann": 0}},
+    "a negative weight of a user": {"user_weights": {"ann": -1}},
+    "a weight of a user that is no number": {"user_weights": {"ann": float("nan")}},
+    "a weight as a text": {"user_weights": {"ann": "2"}},
+    "a name that no user has": {"user_weights": {"ann lee": 2}},
+    "users without weights": {"user_weights": ["ann"]},
     "a negative amount": {"limit": {"GPU": -1}},
     "an infinite amount": {"quota": {"GPU": float("inf")}},
     "an amount that is no number": {"quota": {"GPU": float("nan")}},

@@ -29,7 +29,7 @@ from ray_workers.shared.processes.procfs import Activity
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
 from service.cluster.ray.node_agents import GatewayConfig
-from service.lifecycle.transitions import Claimed
+from service.lifecycle.claims import Claimed
 from tests.wire import attempt_spec, rank_task
 
 

@@ -94,6 +94,19 @@ def test_any_interleaving_of_writes_reads_and_discards_delivers_each_frame_once(
     assert not spool_reader.has_more(directory, offset)
 
 
+def test_spools_are_quiet_since_the_newest_of_their_frames(tmp_path: Path) -> None:
+    spools = [tmp_path / "a", tmp_path / "b"]
+    assert spool_reader.quiet_s(spools, 5000.0) == 0.0, "nothing was written yet"
+    for at, spool_directory in zip((4000, 4600), spools, strict=True):
+        writer = SpoolWriter(spool_directory, limit_bytes=1 << 30)
+        append(writer, 1)
+        writer.close()
+        for path in spool_directory.iterdir():
+            os.utime(path, (at, at))
+    assert spool_reader.quiet_s(spools, 5000.0) == 400.0
+    assert spool_reader.quiet_s(spools, 4500.0) == 0.0, "the clock was put back"
+
+
 @pytest.mark.parametrize("max_bytes", [1, 7, 64, SEGMENT_BYTES, 10_000])
 def test_the_byte_cap_only_splits_between_frames(directory: Path, max_bytes: int) -> None:
     writer = SpoolWriter(directory, limit_bytes=1 << 30)

@@ -48,6 +48,7 @@ UNRECOVERED: dict[str, dict[str, Any]] = {
 PATIENCE_S = 60.0
 QUICK = Timings(
     look_period_s=0.01,
+    script_period_s=0.01,
     sure_s=0.0,
     script_look_period_s=0.01,
     script_stacks_apart_s=0.0,
@@ -215,6 +216,36 @@ async def test_a_hang_is_reported_once_however_long_its_end_takes() -> None:
     watching.cancel()
     assert group.signals == [(0, signal.SIGKILL)]
     assert len(reports.of(FrameKind.HANG)) == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "is_prepared", "state", "is_spared"),
+    [
+        (SCRIPT, False, "S", True),
+        (SCRIPT, True, "S", False),  # its steps count, as those of a recipe
+        (SCRIPT, False, "T", False),  # how long it is stopped is to be known
+        (RECIPE, False, "S", False),
+    ],
+)
+async def test_a_script_that_is_not_prepared_is_observed_less_often(
+    document: dict[str, Any], is_prepared: bool, state: str, is_spared: bool
+) -> None:
+    group, reports = Standing(2), Reports()
+    group.seen = [
+        replace(one, status=replace(one.status, is_prepared=is_prepared), state=state)
+        for one in (observation(rank) for rank in (0, 1))
+    ]
+    monitor = monitor_of(document, group, reports, timings=replace(QUICK, script_period_s=3600.0))
+    watching = asyncio.ensure_future(monitor.watch())
+    monitor.look()
+    async with asyncio.timeout(PATIENCE_S):
+        while group.num_observed < (1 if is_spared else 3):
+            await asyncio.sleep(0.01)
+        assert monitor._pause_s() == (3600.0 if is_spared else QUICK.look_period_s)
+        monitor.look()
+        while group.num_observed < 2:
+            await asyncio.sleep(0.01)
+    watching.cancel()
 
 
 async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:
@@ -386,6 +417,23 @@ async def test_a_replacement_does_not_wait_for_a_rank_that_is_through(
     assert outcome is not None
     assert outcome.cause is cause
     assert [member.rank for member in group.running] == [1], "ending it is for the supervisor"
+
+
+async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through() -> None:
+    group, (parts, pace) = Standing(3), ((attempt(RECIPE),), MachinePace())
+    reports = cast(Any, Reports())
+    these: Any = (*parts, group, group, reports)
+    recovery = RecoveryController(*these, lambda: None, _prepared, pace, QUICK)
+    monitor = GroupMonitor(*these, FaultInjector(reports), recovery, pace, QUICK)
+    group.seen = [observation(rank) for rank in range(3)]
+    recovery.state = recovery.state.begin([], 0.0, 10)  # rank 2 is to be taken in
+    watching = asyncio.ensure_future(monitor.watch())
+    for rank in (0, 1):
+        group.end(rank, 0)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome is not None
+    assert outcome.cause is Cause.SUCCEEDED
+    assert "when the group was to change its size" in outcome.message
 
 
 @pytest.mark.parametrize("limit_s", [60, None])

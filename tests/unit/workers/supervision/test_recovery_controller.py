@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,12 @@ SPEC = attempt_spec(
 )
 
 
-QUICK = Timings(look_period_s=0.001, quick_look_period_s=0.001, ask_again_pause_s=0.001)
+QUICK = Timings(
+    look_period_s=0.001,
+    quick_look_period_s=0.001,
+    ask_again_pause_s=0.001,
+    give_back_pause_s=0.001,
+)
 
 
 class Nodes:
@@ -277,12 +282,15 @@ class SpreadGroup(SlowGroup):
     def __init__(self) -> None:
         super().__init__()
         parts = (Slice("n", 2), Slice("m", 1))
-        self.slots = [SimpleNamespace(part=part, is_held=True) for part in parts]
+        self.slots = [SimpleNamespace(part=p, is_held=True, is_going=False) for p in parts]
         self.members = [
-            SimpleNamespace(seat=seat, slots=self.slots[seat // 2], is_placed=True)
+            SimpleNamespace(seat=seat, incarnation=0, slots=self.slots[seat // 2], is_placed=True)
             for seat in range(3)
         ]
         self.events: list[Any] = []
+        self.stuck = asyncio.Event()
+        """Whether processes that were ended are gone."""
+        self.stuck.set()
 
     @property
     def placed(self) -> list[Any]:
@@ -305,25 +313,41 @@ class SpreadGroup(SlowGroup):
 
     async def give_back(self, slots: Any) -> None:
         self.events.append(("ended in", [each.part for each in slots]))
-        self.slots = [each for each in self.slots if each not in slots]
+        for each in slots:
+            each.is_going = True
+        if self.stuck.is_set():
+            await self.give_back_rest()
+
+    async def give_back_rest(self) -> bool:
+        await self.stuck.wait()
+        self.slots = [each for each in self.slots if not each.is_going]
+        return True
 
 
-def spread(**spec: Any) -> tuple[RecoveryController, SpreadGroup, Reports]:
-    group, reports = SpreadGroup(), Reports()
+def spread(
+    seen: Sequence[Any] = (), **spec: Any
+) -> tuple[RecoveryController, SpreadGroup, Reports]:
+    """seen: observations of the ranks."""
+    group, reports, nodes = SpreadGroup(), Reports(), Nodes()
+    nodes.seen = list(seen)
     slices = tuple(each.part for each in group.slots)
     elastic = replace(SPEC, **{"slices": slices, "min_workers": 1, **spec})
 
     async def prepare(node_ids: Any) -> None:
         raise AssertionError("nothing starts")
 
-    parts: Any = (elastic, group, Nodes(), reports, lambda: None, prepare)
+    parts: Any = (elastic, group, nodes, reports, lambda: None, prepare)
     return RecoveryController(*parts, MachinePace(lambda: 0.0), QUICK), group, reports
 
 
-async def settled(reports: Reports) -> Any:
+async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not reports.all:
+        while not holds():
             await asyncio.sleep(0.001)
+
+
+async def settled(reports: Reports) -> Any:
+    await until(lambda: bool(reports.all))
     return reports.all[-1]
 
 
@@ -339,12 +363,52 @@ async def test_slots_that_are_asked_back_go_once_the_others_know_of_a_round_with
     assert recovery.state.regrouping is not None
 
 
+async def test_slots_whose_processes_are_not_gone_stay_the_groups_until_they_are() -> None:
+    recovery, group, reports = spread()
+    group.stuck.clear()
+    recovery.recall(Recall(1, (Slice("n", 2),)))
+    body = (await settled(reports))[1]
+    both = [{"node_id": "n", "num_workers": 2}, {"node_id": "m", "num_workers": 1}]
+    assert (body["world_size"], body["slices"]) == (1, both)
+    recovery.recall(Recall(2, (Slice("n", 2),)))
+    await until(lambda: len(reports.all) == 2)
+    assert reports.all[-1][1]["slices"] == both, "nothing is asked of those that go already"
+    group.stuck.set()
+    await until(lambda: len(reports.all) == 3)
+    assert reports.all[-1][1]["slices"] == both[1:]
+    await recovery.stop()
+
+
+async def test_a_group_that_stops_looks_no_longer_after_slots_that_are_going() -> None:
+    recovery, group, reports = spread()
+    group.stuck.clear()
+    recovery.recall(Recall(1, (Slice("n", 2),)))
+    await settled(reports)
+    await recovery.stop()
+    assert recovery._giving_rest is not None
+    assert recovery._giving_rest.done()
+
+
+SCRIPT = {"spec": {"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 3}}}
+
+
+async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
+    seen = [observation(seat, is_prepared=True) for seat in range(3)]
+    recovery, group, reports = spread(seen, **SCRIPT)
+    recovery.recall(Recall(1, (Slice("n", 2),)))
+    await settled(reports)
+    assert group.events[-1] == ("ended in", [Slice("n", 2)])
+
+
 @pytest.mark.parametrize(
     ("changes", "asked"),
     [
         ({"recovers_in_place": False}, Slice("m", 1)),
         ({}, Slice("n", 1)),
         ({"min_workers": 3}, Slice("m", 1)),
+        (SCRIPT, Slice("m", 1)),
+        ({**SCRIPT, "seen": [observation(seat) for seat in range(3)]}, Slice("m", 1)),
+        ({"seen": [observation(9)] + [observation(s, step=0) for s in range(3)]}, Slice("m", 1)),
     ],
 )
 async def test_a_group_that_can_not_give_slots_back_says_what_it_holds(

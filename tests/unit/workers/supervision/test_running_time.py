@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Cause, Outcome
+from ray_workers.shared.contracts import Cause, Outcome, Phase
 from ray_workers.supervision import supervisor
 from ray_workers.supervision.worker_group import SlotsUnavailable
 from tests.unit.workers.supervision.test_supervisor import Ended
@@ -55,3 +55,21 @@ async def test_it_counts_from_the_slots_on_by_a_clock_that_stands_still_in_sleep
     monkeypatch.setattr(one, "_train", train)
     await RUN(one)
     assert one._outcome.ran_s == (30.0 if has_slots else None)
+
+
+@pytest.mark.parametrize("left", ["b", "ab"])
+async def test_an_attempt_whose_node_has_just_left_is_charged_to_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: str
+) -> None:
+    """As an autoscaler may take a node at the moment at which a job is launched on it."""
+    one = Ended(monkeypatch, tmp_path, left=left).supervisor
+    one._outcome = None
+    for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_keep_pace"):
+        monkeypatch.setattr(one, name, nothing)
+    monkeypatch.setattr(one._group, "has_lost_a_node", no)
+    one._group.members = []
+    await RUN(one)
+    assert one._outcome.cause is Cause.NODE_LOST
+    assert one._outcome.message.startswith(f"no node agent is on {', '.join(left)}, ")
+    reply = await one.poll({}, 0.0, 1 << 20)
+    assert (reply.phase, reply.outcome) == (Phase.ENDED, one._outcome)

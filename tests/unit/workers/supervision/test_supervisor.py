@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,8 +61,14 @@ class Ended:
     """The supervisor, on node a, of an attempt on the nodes a and b that has ended."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silence_limit_s: float = 600.0
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        silence_limit_s: float = 600.0,
+        left: Collection[str] = (),
     ) -> None:
+        """left: nodes without an agent."""
+
         async def nothing(_: Any) -> None:
             pass
 
@@ -71,11 +77,18 @@ class Ended:
 
         self.agents = {"a": Agent(), "b": Agent()}
         self.alive = {"a", "b"}
-        ray, by_name = supervisor.ray, {agent_name(n): a for n, a in self.agents.items()}
+        ray = supervisor.ray
+
+        def get_actor(name: str) -> Agent:
+            for node_id, agent in self.agents.items():
+                if name == agent_name(node_id) and node_id not in left:
+                    return agent
+            raise ValueError(f"no actor {name}")
+
         context = SimpleNamespace(get_node_id=lambda: "a")
         monkeypatch.setenv(NODE_TMPDIR, str(tmp_path))
         monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-        monkeypatch.setattr(ray, "get_actor", by_name.__getitem__)
+        monkeypatch.setattr(ray, "get_actor", get_actor)
         monkeypatch.setattr(compat_ray, "use_exported_class", lambda actor_class, place: None)
         monkeypatch.setattr(supervisor, "Timings", timings)
         monkeypatch.setattr(node_clients.placement_groups, "alive_nodes", lambda: self.alive)

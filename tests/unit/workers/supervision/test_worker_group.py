@@ -66,16 +66,21 @@ async def test_slots_are_given_back_when_their_own_processes_are_gone(
     assert [slots.group for slots in cluster.group.slots] == ["group of [0]"]
 
 
-async def test_slots_whose_processes_do_not_go_stay_taken_till_the_end_of_the_attempt(
+async def test_slots_whose_processes_do_not_go_stay_taken_until_they_have_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = Cluster(monkeypatch)
     cluster.stuck = {("a", 1)}
     await cluster.group.give_back(cluster.group.slots[1:])
     assert cluster.given_back == ["group of [2]"]
-    kept = {slots.group: slots.is_held for slots in cluster.group.slots}
-    assert kept == {"group of [0]": True, "group of [1]": False}
+    kept = {slots.group: (slots.is_held, slots.is_going) for slots in cluster.group.slots}
+    assert kept == {"group of [0]": (True, False), "group of [1]": (True, True)}
     assert [member.seat for member in cluster.group.members] == [0]
+    assert not await cluster.group.give_back_rest()
+    cluster.left -= cluster.stuck
+    assert await cluster.group.give_back_rest()
+    assert cluster.given_back == ["group of [2]", "group of [1]"]
+    assert [slots.group for slots in cluster.group.slots] == ["group of [0]"]
 
 
 @pytest.mark.parametrize(("is_stuck", "overrun"), [(True, 20.0), (False, 1.0)])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
+from service.config.node_types import NODE_LEVEL, labels_in
 from service.domain.scheduling import order
 from service.domain.scheduling.eviction import CLEARLY_LESS, MIN_RUN_S
 from service.domain.scheduling.limits import why_never
@@ -17,6 +18,7 @@ from service.domain.scheduling.policy import (
     Grow,
     Growing,
     Impossible,
+    Node,
     Preempt,
     Request,
     RunningJob,
@@ -37,7 +39,7 @@ Free = dict[str, dict[str, float]]
 
 STARTS_NEVER = {"held", "waiting_for_jobs", "backing_off", "array_limit", "preparing_environment"}
 AT_LIMIT = {"queue_limit", "user_limit"}
-WITHOUT_SLOTS = {"waiting_for_slots", "behind_in_queue"}
+WITHOUT_SLOTS = {"waiting_for_slots", "waiting_for_domain", "behind_in_queue"}
 
 
 class Oracle:
@@ -48,6 +50,7 @@ class Oracle:
         self.snapshot = snapshot
         self.now = now
         self.nodes = [node for node in snapshot.nodes if node.accepted]
+        self.levels = (*snapshot.topology, NODE_LEVEL)
         self.queues = {queue.name: queue for queue in snapshot.queues}
         self.total = order.total_of(node.total for node in self.nodes)
         self.free, self.now_free, self.soon_free = self.copy(), self.copy(), self.copy()
@@ -87,7 +90,16 @@ class Oracle:
 
     def key(self, job: WaitingJob | RunningJob) -> tuple[float, ...]:
         first = job.job_id not in self.guaranteed
-        return first, -job.priority, job.place, self.work(job), job.seq
+        passed = [
+            other
+            for other in self.snapshot.queue
+            if (other.queue, other.priority) == (job.queue, job.priority)
+            and (other.job_id not in self.guaranteed) == first
+            and other.place > job.place
+            and not (other.held or other.after)
+        ]
+        leader = min([job, *passed], key=lambda one: (self.work(one), one.seq))
+        return first, -job.priority, self.work(leader), leader.seq, job.place
 
     def within_quota(self) -> set[str]:
         """Claims by priority, those that run first; jobs that can't start claim nothing."""
@@ -129,8 +141,8 @@ class Oracle:
             return True
         if ours == theirs and coming.priority > running.priority:
             return True
-        work = self.work(running)
-        return running.yields and work > 0 and self.work(coming) < CLEARLY_LESS * work
+        (*_, ours_left, _, _), (*_, work, _, _) = self.key(coming), self.key(running)
+        return running.yields and work > 0 and ours_left < CLEARLY_LESS * work
 
     def may_shrink(self, coming: WaitingJob, running: RunningJob) -> bool:
         if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
@@ -183,18 +195,51 @@ class Oracle:
         """The free resources that are left for a job that may pass, or may not."""
         left = {name: dict(there) for name, there in free.items()}
         for node in self.nodes:
-            taken: Counter[tuple[tuple[str, float], ...]] = Counter()
+            taken: Counter[object] = Counter()
             for request, number in self.aside[passes]:
-                before = taken[request.kind]
-                taken[request.kind] += number
-                most = fits(request.bundle, node.total)
+                level = request.required_level
+                kind = (request.kind, level, request.least if level else None)
+                before = taken[kind]
+                taken[kind] += number
+                most = fits(request.bundle, node.total) if self.is_usable(request, node) else 0
                 here = min(most, before + number) - min(most, before)
                 for name, amount in request.bundle.items():
                     left[node.id][name] = left[node.id].get(name, 0.0) - here * amount
         return left
 
     def room(self, request: Request, free: Free) -> int:
-        return sum(fits(request.bundle, there) for there in free.values())
+        """Where the workers may be together."""
+        if request.required_level is None:
+            return sum(fits(request.bundle, there) for there in free.values())
+        return max(self.rooms(request, free, request.required_level).values(), default=0)
+
+    def rooms(self, request: Request, free: Free, level: str) -> Counter[object]:
+        """By domain of a level."""
+        found: Counter[object] = Counter()
+        for node in self.nodes:
+            found[self.place(node.id, level)] += fits(request.bundle, free[node.id])
+        return found
+
+    def place(self, node_id: str, level: str) -> object:
+        """The domain of a level that a node is in, by its labels; a node that lacks the label is in
+        that of the next narrower level."""
+        labels = labels_in(next(node.total for node in self.nodes if node.id == node_id))
+        names = self.snapshot.topology
+        for number in range(self.levels.index(level), len(names)):
+            if names[number] in labels:
+                return tuple(labels.get(name) for name in names[: number + 1])
+        return node_id
+
+    def places(self, slices: Sequence[Slice], level: str) -> set[object]:
+        return {self.place(part.node_id, level) for part in slices if part.node_id in self.free}
+
+    def is_usable(self, request: Request, node: Node) -> bool:
+        """Whether the node is in a domain that could hold the gang."""
+        level = request.required_level
+        if level is None:
+            return True
+        rooms = self.rooms(request, self.empty(), level)
+        return rooms[self.place(node.id, level)] >= request.least
 
     # The limits.
 
@@ -330,6 +375,10 @@ class Oracle:
         if job.job_id in self.backfills:
             free = self.now_free
         lacks = isinstance(job, Growing) and job.lacking
+        if isinstance(job, WaitingJob):
+            self.is_near_together(job.request, decision.slices, free)
+        before = job.slices if isinstance(job, Growing) else ()
+        self.is_within_its_level(job.request, (*before, *decision.slices))
         for part in decision.slices:
             there = self.free[part.node_id] if lacks else free[part.node_id]
             assert part.num_workers <= fits(job.request.bundle, there), "what is free, not reserved"
@@ -337,6 +386,26 @@ class Oracle:
             self.change(each, job.request, decision.slices, -1)
         if not lacks:
             self.holds(job, count(decision.slices))
+
+    def is_within_its_level(self, request: Request, slices: Sequence[Slice]) -> None:
+        if request.required_level is not None:
+            assert len(self.places(slices, request.required_level)) == 1
+
+    def is_near_together(self, request: Request, slices: Sequence[Slice], free: Free) -> None:
+        """On one node or in the narrowest domain with room for it, of several the fullest."""
+        number = count(slices)
+        for level in reversed(self.levels):
+            rooms = self.rooms(request, free, level)
+            could = {place: room for place, room in rooms.items() if room >= number}
+            if could:
+                (place,) = self.places(slices, level)
+                assert could[place] == min(could.values())
+                return
+        widest = [self.place(part.node_id, self.levels[0]) for part in slices]
+        assert widest == sorted(widest, key=widest.index), "ranks of a domain come together"
+        largest = sorted(self.rooms(request, free, self.levels[0]).values(), reverse=True)
+        needed = next(n for n in range(len(largest) + 1) if sum(largest[:n]) >= number)
+        assert len(set(widest)) == needed, "over as few domains as possible"
 
     def made_room(self, job: WaitingJob, wait: Wait, asked: Sequence[Asks]) -> None:
         running = {each.job_id: each for each in self.snapshot.running}
@@ -371,6 +440,8 @@ class Oracle:
         for part in wait.slices:
             assert part.num_workers <= fits(job.request.bundle, soon[part.node_id])
         assert job.request.least <= count(wait.slices) <= job.request.num_workers
+        self.is_within_its_level(job.request, wait.slices)
+        self.is_near_together(job.request, wait.slices, soon)
         self.change(self.soon_free, job.request, wait.slices, -1)
         for part in wait.slices:
             there, later = self.now_free[part.node_id], self.soon_free[part.node_id]
@@ -396,7 +467,7 @@ class Oracle:
             self.aside[True].append((request, number))
 
     def stands_by(self, group: Growing, decision: Grow | Stay) -> None:
-        room = self.room(group.request, self.free)
+        room = self.room_near(group, self.free)
         if isinstance(decision, Grow):
             assert count(decision.slices) == group.lacking
             self.takes(group, decision)
@@ -407,9 +478,17 @@ class Oracle:
 
     def grown(self, group: Growing, decision: Grow | Stay) -> None:
         most = min(group.most, *(self.left_under(group, of_user=of) for of in (True, False)))
-        room = self.room(group.request, self.less_aside(self.now_free, passes=False))
+        room = self.room_near(group, self.less_aside(self.now_free, passes=False))
         if isinstance(decision, Grow):
             assert 0 < count(decision.slices) == min(most, room)
             self.takes(group, decision)
         else:
             assert not min(most, room), "idle slots are given to groups that can use them"
+
+    def room_near(self, group: Growing, free: Free) -> int:
+        """Where workers may be together with those of the group."""
+        level = group.request.required_level
+        if level is None:
+            return self.room(group.request, free)
+        there = self.places(group.slices, level)
+        return max((self.rooms(group.request, free, level)[place] for place in there), default=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -20,14 +19,10 @@ from service.domain.scheduling.policy import (
     Snapshot,
     Start,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
+from tests.unit.service.domain.snapshots import GPU, HOUR, NOW, snapshot
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-HOUR = 3600.0
-GPU = {"GPU": 1.0}
 LARGE = WaitingJob("large", 0, 50, 1, Request(4, GPU), waited_s=0.0)
 SMALL = WaitingJob("small", 0, 50, 2, Request(1, GPU), waited_s=0.0, ends_within_s=600.0)
 THERE = RunningJob("there", 50, 0, Request(3, GPU), (Slice("n", 3),), HOUR, left_s=HOUR)
@@ -36,10 +31,7 @@ THERE = RunningJob("there", 50, 0, Request(3, GPU), (Slice("n", 3),), HOUR, left
 def started(
     *queue: WaitingJob, there: tuple[RunningJob, ...] = (THERE,), gpus: float = 4.0
 ) -> list[str]:
-    holders = tuple(Holder(job.job_id, job.slices, GPU) for job in there)
-    total = {"GPU": gpus}
-    node = Node("n", total, offered(total, total, held_on("n", holders)))
-    decisions = plan(Snapshot(queue, (node,), True, holders, running=there), NOW)
+    decisions = plan(snapshot(queue, there, {"n": gpus}), NOW)
     return [d.job_id for d in decisions if isinstance(d, Start)]
 
 

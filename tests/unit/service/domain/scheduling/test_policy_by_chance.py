@@ -47,10 +47,12 @@ from tests.marks import soak
 from tests.unit.service.domain.scheduling.oracle import Oracle
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LEVELS = ("zone", "rack")
 NODES = {
-    "a": {"CPU": 8.0, "GPU": 4.0, "memory": 2.0**33},
-    "b": {"CPU": 8.0, "GPU": 4.0, "memory": 2.0**33},
-    "c": {"CPU": 4.0},
+    "a": {"CPU": 4.0, "GPU": 2.0, "memory": 2.0**33, "label:zone=z": 1.0, "label:rack=1": 1.0},
+    "b": {"CPU": 8.0, "GPU": 4.0, "memory": 2.0**33, "label:zone=z": 1.0, "label:rack=2": 1.0},
+    "c": {"CPU": 4.0, "label:rack=1": 1.0},
+    "d": {"CPU": 4.0, "GPU": 2.0, "memory": 2.0**33, "label:zone=z": 1.0, "label:rack=1": 1.0},
 }
 BUNDLES = (
     {"CPU": 1.0, "GPU": 1.0},
@@ -77,6 +79,7 @@ SUBMITS = st.fixed_dictionaries(
         "after": st.sampled_from([None] * 19 + ["first"]),
         "limit_s": st.sampled_from([None, None, 60.0, 1000.0]),
         "waited": st.sampled_from([0.0, 0.0, 0.0, 25.0]),
+        "level": st.sampled_from([None, None, None, "zone", "rack", "node"]),
     }
 )
 
@@ -128,6 +131,7 @@ class Cluster(RuleBasedStateMachine):
                     num_workers,
                     submit["bundle"],
                     None if least is None else min(least, num_workers),
+                    submit["level"],
                 ),
                 left_s=None if hours is None else hours * 3600.0,
                 waited_s=submit["waited"] * 3600.0,
@@ -281,6 +285,7 @@ class Cluster(RuleBasedStateMachine):
             growing=tuple(self.growing(job) for job in self.running() if self.could_grow(job)),
             running=tuple(self.as_running(job) for job in self.running()),
             queues=tuple(self.queues.values()),
+            topology=LEVELS,
             running_of_arrays=Counter(
                 job.waiting.array.array_id for job in self.running() if job.waiting.array
             ),
@@ -304,7 +309,7 @@ class Cluster(RuleBasedStateMachine):
             one.job_id,
             one.priority,
             one.seq,
-            Request(count(job.slices), one.request.bundle),
+            one.request.of_size(count(job.slices)),
             job.slices,
             held_s=self.at_s - job.since_s,
             left_s=one.left_s,

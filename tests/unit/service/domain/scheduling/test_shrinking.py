@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,23 +11,18 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.eviction import MIN_RUN_S
 from service.domain.scheduling.policy import (
     Decision,
-    Holder,
-    Node,
     Preempt,
     Request,
     RunningJob,
     Shrink,
-    Snapshot,
     Start,
     Wait,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
 from service.domain.scheduling.resizing import spare
+from tests.unit.service.domain.snapshots import NOW, snapshot
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 A, B, C = Slice("a", 2), Slice("b", 1), Slice("c", 1)
 
 
@@ -44,10 +38,7 @@ def coming(gpus: int = 1, priority: int = 50) -> WaitingJob:
 
 
 def planned(job: WaitingJob, *there: RunningJob, gpus: float = 2.0) -> list[Decision]:
-    holders = tuple(Holder(each.job_id, each.slices, {"GPU": 1.0}) for each in there)
-    total = {"GPU": gpus}
-    nodes = tuple(Node(n, total, offered(total, total, held_on(n, holders))) for n in "abc")
-    return plan(Snapshot((job,), nodes, True, holders, running=there), NOW)
+    return plan(snapshot([job], there, dict.fromkeys("abc", gpus)), NOW)
 
 
 def test_the_newest_slices_are_spare_down_to_the_least_size() -> None:

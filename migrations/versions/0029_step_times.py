@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0027"
-down_revision = "0024"
+revision = "0029"
+down_revision = "0027"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,220 @@
+"""Jobs per second against other queues, and submit to claim with few and with many rows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.figures import ratio_of_medians, ratio_of_percentiles
+from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_until_quiet
+from benchmarks.queue_speed import jobs
+from benchmarks.report import Comparison, Result, Row, Table, seconds
+from benchmarks.serving.jobs import finished
+from benchmarks.serving.scale import make_database
+from benchmarks.serving.servers import postgres
+from service.runtime import Runtime
+
+NUM_SINGLE, NUM_ARRAY = 300, 2_000
+MANY = 1_000_000
+WAITING = (1_000, 10_000)
+PER_BLOCK = 40
+LIMIT_S = 300.0
+GOALS = {"single": 1.0, "array": 5.0, "concurrent": 1.0}
+GOAL_OF_MANY = 1.2
+WORKERS = {"huey": (2, 8), "procrastinate": (16, 64)}
+"""Tried of each peer; its best counts."""
+
+METHOD = (
+    f"Through the queue: {NUM_SINGLE} jobs that are submitted one after the other, as many from "
+    f"sixteen callers at once, or one array of {NUM_ARRAY:,}, until the end of the last one is "
+    "stored. dray is its service without HTTP, in one process with its loops and a cluster in "
+    f"memory of {jobs.NUM_NODES} nodes with {jobs.CPUS_PER_NODE} CPUs, on which a job succeeds as "
+    "soon as it is launched. Each job leaves what every job leaves: its document, an attempt and "
+    "three events.",
+    "huey on SQLite with fsync at every commit and its results kept; procrastinate on PostgreSQL "
+    "with the server's own defaults, as dray, its jobs kept and, for an array, deferred in one "
+    "call; huey has no such call. Both run an empty function in the process that submits. The "
+    "numbers of workers that are tried take turns, and the faster one counts.",
+    "Each turn is a process of its own with an empty database, and contenders take turns within a "
+    "round. A sample is the time per job. Ratio of medians, theirs / ours: how many times as many "
+    "jobs per second. A/A: dray's odd rounds against its even ones.",
+    f"Submit to claim: from the call until the caller sees the job claimed. Services with an empty "
+    f"table and with {MANY:,} finished jobs, in one process, take turns of {PER_BLOCK} jobs, one "
+    "after the other; the first turn does not count. Besides, a queue in which others wait.",
+)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A contender, and how it gets its jobs."""
+
+    database: str
+    contender: str
+    how: str
+    workers: int = 0
+
+    @property
+    def num_jobs(self) -> int:
+        return NUM_ARRAY if self.how == "array" else NUM_SINGLE
+
+    def run(self, home: Path, database_url: str) -> float:
+        """Seconds per job. BenchmarkError if it fails."""
+        module = "benchmarks.queue_speed.jobs"
+        command = [sys.executable, "-m", module, self.contender, self.how, str(self.num_jobs)]
+        command += [str(home), "--database", database_url, "--workers", str(self.workers)]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        if done.returncode:
+            raise BenchmarkError(f"{self} failed: {done.stderr[-2000:]}")
+        figures = json.loads(done.stdout.splitlines()[-1])
+        return float(figures["all_s"]) / self.num_jobs
+
+
+@dataclass
+class Place:
+    """A service whose queue is as it is said, and its samples."""
+
+    label: str
+    runtime: Runtime
+    samples: list[float] = field(default_factory=list)
+
+
+def turns() -> Iterator[Turn]:
+    for how in ("single", "concurrent", "array"):
+        for database, peer in (("SQLite", "huey"), ("PostgreSQL", "procrastinate")):
+            yield Turn(database, "dray", how)
+            if how != "concurrent":
+                for workers in WORKERS[peer]:
+                    yield Turn(database, peer, how, workers)
+
+
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
+    samples: dict[Turn, list[float]] = {turn: [] for turn in turns()}
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))
+        url, _ = stack.enter_context(postgres())
+        numbers = count()
+        for round_ in range(num_rounds):
+            wait_until_quiet(at_most_s=5)
+            for turn in samples if round_ % 2 == 0 else reversed(samples):
+                home = root / f"turn-{next(numbers)}"
+                home.mkdir()
+                on_postgres = turn.database == "PostgreSQL"
+                database_url = make_database(url, f"turn_{next(numbers)}") if on_postgres else ""
+                samples[turn].append(turn.run(home, database_url))
+            progress(f"through the queue: round {round_ + 1} of {num_rounds}")
+        places = [
+            *asyncio.run(
+                _from_submit_to_claim(root / "sqlite", "SQLite", None, num_rounds, progress)
+            ),
+            *asyncio.run(
+                _from_submit_to_claim(root / "postgres", "PostgreSQL", url, num_rounds, progress)
+            ),
+        ]
+    return conclude(samples, places)
+
+
+async def _from_submit_to_claim(
+    root: Path, database: str, url: str | None, num_rounds: int, progress: Callable[[str], None]
+) -> list[Place]:
+    async with AsyncExitStack() as stack:
+        places = []
+        for number_finished, number_waiting in ((0, 0), (MANY, 0), *((0, n) for n in WAITING)):
+            label = f"{database}, {number_finished:,} finished, {number_waiting:,} waiting"
+            home = root / f"{number_finished}-{number_waiting}"
+            named = f"queue_{number_finished}_{number_waiting}"
+            database_url = make_database(url, named) if url else f"sqlite:///{home}/dray.db"
+            if number_finished:
+                progress(f"writing {label}")
+                await asyncio.to_thread(finished, home, number_finished, database_url)
+            runtime = await stack.enter_async_context(jobs.service(home, database_url))
+            if number_waiting:
+                await runtime.jobs.submit(jobs.waiting(number_waiting))
+            places.append(Place(label, runtime))
+        for round_ in range(num_rounds + 1):
+            for place in places if round_ % 2 == 0 else reversed(places):
+                block = [await jobs.claimed_s(place.runtime) for _ in range(PER_BLOCK)]
+                if round_ > 0:
+                    place.samples += block
+            progress(f"submit to claim on {database}: round {round_} of {num_rounds}")
+    return places
+
+
+def conclude(samples: dict[Turn, list[float]], places: Sequence[Place]) -> Result:
+    comparisons, rates = [], []
+    for turn, ours in samples.items():
+        rates.append([turn.database, turn.how, _named(turn), f"{1 / np.median(ours):,.0f}"])
+        if turn.contender != "dray":
+            continue
+        peers = [
+            (each, taken)
+            for each, taken in samples.items()
+            if each.database == turn.database and each.contender != "dray"
+        ]
+        rivals = [(e, t) for e, t in peers if e.how == turn.how] or [
+            (e, t) for e, t in peers if e.how == "single"
+        ]
+        best, theirs = min(rivals, key=lambda pair: float(np.median(pair[1])))
+        ratio, goal = ratio_of_medians(theirs, ours), GOALS[turn.how]
+        comparisons.append(
+            Comparison(
+                label=f"jobs per second on {turn.database}, {turn.how}: dray / {best.contender}",
+                n=len(ours),
+                ratio=ratio,
+                same=ratio_of_medians(ours[::2], ours[1::2]),
+                goal=f"at least {goal:g}",
+                met=ratio.value >= goal,
+            )
+        )
+    empties = [place for place in places if "0 finished, 0 waiting" in place.label]
+    for empty, full in zip(empties, [p for p in places if f"{MANY:,}" in p.label], strict=True):
+        ratio = ratio_of_percentiles(full.samples, empty.samples, 99)
+        comparisons.append(
+            Comparison(
+                label=f"p99 of submit to claim: {full.label} / empty",
+                n=len(full.samples),
+                ratio=ratio,
+                same=ratio_of_percentiles(empty.samples[::2], empty.samples[1::2], 99),
+                goal=f"at most {GOAL_OF_MANY}",
+                met=ratio.value <= GOAL_OF_MANY,
+            )
+        )
+    times = [
+        [place.label, *(seconds(float(np.percentile(place.samples, p))) for p in (50, 99))]
+        for place in places
+    ]
+    return Result(
+        name="queue_speed",
+        title="Jobs through the queue",
+        method=METHOD,
+        rows=[Row(f"{t.database}, {t.how}: {_named(t)}", taken) for t, taken in samples.items()],
+        comparisons=comparisons,
+        tables=[
+            Table("Jobs per second (median)", ["database", "jobs", "", "jobs / s"], rates),
+            Table("Submit to claim", ["", "p50", "p99"], times),
+        ],
+        raw={place.label: place.samples for place in places},
+    )
+
+
+def _named(turn: Turn) -> str:
+    if turn.contender == "dray":
+        return turn.contender
+    return f"{turn.contender}, {turn.workers} workers"
