@@ -136,6 +136,10 @@ class Elastic(Document):
     exact: StrictBool = False
     """Makes the weights equal to the last bit at any size, at some cost: gradients are computed in
     `resources.num_workers` shares and added in their order, on any number of workers."""
+    by_speed: StrictBool = True
+    """Whether the size of a recipe is chosen by the step times that it reports: it gives slots up,
+    or leaves for a while, where other elastic jobs gain more by them. If false, it gets free slots
+    and leaves them as jobs do that are not elastic."""
 
 
 class Checkpoint(Document):

@@ -12,4 +12,11 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("jobs", sa.Column("step_times", sa.JSON(), nullable=True))
+    op.add_column("jobs", sa.Column("step_times", sa.JSON(none_as_null=True), nullable=True))
+    op.create_index(
+        "ix_jobs_step_times",
+        "jobs",
+        ["number"],
+        sqlite_where=sa.text("step_times IS NOT NULL"),
+        postgresql_where=sa.text("step_times IS NOT NULL"),
+    )

@@ -106,6 +106,12 @@ class JobRow(Base):
             postgresql_where=text(FIRST_POSITIONS),
         ),
         Index(
+            "ix_jobs_step_times",
+            "number",
+            sqlite_where=text("step_times IS NOT NULL"),
+            postgresql_where=text("step_times IS NOT NULL"),
+        ),
+        Index(
             "ix_jobs_array_head",
             "id",
             sqlite_where=text("array_head IS NOT NULL"),

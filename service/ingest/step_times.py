@@ -25,6 +25,8 @@ def noted(job: JobRow, attempt: AttemptRow, said: Mapping[str, Any]) -> dict[str
     speed = said.get("samples_per_s")
     if job.min_workers is None or job.spec.get("recipe") is None or not speed:
         return None
+    if not job.spec["elastic"].get("by_speed", True):
+        return None
     is_settled = attempt.granted is None and attempt.recalled is None and not attempt.lacking
     if not is_settled or attempt.phase != Phase.RUNNING:
         return None

@@ -196,7 +196,7 @@ class Scheduler:
             storage_problem=storage_repository.problem(session),
             to_come=self._autoscaler.expected(cluster),
             min_run_s=self._settings.min_run_s,
-            elastic=elastic_jobs(session),
+            elastic=elastic_jobs(session) if self._settings.elastic_sizing else {},
             topology=self._settings.topology,
         )
         self.view = SchedulerView(snapshot, live, now)

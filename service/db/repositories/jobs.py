@@ -239,7 +239,7 @@ _PLANNED = (
     *("num_workers", "min_workers", "bundle", "required_topology", "not_before"),
     *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
-    *("kept_back_s", "kept_back_since"),
+    *("kept_back_s", "kept_back_since", "preemptions"),
     *("reason_code", "reason_message", "position", "blocked_by"),
 )
 """Columns of a job that planning goes by."""

@@ -40,7 +40,7 @@ from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import LABEL
-from service.domain.scheduling import eviction, order, shares
+from service.domain.scheduling import eviction, order, shares, sizing
 from service.domain.scheduling.backfill import Backfill
 from service.domain.scheduling.dependencies import ArrayLimit, Dependency, waits_for
 from service.domain.scheduling.eviction import RunningJob as RunningJob
@@ -545,14 +545,15 @@ class _Round:
     def choose_sizes(self, waiting: Sequence[tuple[WaitingJob, Gang, order.Rank]]) -> None:
         """Choose the sizes of elastic jobs, and ask those for slots that run on more."""
         elastic, min_run_s = self._snapshot.elastic, self._snapshot.min_run_s
-        claims = []
+        claims: list[ElasticClaim] = []
         others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
         for job, gang, rank in waiting:
             backs_off = job.not_before is not None and job.not_before > self._now
             if backs_off or job.preparing or _is_kept_back(job, self._snapshot.used_up):
                 continue
             standing = _standing(rank)
-            choice = elastic.get(job.job_id)
+            # The rules for sizes don't know the room of a topology's domains.
+            choice = elastic.get(job.job_id) if gang.kind.required is None else None
             if choice is None:
                 others[standing, gang.kind] += gang.least
                 continue
@@ -563,7 +564,9 @@ class _Round:
         sized = [
             job
             for job in self._snapshot.running
-            if job.job_id in elastic and job.yields and not job.is_leaving and not job.recalled
+            if job.job_id in elastic
+            and job.yields
+            and not (job.is_leaving or job.recalled or job.request.required_level)
         ]
         for running in sized:
             claims.append(
@@ -573,7 +576,7 @@ class _Round:
                     self._gangs.of(running.request).kind,
                     elastic[running.job_id],
                     held=count(running.slices),
-                    stays=running.held_s < min_run_s,
+                    stays=running.held_s < sizing.least_run_s(min_run_s, running.num_left),
                 )
             )
         self._targets = targets(claims, others, self._soon.room, self._stock.largest)

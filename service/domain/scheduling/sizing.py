@@ -62,7 +62,7 @@ class ElasticJob:
     step_times: tuple[ReportedStep, ...] = ()
     """Its own, and those of earlier jobs like it."""
     in_place: bool = False
-    """Its group grows and shrinks without leaving its slots."""
+    """Its group grows and shrinks without leaving its slots; only its start costs a restart."""
     steps_left: float | None = None
     """At the batch size in force; None where nobody knows."""
 
@@ -145,6 +145,15 @@ def _solve(rows: Sequence[tuple[tuple[float, ...], float]], active: Sequence[int
     return solved
 
 
+def least_run_s(min_run_s: float, num_left: int) -> float:
+    """How long a job keeps its size before it gives slots to others that gain more by them.
+
+    num_left: how often it has left its slots. It is left alone for longer each time, so in a time t
+    it leaves for others no more than sqrt(2 t / min_run_s) times, whatever the estimates say.
+    """
+    return min_run_s * (1 + num_left)
+
+
 def step_s(job: ElasticJob, num_workers: int, per_node: int) -> float:
     """Seconds of a step with so many workers. per_node: workers that a node carries."""
     coefficients = fitted(job.step_times, job.micro_batch_size)
@@ -190,7 +199,7 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
     worth = {0: 0.0}
     for size in sizes:
         speed = least_s / step_s(job, size, per_node)
-        if size != held and not job.in_place:
+        if size != held and not (held and job.in_place):
             speed *= max(0.05, 1 - RESTART_S / min(LASTS_S, left_s / speed + RESTART_S))
         worth[size] = weight * speed
     if job.in_place:  # free slots are used, whatever the gain

@@ -99,3 +99,9 @@ async def test_jobs_that_are_alike_tell_of_each_other_and_others_do_not(
         ReportedStep(2, 1, 64, 1.6),
     }
     assert found[other].step_times == (ReportedStep(1, 1, 64, 1.6),)
+
+
+async def test_a_job_that_wants_no_size_chosen_is_not_noted(service: Service) -> None:
+    job_id = await training(service, elastic={"min_workers": 1, "by_speed": False})
+    service.report(job_id, 1, [at(10, 32.0)])
+    assert seen(service) == {}

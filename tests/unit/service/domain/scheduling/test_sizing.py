@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
@@ -157,6 +158,41 @@ def test_a_job_makes_room_for_one_that_gains_more_but_not_before_its_least_run_t
     assert "old" not in made
     assert isinstance(made["new"], Wait)
     assert made["new"].reason.code == "waiting_for_slots"
+
+
+def test_a_job_that_has_left_before_is_left_alone_for_longer_each_time() -> None:
+    job = replace(elastic(exchange_s=0.05), in_place=True, least=8)
+    jobs = {"old": job, "new": replace(job, steps_left=1e3)}
+    now_s, sent_away = 0.0, []
+    # The worst that estimates can do: another gains more in each round, and soon after none does.
+    old = running("old", job, Slice("a", 4), Slice("b", 4), held_s=0.0)
+    while now_s < 24 * 3600:
+        made = planned(jobs, (old,), (waiting("new", least=8),))
+        if "old" in made:
+            assert isinstance(made["old"], Preempt)
+            sent_away.append(now_s)
+            old = replace(old, held_s=0.0, num_left=old.num_left + 1)
+        now_s += 60.0
+        old = replace(old, held_s=old.held_s + 60.0)
+    assert sent_away[:3] == [300.0, 900.0, 1800.0]
+    assert len(sent_away) <= math.sqrt(2 * now_s / MIN_RUN_S)
+
+
+def test_a_job_that_runs_is_not_sent_away_for_one_that_gains_about_as_much() -> None:
+    job = replace(elastic(), in_place=True, least=8)
+    old = running("old", job, Slice("a", 4), Slice("b", 4))
+    for steps_left, is_sent_away in ((0.9e4, False), (0.5e4, True)):
+        jobs = {"old": job, "new": replace(job, steps_left=steps_left)}
+        made = planned(jobs, (old,), (waiting("new", least=8),))
+        assert ("old" in made) is is_sent_away, steps_left
+
+
+def test_a_job_that_must_be_in_one_domain_has_no_size_chosen() -> None:
+    job = replace(elastic(exchange_s=0.05), in_place=True)
+    jobs = {"old": job, "new": replace(job, steps_left=1e3)}
+    old = running("old", job, Slice("a", 4), Slice("b", 4))
+    old = replace(old, request=replace(old.request, required_level="rack"), spare=())
+    assert "old" not in planned(jobs, (old,), (waiting("new"),))
 
 
 def test_a_group_that_shrinks_in_place_does_not_leave() -> None:
