@@ -302,6 +302,7 @@ class JobSpec(Document):
         self._check_sync()
         self._check_balance()
         self._check_noise()
+        self._check_batch_range()
         self._check_profile()
         self._check_metrics()
         self._check_sweep()
@@ -347,6 +348,33 @@ class JobSpec(Document):
             raise wrong(at, "is not for elastic.exact, sync and balance: auto in this version")
         if self.train.precision == "fp16":
             raise wrong(at, "needs train.precision fp32 or bf16: fp16 scales the gradients")
+
+    def _check_batch_range(self) -> None:
+        """A range is for groups that are regrouped, and chosen by what they measure."""
+        if self.train.batch_range is None:
+            return
+        (least, most), size = self.train.batch_range, self.train.global_batch_size
+        at = "/train/batch_range"
+        if self.script is not None:
+            raise wrong(at, "is for recipes; a script makes its batches itself")
+        if not least <= size <= most:
+            raise wrong(at, f"must hold train.global_batch_size, which is {size}")
+        if size % least or most % least:
+            raise wrong(at, f"must have global_batch_size and its end as multiples of {least}")
+        if least < self.resources.num_workers:
+            workers = self.resources.num_workers
+            raise wrong(at, f"must begin with {workers} or more, a sample for each worker")
+        if self.elastic is None or not self.elastic.by_speed:
+            raise wrong(at, "needs elastic with by_speed: the batch changes with the group's size")
+        if not self.train.measure_noise:
+            raise wrong(at, "needs train.measure_noise: the batch is chosen by the noise scale")
+        taken = {
+            "train.ema": self.train.ema is not None,
+            "profile": self.profile is not None,
+            "checkpoint.every_steps: auto": self.checkpoint.every_steps == "auto",
+        }
+        for name in [name for name, is_taken in taken.items() if is_taken]:
+            raise wrong(at, f"is not for {name}, which counts the optimizer's steps")
 
     def _check_profile(self) -> None:
         if self.profile is None:

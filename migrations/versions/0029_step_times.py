@@ -1,4 +1,4 @@
-"""How long the steps of elastic jobs take, by the size of their group."""
+"""How long the steps of elastic jobs take, by the size of their group, and their batch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("step_times", sa.JSON(none_as_null=True), nullable=True))
+    op.add_column("attempts", sa.Column("batch_size", sa.BigInteger(), nullable=True))
     op.create_index(
         "ix_jobs_step_times",
         "jobs",

@@ -192,8 +192,9 @@ class JobRow(Base):
 
     progress: Mapped[dict[str, Any] | None]
     step_times: Mapped[dict[str, Any] | None]
-    """Of an elastic recipe (`service.ingest.step_times`): `alike`, `batch_size`,
-    `micro_batch_size`, and `times`, each [workers, nodes, batch size, seconds]."""
+    """Of an elastic recipe (`service.ingest.step_times`): `alike`, `batch_size` in force,
+    `micro_batch_size`, `times`, each [workers, nodes, batch size, seconds], and where the document
+    has a range for the batch `batch_range`, and `noise_scale` once that was measured."""
     summary: Mapped[dict[str, Any]]
     warnings: Mapped[list[Any] | None]
     """Shown with the job until its end and after: each a code and a message."""
@@ -433,6 +434,8 @@ class AttemptRow(Base):
     """Slices that the group was asked to give back, until it has reported what it holds since."""
     recalled_at: Mapped[datetime | None]
     """When it was asked for them."""
+    batch_size: Mapped[int | None]
+    """Global batch that goes with the newest grant or recall, where the document gives a range."""
     grow_after: Mapped[datetime | None]
     """No slots are granted or asked back before."""
     recall_after: Mapped[datetime | None]

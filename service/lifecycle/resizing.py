@@ -110,7 +110,7 @@ def recalled(attempt: AttemptRow | Row[Any]) -> Recall | None:
     """The recall that is sent to the group until it reports its slots."""
     if attempt.recalled is None:
         return None
-    return Recall(attempt.grants, as_slices(attempt.recalled))
+    return Recall(attempt.grants, as_slices(attempt.recalled), attempt.batch_size)
 
 
 def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime) -> bool:
@@ -125,16 +125,17 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
         return False
     row.recalled, row.recalled_at = as_rows(shrink.slices), now
     row.grants += 1
-    row.growth = None
+    row.growth, row.batch_size = None, shrink.batch_size
     number = count_of(shrink.slices)
     remark(
         session,
         job,
         type_="shrinking",
         code="makes_room",
-        message=f"was asked to give {workers(number)} back: it {shrink.reason.message}",
+        message=f"was asked to give {workers(number)} back: it {shrink.reason.message}"
+        f"{_with_batch(shrink.batch_size)}",
         now=now,
-        data={"recall": row.grants, "slices": as_rows(shrink.slices)},
+        data={"recall": row.grants, "slices": as_rows(shrink.slices)} | _batch(shrink.batch_size),
     )
     notify(session, QUEUE)
     return True
@@ -177,12 +178,27 @@ def granted(attempt: AttemptRow | Row[Any]) -> Grant | None:
     """The grant that the group is told of until it reports what it holds."""
     if attempt.granted is None:
         return None
-    return Grant(attempt.grants, as_slices(attempt.granted))
+    return Grant(attempt.grants, as_slices(attempt.granted), attempt.batch_size)
 
 
-def grant(session: Session, seen: policy.Growing, slices: Sequence[Slice], now: datetime) -> bool:
-    """Give the group these slots; False, and nothing is given, if it has changed since the plan saw
-    it."""
+def _with_batch(batch_size: int | None) -> str:
+    return "" if batch_size is None else f", with a global batch of {batch_size}"
+
+
+def _batch(batch_size: int | None) -> dict[str, Any]:
+    """For the data of an event."""
+    return {} if batch_size is None else {"batch_size": batch_size}
+
+
+def grant(
+    session: Session,
+    seen: policy.Growing,
+    slices: Sequence[Slice],
+    now: datetime,
+    batch_size: int | None = None,
+) -> bool:
+    """Give the group these slots, and this global batch with them; False, and nothing is given, if
+    it has changed since the plan saw it."""
     job = repository.lock(session, seen.job_id)
     attempt = attempts_repository.get(session, seen.job_id, seen.attempt)
     if job is None or attempt is None or attempt.finished_at is not None:
@@ -196,16 +212,17 @@ def grant(session: Session, seen: policy.Growing, slices: Sequence[Slice], now: 
     attempt.slices = [*attempt.slices, *as_rows(slices)]
     attempt.granted = as_rows(slices)
     attempt.grants += 1
-    attempt.growth = None
+    attempt.growth, attempt.batch_size = None, batch_size
     number = count_of(slices)
     remark(
         session,
         job,
         type_="growing",
         code="growing",
-        message=f"is given {workers(number)} more, and has {count_of(seen.slices)}",
+        message=f"is given {workers(number)} more, and has {count_of(seen.slices)}"
+        f"{_with_batch(batch_size)}",
         now=now,
-        data={"grant": attempt.grants, "slices": as_rows(slices)},
+        data={"grant": attempt.grants, "slices": as_rows(slices)} | _batch(batch_size),
     )
     notify(session, QUEUE)
     return True

@@ -275,7 +275,8 @@ class Scheduler:
 
     async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
         """Grant the slots, if the group is still as it was; the reconciler passes the grant on."""
-        await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at))
+        size = grow.batch_size
+        await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at, size))
 
     async def _start(self, wanted: Sequence[Wanted], cluster_session: str) -> int:
         """Claim these jobs for new attempts and launch those; answers how many were claimed."""

@@ -40,14 +40,19 @@ def _times(row: Row[Any]) -> dict[tuple[int, ...], ReportedStep]:
 
 
 def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> ElasticJob:
-    progress = row.progress or {}
-    total = progress.get("total_steps")
+    progress, known = row.progress or {}, row.step_times
+    total, batch_size = progress.get("total_steps"), known["batch_size"]
+    batch_range = known.get("batch_range")
+    # With a range steps are counted by its least batch.
+    at_once = 1 if batch_range is None else batch_size / batch_range[0]
     return ElasticJob(
         least=row.min_workers,
         most=row.num_workers,
-        batch_size=row.step_times["batch_size"],
-        micro_batch_size=row.step_times["micro_batch_size"],
+        batch_size=batch_size,
+        micro_batch_size=known["micro_batch_size"],
         step_times=tuple(times.values()),
         in_place=not row.bundle.get("GPU"),
-        steps_left=None if total is None else max(0, total - progress.get("step", 0)),
+        steps_left=None if total is None else max(0, total - progress.get("step", 0)) / at_once,
+        batch_range=None if batch_range is None else tuple(batch_range),
+        noise_scale=known.get("noise_scale"),
     )

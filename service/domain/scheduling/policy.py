@@ -190,6 +190,8 @@ class Grow:
 
     job_id: str
     slices: tuple[Slice, ...]
+    batch_size: int | None = None
+    """Global batch that it trains with then, where that may change."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,8 @@ class Shrink:
     reason: Reason
     because_of: str
     """The job that needs the slots."""
+    batch_size: int | None = None
+    """As of `Grow`."""
 
 
 @dataclass(frozen=True)
@@ -599,8 +603,7 @@ class _Round:
                     left -= part.num_workers
             if given:
                 message = "goes on with fewer workers, because other jobs gain more by these"
-                self.asked.append(Shrink(name, tuple(given), Reason("shrinks", message), name))
-                self._expect(running, given)
+                self._shrink(running, given, message, name)
             return
         message = (
             f"leaves its slots and resumes on {workers(target)} instead of {held}, by its speed"
@@ -754,8 +757,26 @@ class _Round:
             slices = running.slices
         else:
             message = f"goes on with fewer workers, so that job {name} can start"
-            self.asked.append(Shrink(running.job_id, slices, Reason("shrinks", message), name))
+            self._shrink(running, slices, message, name)
+            return
         self._expect(running, slices)
+
+    def _shrink(
+        self, running: RunningJob, slices: Sequence[Slice], message: str, because_of: str
+    ) -> None:
+        """Ask a group for these of its slots."""
+        name, kind = running.job_id, self._gangs.of(running.request).kind
+        batch_size = self._batch_size(name, kind, count(running.slices) - count(slices))
+        reason = Reason("shrinks", message)
+        self.asked.append(Shrink(name, tuple(slices), reason, because_of, batch_size))
+        self._expect(running, slices)
+
+    def _batch_size(self, job_id: str, kind: WorkerKind, num_workers: int) -> int | None:
+        """The global batch of a job that trains on so many workers; None if it has no choice."""
+        job = self._snapshot.elastic.get(job_id)
+        if job is None or job.batch_range is None:
+            return None
+        return sizing.batch_size(job, num_workers, max(1, self._stock.largest(kind)))
 
     def _expect(self, running: RunningJob, slices: Sequence[Slice]) -> None:
         """It leaves these slots."""
@@ -825,7 +846,8 @@ class _Round:
 
     def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
         self._take(group.job_id, gang.kind, slices)
-        return Grow(group.job_id, slices)
+        num_workers = count(group.slices) + count(slices)
+        return Grow(group.job_id, slices, self._batch_size(group.job_id, gang.kind, num_workers))
 
     def _take(self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...]) -> None:
         self._stock.take(kind, slices)

@@ -9,8 +9,10 @@ et al., OSDI 2021); at weights of one over the time left short jobs would come s
 square root lies between them, as the optimum does for speeds that grow with a power of the size
 (heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
 
-The batch size in force follows from the job's gradient noise alone (`train.batch_range`), whatever
-its size: what a step is worth is the same with all numbers of workers, and cancels out.
+A job with a range for its batch (`train.batch_range`) has at each size the batch with which it
+makes most progress a second: samples a second, times what a sample is worth in a batch of that
+size. With the gradient noise scale p that is p / (p + size), but for a constant (McCandlish et al.
+2018, https://arxiv.org/abs/1812.06162).
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ UNKNOWN_LEFT_S = 600.0
 SHORTEST_S = 30.0
 """A job that is about to end has at least so long left."""
 NEARLY_NOTHING = 1e-6
+CLEARLY_BETTER = 1.05
+"""The progress with another batch over that with the one in force, for which it is changed."""
 PRIOR = 1e-3
 """Weight of the assumption that steps cost only their samples, in squares of relative errors."""
 
@@ -65,6 +69,11 @@ class ElasticJob:
     """Its group grows and shrinks without leaving its slots; only its start costs a restart."""
     steps_left: float | None = None
     """At the batch size in force; None where nobody knows."""
+    batch_range: tuple[int, int] | None = None
+    """Least and largest batch; None of a job whose batch is fixed. Batches are multiples of the
+    least."""
+    noise_scale: float | None = None
+    """In samples; None while it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +163,50 @@ def least_run_s(min_run_s: float, num_left: int) -> float:
     return min_run_s * (1 + num_left)
 
 
-def step_s(job: ElasticJob, num_workers: int, per_node: int) -> float:
-    """Seconds of a step with so many workers. per_node: workers that a node carries."""
+def step_s(
+    job: ElasticJob, num_workers: int, per_node: int, batch_size: int | None = None
+) -> float:
+    """Seconds of a step with so many workers. per_node: workers that a node carries. batch_size:
+    None for the one in force."""
     coefficients = fitted(job.step_times, job.micro_batch_size)
     num_nodes = math.ceil(num_workers / per_node)
-    terms = _terms(num_workers, num_nodes, job.batch_size, job.micro_batch_size)
+    terms = _terms(num_workers, num_nodes, batch_size or job.batch_size, job.micro_batch_size)
     return sum(each * term for each, term in zip(coefficients, terms, strict=True))
+
+
+def batch_size(job: ElasticJob, num_workers: int, per_node: int) -> int:
+    """The batch with which the job makes most progress on so many workers, of the one in force, its
+    double and its half: the step times of others are not known well."""
+    return min(
+        _batches(job),
+        key=lambda size: (
+            _step_cost(job, num_workers, per_node, size)
+            / (CLEARLY_BETTER if size == job.batch_size else 1.0)
+        ),
+    )
+
+
+def _batches(job: ElasticJob) -> set[int]:
+    now = job.batch_size
+    if job.batch_range is None or job.noise_scale is None or not job.step_times:
+        return {now}
+    least, most = job.batch_range
+    return {now, min(2 * now, most), max(now // 2 // least * least, least)}
+
+
+def _step_cost(job: ElasticJob, num_workers: int, per_node: int, batch: int) -> float:
+    """Seconds for as much progress as a step with the batch in force makes."""
+    seconds, now = step_s(job, num_workers, per_node, batch), job.batch_size
+    if batch == now or job.noise_scale is None:
+        return seconds
+    gain = batch / now * (job.noise_scale + now) / (job.noise_scale + batch)
+    return seconds / gain
+
+
+def _least_cost(job: ElasticJob, num_workers: int, per_node: int) -> float:
+    """The same with the batch that is chosen for so many workers."""
+    chosen = batch_size(job, num_workers, per_node)
+    return _step_cost(job, num_workers, per_node, chosen)
 
 
 def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
@@ -192,13 +239,13 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
     if not job.step_times:
         weight = UNKNOWN_LEFT_S**-LEFT_POWER
         return {0: 0.0} | {size: weight * size / job.least for size in sizes}
-    least_s = step_s(job, job.least, per_node)
+    least_s = _least_cost(job, job.least, per_node)
     left_s = UNKNOWN_LEFT_S if job.steps_left is None else job.steps_left * least_s
     left_s = max(left_s, SHORTEST_S)
     weight = left_s**-LEFT_POWER
     worth = {0: 0.0}
     for size in sizes:
-        speed = least_s / step_s(job, size, per_node)
+        speed = least_s / _least_cost(job, size, per_node)
         if size != held and not (held and job.in_place):
             speed *= max(0.05, 1 - RESTART_S / min(LASTS_S, left_s / speed + RESTART_S))
         worth[size] = weight * speed

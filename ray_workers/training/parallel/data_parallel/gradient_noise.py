@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from ray_workers.shared.contracts import NOISE_SCALE
 from ray_workers.training.core.compat_torch import GradBucket
 from ray_workers.training.data.prefetcher import Share
 from ray_workers.training.data.sampler import share
@@ -136,7 +137,7 @@ class NoiseMeasuringGradientEngine(GradientEngine):
         scale = self._noise.scale
         if not self._is_measured or scale is None:
             return {}
-        return {"train/gradient_noise_scale": scale}
+        return {NOISE_SCALE: scale}
 
 
 def _is_usable(square: float) -> bool:

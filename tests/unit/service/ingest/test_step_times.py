@@ -105,3 +105,39 @@ async def test_a_job_that_wants_no_size_chosen_is_not_noted(service: Service) ->
     job_id = await training(service, elastic={"min_workers": 1, "by_speed": False})
     service.report(job_id, 1, [at(10, 32.0)])
     assert seen(service) == {}
+
+
+RANGED = {
+    "train": {"global_batch_size": 64, "batch_range": [32, 512], "measure_noise": True},
+}
+
+
+def with_batch(step: int, size: float, noise: float | None = None, speed: float = 32.0) -> Frame:
+    values = {"train/global_batch_size": size}
+    if noise is not None:
+        values["train/gradient_noise_scale"] = noise
+    return metrics(step, values, total_steps=100, samples_per_s=speed)
+
+
+async def test_the_batch_in_force_and_the_noise_scale_are_kept_of_a_job_with_a_range(
+    service: Service,
+) -> None:
+    job_id = await training(service, **RANGED)
+    service.report(job_id, 1, [at(10, 32.0)])
+    found = seen(service)[job_id]
+    assert (found.batch_size, found.batch_range, found.noise_scale) == (64, (32, 512), None)
+    service.report(job_id, 1, [with_batch(12, 64.0, 900.0), with_batch(14, 64.0)])
+    found = seen(service)[job_id]
+    assert (found.noise_scale, found.steps_left) == (900.0, 43), "steps are of the least batch"
+    service.report(job_id, 1, [with_batch(20, 128.0, 910.0, 64.0)])
+    found = seen(service)[job_id]
+    assert (found.batch_size, found.noise_scale) == (128, 900.0)
+    assert set(found.step_times) == {ReportedStep(2, 1, 64, 2.0), ReportedStep(2, 1, 128, 2.0)}
+
+
+@pytest.mark.parametrize("size", [16.0, 1024.0, float("nan"), float("inf")])
+async def test_a_batch_out_of_the_range_counts_as_not_said(service: Service, size: float) -> None:
+    job_id = await training(service, **RANGED)
+    service.report(job_id, 1, [with_batch(10, size, float("inf"))])
+    found = seen(service)[job_id]
+    assert (found.batch_size, found.noise_scale) == (64, None)

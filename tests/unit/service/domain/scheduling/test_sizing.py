@@ -109,6 +109,41 @@ def test_one_that_stays_keeps_what_it_has_and_one_that_comes_first_gets_its_leas
     assert sum(chosen.values()) == 8
 
 
+def ranged(noise_scale: float | None = 1e4, exchange_s: float = 0.3) -> ElasticJob:
+    """The batch in force is 64, and a larger one shares the time of the exchange."""
+    job = elastic(exchange_s=exchange_s)
+    return replace(job, in_place=True, batch_range=(16, 512), noise_scale=noise_scale)
+
+
+def test_the_batch_is_the_one_with_most_progress_a_second_by_noise_and_step_times() -> None:
+    assert sizing.batch_size(ranged(noise_scale=1e4), 8, PER_NODE) == 128
+    wasteful = ranged(noise_scale=10.0, exchange_s=0.0)
+    assert sizing.batch_size(wasteful, 8, PER_NODE) == 32, "most of its samples are worth little"
+    assert sizing.batch_size(ranged(noise_scale=None), 8, PER_NODE) == 64, "nobody knows"
+    assert sizing.batch_size(replace(ranged(), batch_range=None), 8, PER_NODE) == 64
+    assert sizing.batch_size(ranged(), 1, PER_NODE) == 64, "there is no exchange to be shared"
+
+
+def test_the_batch_stays_in_its_range_and_a_small_gain_does_not_change_it() -> None:
+    assert sizing.batch_size(replace(ranged(), batch_range=(16, 96)), 8, PER_NODE) == 96
+    assert sizing.batch_size(replace(ranged(noise_scale=1.0), batch_range=(64, 512)), 8, 4) == 64
+    little = ranged(exchange_s=0.0)
+    assert sizing.batch_size(little, 8, PER_NODE) == 64
+
+
+def test_the_goodput_of_a_batch_is_its_throughput_times_what_a_sample_is_worth() -> None:
+    job, noise = ranged(noise_scale=500.0), 500.0
+
+    def goodput(size: int) -> float:
+        throughput = size / sizing.step_s(job, 8, PER_NODE, size)
+        return throughput * (noise + 16) / (noise + size)
+
+    assert max((32, 64, 128), key=goodput) == sizing.batch_size(job, 8, PER_NODE) == 128
+    fixed = replace(job, batch_range=None)
+    by_size = [sizing.worths(Sized("a", each, 0), PER_NODE)[8] for each in (job, fixed)]
+    assert by_size[0] > by_size[1], "it grows better with a larger batch"
+
+
 def running(name: str, job: ElasticJob, *slices: Slice, held_s: float = MIN_RUN_S) -> RunningJob:
     number = sum(part.num_workers for part in slices)
     return RunningJob(
@@ -216,6 +251,23 @@ def test_a_group_grows_in_place_up_to_its_size_and_no_further() -> None:
     alone = planned({"badly": badly}, (there,), growing=(group,))["badly"]
     assert isinstance(alone, Grow), "free slots are used, whatever the gain"
     assert sum(part.num_workers for part in alone.slices) == 4
+
+
+def test_a_group_that_changes_its_size_is_told_the_batch_for_it() -> None:
+    job = ranged()
+    there = running("one", job, Slice("a", 4))
+    group = Growing("one", 1, 50, 1, Request(16, BUNDLE, 1), there.slices)
+    grown = planned({"one": job}, (there,), growing=(group,))["one"]
+    assert isinstance(grown, Grow)
+    assert grown.batch_size == sizing.batch_size(job, 8, PER_NODE) == 128
+    fixed = planned({"one": replace(job, batch_range=None)}, (there,), growing=(group,))["one"]
+    assert isinstance(fixed, Grow)
+    assert fixed.batch_size is None
+    old = running("one", job, Slice("a", 4), Slice("b", 2), Slice("b", 2))
+    shrunk = planned({"one": job, "new": ranged(1.0)}, (old,), (waiting("new"),))["one"]
+    assert isinstance(shrunk, Shrink)
+    left = 8 - sum(part.num_workers for part in shrunk.slices)
+    assert shrunk.batch_size == sizing.batch_size(job, left, PER_NODE)
 
 
 def test_jobs_of_higher_priority_choose_first_and_gangs_keep_what_they_ask_for() -> None:
