@@ -144,6 +144,7 @@ def test_a_situation_comes_back_as_it_was() -> None:
 
 def test_the_step_times_of_elastic_jobs_come_back_as_they_were() -> None:
     job = ElasticJob(1, 4, 64, 16, (ReportedStep(2, 1, 64, 0.5),), in_place=True, steps_left=9.0)
+    job = replace(job, batch_range=(32, 512), noise_scale=900.0)
     snapshot = replace(seen().snapshot, elastic={"a": job})
     there = Situation(snapshot)
     assert codec.decode(codec.encode(there)) == there
