@@ -69,6 +69,7 @@ class Grant:
     """1, 2, 3 ... within the attempt: a grant whose answer was lost is sent again, and is to be
     taken once."""
     slices: tuple[Slice, ...]
+    """None where only the batch changes."""
     batch_size: int | None
     """Global batch from the round on in which the slots are taken in; None: as before."""
 

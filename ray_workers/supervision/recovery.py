@@ -232,11 +232,16 @@ class RecoveryController:
             self._change_batch(grant)
             for member in newcomers:
                 member.is_placed = True
-            self._report_size(f"grows by {len(newcomers)}")
+            grows = f"grows by {len(newcomers)}" if newcomers else "goes on with another batch"
+            self._report_size(grows)
             await self._go_on()
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
-        """Members in these slots that are ready for a place; nothing is held if that fails."""
+        """Members in these slots that are ready for a place; nothing is held if that fails. None of
+        a grant without slots, which changes the batch alone."""
+        if not grant.slices:
+            self._settled_grant = grant.number
+            return []
         node_ids = [part.node_id for part in grant.slices]
         await self._nodes.know(node_ids)
         await self._prepare(node_ids)

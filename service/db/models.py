@@ -436,6 +436,8 @@ class AttemptRow(Base):
     """When it was asked for them."""
     batch_size: Mapped[int | None]
     """Global batch that goes with the newest grant or recall, where the document gives a range."""
+    batch_at: Mapped[datetime | None]
+    """When a batch was chosen for it last."""
     grow_after: Mapped[datetime | None]
     """No slots are granted or asked back before."""
     recall_after: Mapped[datetime | None]

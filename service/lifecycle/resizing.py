@@ -106,6 +106,44 @@ def spare(
     return rules.spare(as_slices(attempt.slices), job.min_workers or 1)
 
 
+def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime) -> float:
+    """How long an elastic group trains with its global batch; 0 where that can't be changed now."""
+    is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
+    trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
+    since = attempt.batch_at or attempt.running_at
+    is_settled = not attempt.lacking and not _is_told(attempt) and not attempt.preempt_asked_at
+    if not (is_elastic and trains and is_settled) or since is None:
+        return 0.0
+    return max(0.0, (now - since).total_seconds())
+
+
+def change_batch(
+    session: Session, job_id: str, attempt: int, batch_size: int, now: datetime
+) -> bool:
+    """Have the group form anew with this global batch, on the slots that it has: by a grant of
+    none. False if it may not be asked any more."""
+    job = repository.lock(session, job_id)
+    row = attempts_repository.get(session, job_id, attempt)
+    if job is None or row is None or row.finished_at is not None:
+        return False
+    if not same_batch_s(job, row, now):
+        return False
+    row.granted = []
+    row.grants += 1
+    row.batch_size, row.batch_at = batch_size, now
+    remark(
+        session,
+        job,
+        type_="changing_batch",
+        code="changing_batch",
+        message=f"is to go on with a global batch of {batch_size}",
+        now=now,
+        data={"grant": row.grants, "batch_size": batch_size},
+    )
+    notify(session, QUEUE)
+    return True
+
+
 def recalled(attempt: AttemptRow | Row[Any]) -> Recall | None:
     """The recall that is sent to the group until it reports its slots."""
     if attempt.recalled is None:
@@ -125,7 +163,8 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
         return False
     row.recalled, row.recalled_at = as_rows(shrink.slices), now
     row.grants += 1
-    row.growth, row.batch_size = None, shrink.batch_size
+    row.growth = None
+    _choose_batch(row, shrink.batch_size, now)
     number = count_of(shrink.slices)
     remark(
         session,
@@ -181,6 +220,12 @@ def granted(attempt: AttemptRow | Row[Any]) -> Grant | None:
     return Grant(attempt.grants, as_slices(attempt.granted), attempt.batch_size)
 
 
+def _choose_batch(attempt: AttemptRow, batch_size: int | None, now: datetime) -> None:
+    attempt.batch_size = batch_size
+    if batch_size is not None:
+        attempt.batch_at = now
+
+
 def _with_batch(batch_size: int | None) -> str:
     return "" if batch_size is None else f", with a global batch of {batch_size}"
 
@@ -212,7 +257,8 @@ def grant(
     attempt.slices = [*attempt.slices, *as_rows(slices)]
     attempt.granted = as_rows(slices)
     attempt.grants += 1
-    attempt.growth, attempt.batch_size = None, batch_size
+    attempt.growth = None
+    _choose_batch(attempt, batch_size, now)
     number = count_of(slices)
     remark(
         session,
@@ -262,6 +308,8 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
     where there is nothing to say."""
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
         return "", []
+    if attempt.granted == []:
+        return "is about to go on with another global batch", []
     if attempt.granted is not None:
         return f"is being given {workers(count_of(as_slices(attempt.granted)))} more", []
     if attempt.recalled is not None:

@@ -84,7 +84,7 @@ def live(session: Session) -> list[AttemptRow]:
 _HELD = (
     *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "cluster_session", "cursor"),
     *("lacking", "grants", "granted", "recalled", "recalled_at", "grow_after", "recall_after"),
-    "batch_size",
+    *("batch_size", "batch_at"),
     *("preempt_asked_at", "preempt_grace_s", "created_at", "started_at", "running_at"),
 )
 """Columns of an attempt that the loops go by."""

@@ -287,6 +287,33 @@ async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> 
     assert live(service, job_id).grant == Grant(3, (B,), None), "a batch goes once"
 
 
+async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) -> None:
+    job_id = await trains(service)
+    service.advance(400.0)
+
+    def same_batch_s() -> float:
+        running = live(service, job_id).running
+        assert running is not None
+        return running.same_batch_s
+
+    def change() -> bool:
+        return service.database.write_sync(
+            lambda s: resizing.change_batch(s, job_id, 1, 256, service.now)
+        )
+
+    assert same_batch_s() == 400.0
+    assert change()
+    seen = live(service, job_id)
+    assert (seen.grant, seen.slices, seen.growing) == (Grant(1, (), 256), (A,), None)
+    assert size_told(service, job_id) == "is about to go on with another global batch"
+    assert (same_batch_s(), change()) == (0.0, False), "it has not answered yet"
+    (event,) = await events_of(service, job_id, "changing_batch")
+    assert event.data == {"grant": 1, "batch_size": 256}
+    service.advance(10.0)
+    service.report(job_id, 1, [said(A, grants=1)], phase=Phase.RUNNING)
+    assert (live(service, job_id).grant, same_batch_s()) == (None, 10.0)
+
+
 async def test_a_loss_that_was_told_before_the_grant_does_not_free_it(service: Service) -> None:
     job_id = await grown(service, B)
     service.report(job_id, 1, [said(ONE_OF_A, lacking=1)])

@@ -11,6 +11,7 @@ import pytest
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import sizing
+from service.domain.scheduling.batch_changes import LASTS_S, batch_changes
 from service.domain.scheduling.eviction import MIN_RUN_S
 from service.domain.scheduling.policy import (
     Decision,
@@ -268,6 +269,23 @@ def test_a_group_that_changes_its_size_is_told_the_batch_for_it() -> None:
     assert isinstance(shrunk, Shrink)
     left = 8 - sum(part.num_workers for part in shrunk.slices)
     assert shrunk.batch_size == sizing.batch_size(job, left, PER_NODE)
+
+
+def test_a_group_that_keeps_its_size_gets_another_batch_after_a_while() -> None:
+    job = ranged()
+    there = replace(running("one", job, Slice("a", 4)), same_batch_s=LASTS_S)
+    nodes = (Node("a", {"GPU": 4.0}, {}),)
+    snapshot = Snapshot((), nodes, True, running=(there,), elastic={"one": job})
+    assert batch_changes(snapshot, ()) == {"one": 128}
+    assert batch_changes(snapshot, {"one"}) == {}, "it changes its size"
+    for changed in (
+        replace(there, same_batch_s=LASTS_S - 1),
+        replace(there, is_leaving=True),
+        replace(there, recalled=(Slice("a", 1),)),
+    ):
+        assert batch_changes(replace(snapshot, running=(changed,)), ()) == {}
+    for other in (replace(job, batch_range=None), ranged(noise_scale=None), ranged(exchange_s=0)):
+        assert batch_changes(replace(snapshot, elastic={"one": other}), ()) == {}
 
 
 def test_jobs_of_higher_priority_choose_first_and_gangs_keep_what_they_ask_for() -> None:
