@@ -1,4 +1,4 @@
-"""The replay with jobs that may have any number of GPUs, and whose batch follows their noise."""
+"""The replay with jobs that may have any number of GPUs, and a range for their batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from statistics import mean, quantiles
 from benchmarks.machine import BenchmarkError
 from benchmarks.report import Result, Table
 from benchmarks.scheduler import traces, workloads
-from benchmarks.scheduler.batch_size import LEAST_EFFICIENCY
 from benchmarks.scheduler.elastic_policy import ElasticPolicy
 from benchmarks.scheduler.measure import DATA, NUM_DRAWN, data_folder
 from benchmarks.scheduler.replay import ReplayedJob, replay
@@ -32,9 +31,10 @@ METHOD = (
     "earlier jobs': also the step times that jobs of the same application have reported before. "
     "It never sees a trace, a duration or a noise scale that a job has not measured.",
     "'fixed batch': the batch that the workload names for the job. 'range': the batch begins at "
-    "the smallest that was measured, and is at most the largest. A job doubles it while a sample "
-    f"is worth {LEAST_EFFICIENCY:.0%} of one in the smallest, by its noise scale then "
-    "(`benchmarks.scheduler.batch_size`), whatever its number of GPUs; ncf has one batch.",
+    "the smallest that was measured, and is at most the largest; ncf has one batch. The policy "
+    "chooses it as in real jobs (`sizing.best_batch`): by the step times and the noise scale that "
+    "the job has reported, for its GPUs, at most twice the one before and 60 s later. A change of "
+    "the batch alone costs nothing here; in real jobs it takes a rendezvous round.",
     "Published: Pollux (OSDI 2021), its artifact's own policy, which chooses GPUs and batch. "
     "Nothing is random, but for the time of a call, on a machine that others use: its processor "
     "time is the policy's own.",
@@ -85,7 +85,7 @@ class ElasticBench:
 
 
 def with_range(job: ReplayedJob) -> None:
-    """Let the job's batch follow its noise."""
+    """Let the policy choose the job's batch."""
     if job.application.name != FIXED_BATCH:
         sizes = job.application.batch_sizes
         job.batch_size, job.batch_range = sizes[0], (sizes[0], sizes[-1])

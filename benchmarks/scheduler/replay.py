@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmarks.scheduler import batch_size
 from benchmarks.scheduler.traces import Application, Placement
 from service.domain.scheduling.sizing import ReportedStep
 
 NUM_NODES, GPUS_PER_NODE = 16, 4
 ROUND_S = 60.0
+MOST_NOISE = 1e9
+"""A trace may have gradients of no size."""
 """How often a policy is asked."""
 RESTART_S = 30.0
 """Each allocation holds its GPUs for so long before the job trains."""
@@ -29,7 +30,11 @@ class ReplayedJob:
     batch_size: int
     """In force now."""
     batch_range: tuple[int, int] | None = None
-    """The least and the largest batch, by its noise; None of a job whose batch is fixed."""
+    """The least and the largest batch; None of a job whose batch is fixed."""
+    batch_since_s: float = 0.0
+    """When the batch in force was chosen."""
+    noise_scale: float | None = None
+    """That it has measured last, in samples."""
     nodes: dict[int, int] = field(default_factory=dict)
     """GPUs that it holds, by node."""
     gpu_s: float = 0.0
@@ -80,6 +85,10 @@ class ReplayedJob:
             self.nodes, self.since_s = dict(nodes), now
             self._restart_s = RESTART_S if nodes else 0.0
 
+    def change_batch(self, size: int, now: float) -> None:
+        if size != self.batch_size:
+            self.batch_size, self.batch_since_s = size, now
+
     def train(self, now: float) -> None:
         """Train for a round that begins now, if it has GPUs."""
         if not self.nodes:
@@ -105,14 +114,12 @@ class ReplayedJob:
 
     def _rate(self) -> float:
         """Progress a second."""
-        if self.batch_range is not None:
-            smallest = self.application.batch_sizes[0]
-            noise_scale = smallest * self.application.gradients(self.batch_size, self.epoch).noise
-            self.batch_size = batch_size.next_size(noise_scale, *self.batch_range)
         placement: Placement = tuple(self.nodes[node] for node in sorted(self.nodes))
         step_s, size = self.application.step_time(placement, self.batch_size)
         measured = ReportedStep(sum(placement), len(placement), size, step_s)
         self.step_times[measured.num_workers, measured.num_nodes, size] = measured
+        noise = self.application.gradients(size, self.epoch).noise
+        self.noise_scale = min(self.application.batch_sizes[0] * noise, MOST_NOISE)
         return self._gain(size) / step_s
 
     def _gain(self, size: int) -> float:

@@ -12,7 +12,7 @@ from service.domain.scheduling import sizing
 from service.domain.scheduling.policy import Snapshot
 from service.domain.scheduling.slots import count, fits
 
-LASTS_S = 300.0
+LASTS_S = 60.0
 """How long a batch is kept, which must make up for forming the group anew."""
 
 
@@ -27,7 +27,7 @@ def batch_changes(snapshot: Snapshot, but: Container[str]) -> dict[str, int]:
             continue
         bundle = running.request.bundle
         per_node = max([fits(bundle, node.total) for node in snapshot.nodes], default=0)
-        size = sizing.batch_size(job, count(running.slices), max(1, per_node))
+        size = sizing.best_batch(job, count(running.slices), max(1, per_node))
         if size != job.batch_size:
             found[running.job_id] = size
     return found

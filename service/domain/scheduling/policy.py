@@ -776,7 +776,7 @@ class _Round:
         job = self._snapshot.elastic.get(job_id)
         if job is None or job.batch_range is None:
             return None
-        return sizing.batch_size(job, num_workers, max(1, self._stock.largest(kind)))
+        return sizing.best_batch(job, num_workers, max(1, self._stock.largest(kind)))
 
     def _expect(self, running: RunningJob, slices: Sequence[Slice]) -> None:
         """It leaves these slots."""

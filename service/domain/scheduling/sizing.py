@@ -174,24 +174,19 @@ def step_s(
     return sum(each * term for each, term in zip(coefficients, terms, strict=True))
 
 
-def batch_size(job: ElasticJob, num_workers: int, per_node: int) -> int:
+def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
     """The batch with which the job makes most progress on so many workers, of the one in force, its
     double and its half: the step times of others are not known well."""
-    return min(
-        _batches(job),
-        key=lambda size: (
-            _step_cost(job, num_workers, per_node, size)
-            / (CLEARLY_BETTER if size == job.batch_size else 1.0)
-        ),
-    )
-
-
-def _batches(job: ElasticJob) -> set[int]:
     now = job.batch_size
     if job.batch_range is None or job.noise_scale is None or not job.step_times:
-        return {now}
+        return now
     least, most = job.batch_range
-    return {now, min(2 * now, most), max(now // 2 // least * least, least)}
+
+    def cost(size: int) -> float:
+        advantage = CLEARLY_BETTER if size == now else 1.0
+        return _step_cost(job, num_workers, per_node, size) / advantage
+
+    return min((now, min(2 * now, most), max(now // 2 // least * least, least)), key=cost)
 
 
 def _step_cost(job: ElasticJob, num_workers: int, per_node: int, batch: int) -> float:
@@ -205,7 +200,7 @@ def _step_cost(job: ElasticJob, num_workers: int, per_node: int, batch: int) -> 
 
 def _least_cost(job: ElasticJob, num_workers: int, per_node: int) -> float:
     """The same with the batch that is chosen for so many workers."""
-    chosen = batch_size(job, num_workers, per_node)
+    chosen = best_batch(job, num_workers, per_node)
     return _step_cost(job, num_workers, per_node, chosen)
 
 

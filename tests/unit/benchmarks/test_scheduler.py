@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks import report
 from benchmarks.scheduler import (
-    batch_size,
     locality,
     measure,
     replay,
@@ -118,24 +117,35 @@ def test_the_default_policy_lets_a_short_job_pass_a_long_one(
         assert all(one.completion_s >= one.alone_s for one in jobs)
 
 
-def test_the_batch_is_doubled_while_its_samples_are_worth_enough() -> None:
-    assert batch_size.efficiency(100.0, 10, 10) == 1.0
-    assert batch_size.efficiency(100.0, 100, 300) == pytest.approx(0.5)
-    assert batch_size.next_size(0.0, 8, 512) == 8
-    assert batch_size.next_size(100.0, 8, 512) == 32, "108 / 132 is enough, 108 / 164 is not"
-    assert batch_size.next_size(math.inf, 8, 100) == 64, "no more than the largest"
-
-
-def test_a_replayed_job_has_the_batch_that_its_noise_allows_and_reports_its_step_times(
+def test_a_replayed_job_reports_its_step_times_and_its_noise(
     application: traces.Application,
 ) -> None:
     alone = job(application)
-    alone.batch_range = (4, 64)
+    alone.change_batch(8, 0.0)
     alone.allocate({0: 1}, 0.0)
     alone.train(0.0)
-    assert alone.batch_size == 8, "the noise scale is 12: of 8 a sample is worth 0.8, of 16 0.57"
     assert [each.batch_size for each in alone.step_times.values()] == [8]
+    assert alone.noise_scale == 20.0, "five smallest batches"
     assert alone.steps_left == pytest.approx((1000 - 15 * 6.0 / 3.5) / (6.0 / 3.5))
+
+
+def test_the_policy_chooses_the_batch_of_a_replayed_job_within_its_range(
+    application: traces.Application,
+) -> None:
+    one = job(application)
+    one.batch_range = (4, 16)
+    policy, sizes = ElasticPolicy(knows_earlier=False), []
+
+    class Watched:
+        def allocate(self, active: Sequence[ReplayedJob], now: float) -> replay.Allocation:
+            given = policy.allocate(active, now)
+            sizes.append(one.batch_size)
+            return given
+
+    replay.replay([one], Watched())
+    assert sizes[0] == 4, "nothing is known of it"
+    assert 4 < max(sizes) <= 16
+    assert all(later <= 2 * size for size, later in pairwise(sizes))
 
 
 def test_elastic_jobs_share_the_cluster_and_have_all_of_it_alone(

@@ -117,19 +117,19 @@ def ranged(noise_scale: float | None = 1e4, exchange_s: float = 0.3) -> ElasticJ
 
 
 def test_the_batch_is_the_one_with_most_progress_a_second_by_noise_and_step_times() -> None:
-    assert sizing.batch_size(ranged(noise_scale=1e4), 8, PER_NODE) == 128
+    assert sizing.best_batch(ranged(noise_scale=1e4), 8, PER_NODE) == 128
     wasteful = ranged(noise_scale=10.0, exchange_s=0.0)
-    assert sizing.batch_size(wasteful, 8, PER_NODE) == 32, "most of its samples are worth little"
-    assert sizing.batch_size(ranged(noise_scale=None), 8, PER_NODE) == 64, "nobody knows"
-    assert sizing.batch_size(replace(ranged(), batch_range=None), 8, PER_NODE) == 64
-    assert sizing.batch_size(ranged(), 1, PER_NODE) == 64, "there is no exchange to be shared"
+    assert sizing.best_batch(wasteful, 8, PER_NODE) == 32, "most of its samples are worth little"
+    assert sizing.best_batch(ranged(noise_scale=None), 8, PER_NODE) == 64, "nobody knows"
+    assert sizing.best_batch(replace(ranged(), batch_range=None), 8, PER_NODE) == 64
+    assert sizing.best_batch(ranged(), 1, PER_NODE) == 64, "there is no exchange to be shared"
 
 
 def test_the_batch_stays_in_its_range_and_a_small_gain_does_not_change_it() -> None:
-    assert sizing.batch_size(replace(ranged(), batch_range=(16, 96)), 8, PER_NODE) == 96
-    assert sizing.batch_size(replace(ranged(noise_scale=1.0), batch_range=(64, 512)), 8, 4) == 64
+    assert sizing.best_batch(replace(ranged(), batch_range=(16, 96)), 8, PER_NODE) == 96
+    assert sizing.best_batch(replace(ranged(noise_scale=1.0), batch_range=(64, 512)), 8, 4) == 64
     little = ranged(exchange_s=0.0)
-    assert sizing.batch_size(little, 8, PER_NODE) == 64
+    assert sizing.best_batch(little, 8, PER_NODE) == 64
 
 
 def test_the_goodput_of_a_batch_is_its_throughput_times_what_a_sample_is_worth() -> None:
@@ -139,7 +139,7 @@ def test_the_goodput_of_a_batch_is_its_throughput_times_what_a_sample_is_worth()
         throughput = size / sizing.step_s(job, 8, PER_NODE, size)
         return throughput * (noise + 16) / (noise + size)
 
-    assert max((32, 64, 128), key=goodput) == sizing.batch_size(job, 8, PER_NODE) == 128
+    assert max((32, 64, 128), key=goodput) == sizing.best_batch(job, 8, PER_NODE) == 128
     fixed = replace(job, batch_range=None)
     by_size = [sizing.worths(Sized("a", each, 0), PER_NODE)[8] for each in (job, fixed)]
     assert by_size[0] > by_size[1], "it grows better with a larger batch"
@@ -260,7 +260,7 @@ def test_a_group_that_changes_its_size_is_told_the_batch_for_it() -> None:
     group = Growing("one", 1, 50, 1, Request(16, BUNDLE, 1), there.slices)
     grown = planned({"one": job}, (there,), growing=(group,))["one"]
     assert isinstance(grown, Grow)
-    assert grown.batch_size == sizing.batch_size(job, 8, PER_NODE) == 128
+    assert grown.batch_size == sizing.best_batch(job, 8, PER_NODE) == 128
     fixed = planned({"one": replace(job, batch_range=None)}, (there,), growing=(group,))["one"]
     assert isinstance(fixed, Grow)
     assert fixed.batch_size is None
@@ -268,7 +268,7 @@ def test_a_group_that_changes_its_size_is_told_the_batch_for_it() -> None:
     shrunk = planned({"one": job, "new": ranged(1.0)}, (old,), (waiting("new"),))["one"]
     assert isinstance(shrunk, Shrink)
     left = 8 - sum(part.num_workers for part in shrunk.slices)
-    assert shrunk.batch_size == sizing.batch_size(job, left, PER_NODE)
+    assert shrunk.batch_size == sizing.best_batch(job, left, PER_NODE)
 
 
 def test_a_group_that_keeps_its_size_gets_another_batch_after_a_while() -> None:
