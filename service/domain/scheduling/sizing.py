@@ -38,6 +38,9 @@ SHORTEST_S = 30.0
 NEARLY_NOTHING = 1e-6
 CLEARLY_BETTER = 1.05
 """The progress with another batch over that with the one in force, for which it is changed."""
+TRIED = 1.15
+"""The same for a batch that is larger than all that were reported. Only a report of it tells the
+time that each step takes whatever its batch, so it is tried where it loses little."""
 PRIOR = 1e-3
 """Weight of the assumption that steps cost only their samples, in squares of relative errors."""
 
@@ -181,9 +184,10 @@ def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
     if job.batch_range is None or job.noise_scale is None or not job.step_times:
         return now
     least, most = job.batch_range
+    known = max([each.batch_size for each in job.step_times])
 
     def cost(size: int) -> float:
-        advantage = CLEARLY_BETTER if size == now else 1.0
+        advantage = TRIED if size > known else CLEARLY_BETTER if size == now else 1.0
         return _step_cost(job, num_workers, per_node, size) / advantage
 
     return min((now, min(2 * now, most), max(now // 2 // least * least, least)), key=cost)

@@ -122,14 +122,23 @@ def test_the_batch_is_the_one_with_most_progress_a_second_by_noise_and_step_time
     assert sizing.best_batch(wasteful, 8, PER_NODE) == 32, "most of its samples are worth little"
     assert sizing.best_batch(ranged(noise_scale=None), 8, PER_NODE) == 64, "nobody knows"
     assert sizing.best_batch(replace(ranged(), batch_range=None), 8, PER_NODE) == 64
-    assert sizing.best_batch(ranged(), 1, PER_NODE) == 64, "there is no exchange to be shared"
+
+
+def test_a_larger_batch_is_tried_while_its_samples_lose_little_and_nobody_knows_its_time() -> None:
+    alone = ranged(noise_scale=1e4, exchange_s=0.0)
+    assert sizing.best_batch(alone, 8, PER_NODE) == 128
+    tried = (*alone.step_times, ReportedStep(8, 2, 128, seconds(8, 128, 0.0)))
+    assert sizing.best_batch(replace(alone, step_times=tried), 8, PER_NODE) == 64, "no gain"
+    assert sizing.best_batch(ranged(noise_scale=300.0, exchange_s=0.02), 4, PER_NODE) == 64
 
 
 def test_the_batch_stays_in_its_range_and_a_small_gain_does_not_change_it() -> None:
     assert sizing.best_batch(replace(ranged(), batch_range=(16, 96)), 8, PER_NODE) == 96
     assert sizing.best_batch(replace(ranged(noise_scale=1.0), batch_range=(64, 512)), 8, 4) == 64
-    little = ranged(exchange_s=0.0)
-    assert sizing.best_batch(little, 8, PER_NODE) == 64
+    for exchange_s, chosen in ((0.005, 64), (0.03, 128)):  # gains of 2% and of 13%
+        job = ranged(exchange_s=exchange_s)
+        times = (*job.step_times, ReportedStep(8, 2, 256, seconds(8, 256, exchange_s)))
+        assert sizing.best_batch(replace(job, step_times=times), 8, PER_NODE) == chosen
 
 
 def test_the_goodput_of_a_batch_is_its_throughput_times_what_a_sample_is_worth() -> None:
@@ -284,7 +293,11 @@ def test_a_group_that_keeps_its_size_gets_another_batch_after_a_while() -> None:
         replace(there, recalled=(Slice("a", 1),)),
     ):
         assert batch_changes(replace(snapshot, running=(changed,)), ()) == {}
-    for other in (replace(job, batch_range=None), ranged(noise_scale=None), ranged(exchange_s=0)):
+    for other in (
+        replace(job, batch_range=None),
+        ranged(noise_scale=None),
+        ranged(noise_scale=300.0, exchange_s=0.02),
+    ):
         assert batch_changes(replace(snapshot, elastic={"one": other}), ()) == {}
 
 
