@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -25,6 +25,8 @@ class DefaultPolicy:
         self._earlier: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
         self._seen: dict[str, ReplayedJob] = {}
         self._used = shares.Used()
+        self._num_left: Counter[str] = Counter()
+        """How often each job has left its GPUs to others."""
         self._started: set[str] = set()
         """In this round."""
         self.calls_s: list[tuple[float, float]] = []
@@ -46,6 +48,8 @@ class DefaultPolicy:
                     }
             leaving = [d.job_id for d in decisions if isinstance(d, policy.Preempt)]
             if not leaving:
+                left = [job.name for job in jobs if job.nodes and job.name not in held]
+                self._num_left.update(left)
                 self._count(jobs, held, now)
                 return held
             for name in leaving:
@@ -131,6 +135,7 @@ class DefaultPolicy:
             left_s=self._left_s(job),
             yields=True,
             owner=job.user,
+            num_left=self._num_left[job.name],
         )
 
     def _request(self, job: ReplayedJob) -> slots.Request:

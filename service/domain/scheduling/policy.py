@@ -580,7 +580,8 @@ class _Round:
                     self._gangs.of(running.request).kind,
                     elastic[running.job_id],
                     held=count(running.slices),
-                    stays=running.held_s < sizing.least_run_s(min_run_s, running.num_left),
+                    stays=running.held_s < min_run_s,
+                    comes_first=running.held_s < sizing.least_run_s(min_run_s, running.num_left),
                 )
             )
         self._targets = targets(claims, others, self._soon.room, self._stock.largest)

@@ -158,10 +158,11 @@ def _solve(rows: Sequence[tuple[tuple[float, ...], float]], active: Sequence[int
 
 
 def least_run_s(min_run_s: float, num_left: int) -> float:
-    """How long a job keeps its size before it gives slots to others that gain more by them.
+    """How long a job holds slots before it leaves them all to others that gain more by them.
 
-    num_left: how often it has left its slots. It is left alone for longer each time, so in a time t
-    it leaves for others no more than sqrt(2 t / min_run_s) times, whatever the estimates say.
+    num_left: how often it has left its slots. It keeps its least size for longer each time, so in a
+    time t it leaves for others no more than sqrt(2 t / min_run_s) times, whatever the estimates
+    say.
     """
     return min_run_s * (1 + num_left)
 
@@ -260,7 +261,7 @@ def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]
     worth = {each.job_id: worths(each, per_node) for each in jobs}
     given = {each.job_id: each.held if each.stays else 0 for each in jobs}
     left = capacity - sum(given.values())
-    for each in jobs:
+    for each in sorted(jobs, key=lambda each: not each.held):
         if each.comes_first and not given[each.job_id] and each.job.least <= left:
             given[each.job_id] = each.job.least
             left -= each.job.least
