@@ -145,7 +145,7 @@ class RankObservation:
 
 @dataclass(frozen=True)
 class NodeObservation:
-    """What a node's agent sees of one attempt."""
+    """One attempt as its agent on a node sees it."""
 
     ranks: tuple[RankObservation, ...]
     slowness: float | None

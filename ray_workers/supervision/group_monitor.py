@@ -227,7 +227,8 @@ class GroupMonitor:
         would wait for it in vain.
 
         A rank of a recipe ends with 0 only when the result is stored and all ranks are at their end
-        (`Trainer.finish`). One of a script may leave work to the others.
+        (`Trainer.finish`). One of a script may leave work to the others, but not to ranks that are
+        still to be taken in.
         """
         through = self._through()
         regrouping = self._recovery.state.regrouping
@@ -241,9 +242,13 @@ class GroupMonitor:
         names = " and ".join(str(rank) for rank in sorted(ranks))
         broke = f"rank {names} was lost" if ranks else "the group was to change its size"
         message = f"rank {through[0]} had ended with code 0 when {broke}"
-        if self._is_script:
-            return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
-        return Outcome.of(Cause.SUCCEEDED, f"{message}: the result was stored, and all were done")
+        if not self._is_script:
+            message += ": the result was stored, and all were done"
+            return Outcome.of(Cause.SUCCEEDED, message)
+        has_trained = any(one.status.step or one.status.first_at for one in self._newest())
+        if not ranks and not has_trained:
+            return Outcome.of(Cause.SUCCEEDED, f"{message}, and so had all that had trained")
+        return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
 
     def _through(self) -> list[int]:
         """The ranks that have ended well."""

@@ -299,7 +299,7 @@ class LogPump:
     async def _drain_now_and_then(self) -> None:
         """The newest lines of a burst must not wait for the process's next line."""
         while True:
-            await asyncio.sleep(self._timings.gauge_period_s)
+            await asyncio.sleep(self._timings.drain_period_s)
             self._spool.flush()
             self._drain()
 

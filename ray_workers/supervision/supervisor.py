@@ -120,7 +120,9 @@ class Supervisor:
         """
         ended = self._phase is Phase.ENDED
         limit_s = max(wait_s, 0.0) + self._timings.poll_slack_s
-        wait_s = 0.0 if ended else min(max(wait_s, 0.0), self._timings.read_wait_s)
+        is_only = len(self._agents) == 1
+        most_s = self._timings.only_read_wait_s if is_only else self._timings.read_wait_s
+        wait_s = 0.0 if ended else min(max(wait_s, 0.0), most_s)
         share = max_bytes // max(1, len(self._agents))
         since = (dict(cursor), share, wait_s)
         node_ids = list(self._agents)

@@ -25,7 +25,7 @@ from ray_workers.shared.processes.silence import Silence, SilenceLimits
 
 CODE_ROOT = Path(ray_workers.__file__).resolve().parents[1]
 CHECK_S = 0.2
-"""Pause between two checks of whether the forkserver lives."""
+"""Pause between two checks of whether a forkserver serves already."""
 ANSWER_CHECK_S = 0.05
 PING_S = 2.0
 """How long the forkserver may take to answer a ping, and the pause before the next."""
@@ -51,7 +51,7 @@ class ForkserverManager:
         self._failure: str | None = None
         self._limits = limits
         self._silence = Silence()
-        self._has_answered = False
+        self._serves = False
         self._process = self._start()
 
     @property
@@ -61,7 +61,7 @@ class ForkserverManager:
     @property
     def silent_since(self) -> float | None:
         """Unix seconds; None unless a forkserver that served is silent for `report_s`."""
-        if not self._has_answered or self._silence.seconds(self.pid) <= self._limits.report_s:
+        if not self._serves or self._silence.seconds(self.pid) <= self._limits.report_s:
             return None
         return self._silence.since(self.pid)
 
@@ -102,19 +102,17 @@ class ForkserverManager:
         """Until cancelled: whenever the forkserver ends, start it again and end what it left."""
         failures = 0
         while True:
-            served = False
+            self._serves = False
             listening = asyncio.ensure_future(self._end_when_silent())
             try:
-                while (code := self._process.poll()) is None:
-                    served = served or Path(self._socket_path).exists()
-                    await asyncio.sleep(CHECK_S)
+                code = await self._ended()
             finally:
                 listening.cancel()
             tail = self._log_path.read_text(errors="replace")[-2000:].strip().splitlines()[-1:]
             self._failure = f"its forkserver ended with code {code}: {tail}"
             print(self._failure, flush=True)  # noqa: T201  # into the node agent's log
             self._close_lifeline()
-            failures = 0 if served else failures + 1
+            failures = 0 if self._serves else failures + 1
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             try:
                 self._process = self._start()
@@ -123,23 +121,38 @@ class ForkserverManager:
                 continue
             await asyncio.to_thread(orphans.reap_within, [self._directory], REAP_BOUND_S)
 
+    async def _ended(self) -> int:
+        """The exit code of the forkserver, once it has ended."""
+        while (code := self._process.poll()) is None:
+            ended, loop = asyncio.Event(), asyncio.get_running_loop()
+            process = os.pidfd_open(self.pid)  # readable when it has ended
+            loop.add_reader(process, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(process)
+                os.close(process)
+        return code
+
     async def _end_when_silent(self) -> None:
-        """Ping the current forkserver, and kill it when it is silent for too long. One that has not
-        answered yet may still be importing."""
-        process, self._has_answered = self._process, False
+        """Ping the current forkserver, and kill it when it is silent for too long. One that does
+        not serve yet may still be importing."""
+        process = self._process
         while True:
+            if not self._serves and Path(self._socket_path).exists():
+                self._serves = True
+                self._silence.answered(process.pid)  # it was importing, and not silent
             self._silence.asked(process.pid)
             with contextlib.suppress(ForkFailed, TimeoutError):
                 async with asyncio.timeout(PING_S):
                     await list_tasks(self._socket_path)
                 self._silence.answered(process.pid)
-                self._has_answered = True
             limits, silent_s = self._limits, self._silence.seconds(process.pid)
-            if silent_s > (limits.gateway_s if self._has_answered else limits.start_s):
+            if silent_s > (limits.gateway_s if self._serves else limits.start_s):
                 print(f"its forkserver was silent for {silent_s:.0f} s: killed", flush=True)  # noqa: T201
                 process.kill()
                 return self._silence.answered(process.pid)
-            await asyncio.sleep(PING_S)
+            await asyncio.sleep(PING_S if self._serves else CHECK_S)
 
     def _close_lifeline(self) -> None:
         assert self._process.stdin is not None

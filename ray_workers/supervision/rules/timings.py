@@ -32,9 +32,12 @@ class Timings:
     pace_limit_s: float = 2.5
     """Age from which on it is asked though the group is not observed, as at its start."""
     read_wait_s: float = 1.0
-    """For which one read of a node agent waits for frames; a poll is made of several."""
+    """For which one read of a node agent waits for frames, so long that those of other nodes may
+    have to wait for it; a poll is made of several."""
+    only_read_wait_s: float = 2.5
+    """The same where there is one node: each read takes processor time from its ranks."""
     read_slack_s: float = 5.0
-    """Beyond `read_wait_s` for the answer to a read."""
+    """Beyond the wait of a read for its answer."""
     silent_read_slack_s: float = 0.5
     """The same for a silent node, so that the frames of the other nodes do not wait for it."""
     poll_slack_s: float = 8.0
@@ -149,6 +152,7 @@ class Timings:
     """For which the end of the log waits for room on the disk."""
     log_room_period_s: float = 1.0
     """Between two attempts to write the end of the log."""
-    gauge_period_s: float = 1.0
-    """Between two updates of Ray's metrics, and two attempts to write log lines that found no room
-    on the spool."""
+    drain_period_s: float = 1.0
+    """Between two attempts to write log lines that found no room on the spool."""
+    gauge_period_s: float = 5.0
+    """Between two updates of Ray's metrics, which Ray exports every ten seconds."""

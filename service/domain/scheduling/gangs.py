@@ -74,12 +74,20 @@ class Gangs:
     def __init__(self, total: Mapping[str, float]) -> None:
         """total: of the cluster."""
         self._total = total
+        self._known: dict[int, tuple[Request, Gang]] = {}
+        """By the identity of a request, which is kept so that no other one gets it."""
         self._gangs: dict[tuple[object, ...], Gang] = {}
         self._kinds: dict[tuple[Kind, Requirement | None], WorkerKind] = {}
         self.names: tuple[str, ...] = ()
         """Resources in the order of the vectors."""
 
     def of(self, request: Request) -> Gang:
+        known = self._known.get(id(request))
+        if known is None:
+            known = self._known[id(request)] = request, self._equal_to(request)
+        return known[1]
+
+    def _equal_to(self, request: Request) -> Gang:
         level = request.required_level
         key = (request.num_workers, request.min_workers, level, *request.bundle.items())
         gang = self._gangs.get(key)

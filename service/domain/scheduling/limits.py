@@ -77,6 +77,7 @@ class AccountLimits:
         """closed: what all are told where no job starts."""
         self._scopes = scopes
         self._closed = closed
+        self._most_ever: dict[WorkerKind, int] = {}
 
     def room(self, job_id: str, kind: WorkerKind, least: int) -> Room:
         """The workers that all limits leave to a job, beside those that it has. If these are fewer
@@ -101,14 +102,27 @@ class AccountLimits:
     ) -> None:
         """The job waits for so many workers, for want of slots or `under` a limit. One that the
         limits never allow, since they were lowered, keeps no place: nobody would start again."""
-        wanted = [(name, num_workers * each) for name, each in kind.counted]
-        if under is not UNLIMITED and any(_never(scope, wanted) for scope in self._scopes):
+        if under is not UNLIMITED and num_workers > self._most(kind):
             return
+        wanted = [(name, num_workers * each) for name, each in kind.counted]
         for scope in self._scopes:
             if under.code == USER_LIMIT and scope.code != USER_LIMIT:
                 continue
             _sum(scope.use.ahead, wanted)
             scope.use.num_ahead += job_id not in scope.use.jobs
+
+    def _most(self, kind: WorkerKind) -> int:
+        """How many workers the limits allow where nothing else is held."""
+        found = self._most_ever.get(kind)
+        if found is None:
+            allowed = [
+                math.floor((scope.amounts[name] + EPSILON) / each)
+                for scope in self._scopes
+                for name, each in kind.counted
+                if each and name in scope.amounts
+            ]
+            found = self._most_ever[kind] = min(allowed, default=UNLIMITED.workers)
+        return found
 
     def add(self, job_id: str, held: Iterable[tuple[str, float]]) -> None:
         """The job holds these resources."""
@@ -162,11 +176,6 @@ class QueueLimits:
             self._of_queues[name],
         )
         return of_user, of_queue
-
-
-def _never(scope: _Scope, wanted: Iterable[tuple[str, float]]) -> bool:
-    """Whether this is more than the limits allow where nothing else is held."""
-    return any(amount > scope.amounts.get(name, math.inf) + EPSILON for name, amount in wanted)
 
 
 def _left(scope: _Scope, job_id: str, kind: WorkerKind) -> tuple[int, str | None]:

@@ -88,6 +88,20 @@ async def test_a_stopped_forkserver_is_told_of_and_replaced_and_a_short_stop_is_
         await serves(manager)
 
 
+async def test_one_that_is_stopped_as_soon_as_it_serves_is_told_of_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No ping was answered yet, but it is not importing any more."""
+    monkeypatch.setattr(forkserver_manager, "PING_S", 0.5)
+    async with managed("tests.unit.workers.light_forkserver", 4.0) as (manager, path, _):
+        before = manager.pid
+        await until(Path(path).exists, "it does not serve")
+        os.kill(before, signal.SIGSTOP)
+        await until(lambda: manager.silent_since is not None, "nobody is told")
+        await until(lambda: manager.pid != before, "it is not replaced")
+        await serves(manager)
+
+
 async def test_a_forkserver_that_was_stopped_when_its_agent_died_is_killed_by_the_next() -> None:
     async with managed("tests.unit.workers.light_forkserver") as (manager, path, folder):
         assert await asyncio.wait_for(manager.problem(), PATIENCE_S) is None

@@ -419,20 +419,33 @@ async def test_a_replacement_does_not_wait_for_a_rank_that_is_through(
     assert [member.rank for member in group.running] == [1], "ending it is for the supervisor"
 
 
-async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through() -> None:
-    group, (parts, pace) = Standing(3), ((attempt(RECIPE),), MachinePace())
+@pytest.mark.parametrize(
+    ("document", "num_trained", "cause"),
+    [
+        (RECIPE, 3, Cause.SUCCEEDED),
+        (SCRIPT, 2, Cause.SUCCEEDED),
+        (SCRIPT, 3, Cause.WORKER_LOST),  # rank 2 has taken steps, and may have some left
+    ],
+)
+async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through(
+    document: dict[str, Any], num_trained: int, cause: Cause
+) -> None:
+    group, (parts, pace) = Standing(3), ((attempt(document),), MachinePace())
     reports = cast(Any, Reports())
     these: Any = (*parts, group, group, reports)
     recovery = RecoveryController(*these, lambda: None, _prepared, pace, QUICK)
     monitor = GroupMonitor(*these, FaultInjector(reports), recovery, pace, QUICK)
-    group.seen = [observation(rank) for rank in range(3)]
+    trained = [observation(rank) for rank in range(num_trained)]
+    coming = [observation(rank, step=0, first_at=0.0) for rank in range(num_trained, 3)]
+    group.seen = trained + coming
     recovery.state = recovery.state.begin([], 0.0, 10)  # rank 2 is to be taken in
+    await monitor.observe()
     watching = asyncio.ensure_future(monitor.watch())
     for rank in (0, 1):
         group.end(rank, 0)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome is not None
-    assert outcome.cause is Cause.SUCCEEDED
+    assert outcome.cause is cause
     assert "when the group was to change its size" in outcome.message
 
 

@@ -87,7 +87,7 @@ async def test_the_newest_lines_of_a_burst_arrive_though_no_other_line_follows(
     directory: Path,
 ) -> None:
     source, sink = os.pipe()
-    timings = Timings(gauge_period_s=0.01)
+    timings = Timings(drain_period_s=0.01)
     log = LogPump(directory.with_suffix(".metrics"), source, LIMIT_BYTES, timings)
     for number in range(100):
         os.write(sink, f"line {number:05d}\n".encode())

@@ -47,11 +47,14 @@ class Agent:
         self.goes = asyncio.Event()
         self.goes.set()
         self.frames = b""
+        self.waits_s: list[float] = []
+        """For which it was to wait for frames, by read."""
         self.read = SimpleNamespace(remote=self._read)
 
     async def _read(
         self, job_id: str, attempt: int, cursor: dict[str, int], max_bytes: int, wait_s: float
     ) -> SpoolRead:
+        self.waits_s.append(wait_s)
         await self.goes.wait()
         unread = self.frames[cursor.get("r2.0.log", 0) :]
         return SpoolRead({"r2.0.log": unread} if unread else {}, more=False)
@@ -180,6 +183,16 @@ async def test_a_poll_is_answered_in_time_though_a_node_is_given_longer(ended: E
     ended.agents["b"].goes.clear()
     async with asyncio.timeout(PATIENCE_S):
         assert (await ended.poll()).outcome is None
+
+
+@pytest.mark.parametrize(("left", "waits_s"), [((), 1.0), (("b",), 2.5)])
+async def test_frames_of_one_node_do_not_wait_for_long_for_those_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: Collection[str], waits_s: float
+) -> None:
+    attempt = Ended(monkeypatch, tmp_path, left=left)
+    attempt.supervisor._phase = Phase.RUNNING
+    await attempt.supervisor._read({}, 1 << 20, 60.0)
+    assert attempt.agents["a"].waits_s == [waits_s]
 
 
 async def test_a_cancel_cuts_the_wait_for_a_silent_node_short(ended: Ended) -> None:

@@ -1,0 +1,227 @@
+"""One example of every problem, for the description of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from api.examples.bodies import ARRAY_ID, JOB_ID, OTHER_ID
+from api.problems import title
+
+_UNIQUE = "take a key of its own for each request, and the same key only to send one again"
+PROBLEMS: Mapping[str, Mapping[str, str]] = {
+    "malformed_request": {"detail": "the body is JSON, but not an object"},
+    "bad_idempotency_key": {
+        "detail": "the Idempotency-Key has 300 characters; it may have 1 to 255, printable ASCII",
+        "hint": "a random UUID does well",
+    },
+    "bad_cursor": {
+        "detail": "the cursor is not one that this listing gave out",
+        "hint": "take next_cursor from the page before, unchanged, or leave it out",
+    },
+    "unauthorized": {
+        "detail": "this server asks for a token",
+        "hint": "send `Authorization: Bearer TOKEN`; the SDK and CLI take it from DRAY_TOKEN",
+    },
+    "forbidden": {
+        "detail": "this server does not answer under the name 'evil.example.org'",
+        "hint": "call it as localhost or by its IP address, or add the name to DRAY_ALLOWED_HOSTS",
+    },
+    "data_source_forbidden": {
+        "detail": "169.254.169.254 is an address of the cluster's own network",
+        "pointer": "/data/source",
+    },
+    "job_not_found": {
+        "detail": f"there is no job {OTHER_ID}",
+        "hint": "`dray ls` shows the jobs there are",
+    },
+    "artifact_not_found": {
+        "detail": f"the job {JOB_ID} has no artifact artifact-0",
+        "hint": "the job's list of artifacts has their ids",
+    },
+    "checkpoint_not_found": {"detail": f"the job {JOB_ID} has no checkpoint of step 7"},
+    "drill_not_found": {
+        "detail": f"the job {JOB_ID} has no drill drill-0",
+        "hint": "the job's list of drills has the ids",
+    },
+    "not_found": {"detail": "there is nothing at /v1/nothing"},
+    "method_not_allowed": {
+        "detail": "PUT is not allowed on /v1/jobs",
+        "hint": "it takes GET, POST",
+    },
+    "conflict": {"detail": "the job's state does not allow it"},
+    "idempotency_in_flight": {
+        "detail": "a request with this Idempotency-Key is being worked on",
+        "hint": "send it again in a moment: it will then answer as the first did",
+    },
+    "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
+    "job_live": {
+        "detail": f"the job {JOB_ID} is RUNNING, and only a finished job can be deleted",
+        "hint": "cancel it first, and wait until it has ended",
+    },
+    "job_not_running": {
+        "detail": f"the job {JOB_ID} is QUEUED: it holds no slots that it could leave",
+        "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
+    },
+    "job_not_waiting": {
+        "detail": f"the job {JOB_ID} is RUNNING: only one that waits can be held, released or "
+        "moved",
+        "hint": f"`dray preempt {JOB_ID}` has it leave its slots and wait again",
+    },
+    "queue_full": {
+        "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
+        "pointer": "/queue",
+        "hint": "submit it when one of them has started, or choose another queue",
+    },
+    "queue_in_use": {
+        "detail": "3 jobs in the queue 'night' have not ended",
+        "hint": "move or cancel them first, or wait for their end",
+    },
+    "queue_not_found": {
+        "detail": "there is no queue 'night'",
+        "hint": "`dray queue ls` shows the queues there are",
+    },
+    "decision_not_found": {
+        "detail": "no round 17 of the scheduler is kept",
+        "hint": "rounds are kept for 6 hours",
+    },
+    "unknown_queue": {
+        "detail": "there is no queue 'nigth'; there are default, night",
+        "pointer": "/queue",
+        "hint": "did you mean 'night'?",
+    },
+    "priority_too_high": {
+        "detail": "is 90, above 70, the highest of the queue 'night'",
+        "pointer": "/priority",
+        "hint": "an admin may raise the job above it once it is submitted",
+    },
+    "invalid_queue": {
+        "detail": "is 4 GPU, below the quota of 8 GPU",
+        "pointer": "/limit/GPU",
+        "hint": "raise the limit or lower the quota",
+    },
+    "checkpoint_in_use": {"detail": f"the job {OTHER_ID} starts from a checkpoint of this one"},
+    "request_too_slow": {"detail": "the body did not arrive within 60 s"},
+    "headers_too_large": {"detail": "a request may have 128 headers, of 65536 bytes in all"},
+    "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
+    "unsupported_media_type": {
+        "detail": "the content type is 'text/yaml', not application/json",
+        "hint": "a YAML document is turned into JSON by `dray submit`",
+    },
+    "range_not_satisfiable": {"detail": "the file has 137168 bytes, and none in that range"},
+    "invalid_document": {
+        "detail": "there is no field 'epocs'",
+        "pointer": "/train/epocs",
+        "hint": "did you mean 'epochs'?",
+    },
+    "invalid_parameter": {
+        "detail": "the parameter 'limit' must be less than or equal to 500",
+    },
+    "unsatisfiable": {
+        "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
+        "pointer": "/resources/num_workers",
+        "hint": "ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
+    },
+    "out_of_memory": {
+        "detail": "this job can't fit: each worker needs 96.2 GiB, and has 78.0 GiB: 18.2 GiB "
+        "(19542101196 bytes) are missing",
+        "pointer": "/parallel",
+        "hint": "it fits with train.micro_batch_size 8",
+    },
+    "not_plannable": {
+        "detail": "the size of the images is not known: give data.image_size",
+    },
+    "drill_impossible": {
+        "detail": "there is no rank 2: the job has ranks 0 to 1",
+        "pointer": "/rank",
+    },
+    "idempotency_key_reused": {
+        "detail": "this Idempotency-Key was used before, for another request",
+        "hint": _UNIQUE,
+    },
+    "code_not_found": {
+        "detail": f"the job {JOB_ID} brought no code: it runs what nodes have",
+    },
+    "array_not_found": {
+        "detail": f"there is no array {ARRAY_ID}",
+        "hint": "`dray ls` shows the jobs and arrays there are",
+    },
+    "array_too_large": {
+        "detail": "the array has 10,000,000 jobs, and this server takes 10,000",
+        "pointer": "/array/size",
+        "hint": "divide it; the operator sets the limit by DRAY_MAX_ARRAY_SIZE",
+    },
+    "sweep_not_found": {
+        "detail": f"there is no sweep {ARRAY_ID}",
+        "hint": "`dray ls` shows the jobs and sweeps there are",
+    },
+    "invalid_trial": {
+        "detail": "trial 3 (train.optimizer.name=adamw, train.optimizer.momentum=0.9) is no valid "
+        "job: /train/optimizer momentum is an option of sgd, not of adamw",
+        "pointer": "/sweep/parameters",
+        "hint": "leave out the values that do not go together",
+    },
+    "sampler_unavailable": {
+        "detail": "this server has no Optuna",
+        "pointer": "/sweep/sampler",
+        "hint": "take random or grid; the operator installs it by pip install 'dray[optuna]'",
+    },
+    "dependency_not_found": {
+        "detail": f"there is no job or array {OTHER_ID}",
+        "pointer": "/after/0/job",
+        "hint": "`dray ls` shows the jobs there are",
+    },
+    "dependency_never_satisfied": {
+        "detail": "this job could never start: it was to start after the success of "
+        f"{OTHER_ID}, which failed",
+        "pointer": "/after/0",
+        "hint": "let it start after the end of the other, whatever that is: on: end",
+    },
+    "bad_upload": {
+        "detail": "the path '../train.py' has an empty part, `.` or `..`",
+        "pointer": "/files/0/path",
+    },
+    "upload_too_large": {
+        "detail": "the files have 600000000 bytes together, more than 536870912",
+        "hint": "leave data out by .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
+    },
+    "code_unfit": {
+        "detail": "there is no file 'main.py' in the code",
+        "pointer": "/script/entrypoint",
+        "hint": "it has train.py, model.py",
+    },
+    "init_from_not_found": {
+        "detail": f"the job {OTHER_ID} has no checkpoint of step 7",
+        "pointer": "/init_from/step",
+    },
+    "init_from_differs": {
+        "detail": f"can't go on from all that {OTHER_ID} left: /train/seed is 1, and was 0: "
+        "the samples would come in another order",
+        "pointer": "/train/seed",
+        "hint": "change it, or let init_from.take be weights",
+    },
+    "internal_error": {
+        "detail": "dray failed to answer this request; the server's log says why",
+        "hint": "its lines there have the same request_id",
+    },
+    "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},
+    "database_unavailable": {
+        "detail": "the database does not answer",
+        "hint": "try again in a moment",
+    },
+    "storage_unavailable": {"detail": "the storage can't be read"},
+    "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
+}
+"""The fields that differ between the examples of problems, by code."""
+
+
+def problem(code: str, status: int) -> dict[str, Any]:
+    """Example of a problem with this code."""
+    return {
+        "type": f"urn:dray:problem:{code}",
+        "title": title(status),
+        "status": status,
+        "code": code,
+        **PROBLEMS[code],
+        "request_id": "5642cea436f4434fed64cbbd",
+    }

@@ -1,0 +1,77 @@
+"""The answers of the API, which server and clients share.
+
+Times are RFC 3339 in UTC. A metric value that JSON cannot hold (NaN, infinities) is served as
+the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore fields they do not know, so
+that a newer server stays readable.
+"""
+
+from dray.drills import DrillKind as DrillKind
+from dray.drills import DrillState as DrillState
+from dray.views.arrays import JobArray as JobArray
+from dray.views.arrays import JobSweep as JobSweep
+from dray.views.arrays import Trial as Trial
+from dray.views.arrays import TrialPage as TrialPage
+from dray.views.attempts import Attempt as Attempt
+from dray.views.attempts import AttemptPage as AttemptPage
+from dray.views.attempts import Checkpoint as Checkpoint
+from dray.views.attempts import CheckpointFile as CheckpointFile
+from dray.views.attempts import CheckpointFilePage as CheckpointFilePage
+from dray.views.attempts import CheckpointPage as CheckpointPage
+from dray.views.attempts import PassedOver as PassedOver
+from dray.views.attempts import Position as Position
+from dray.views.attempts import Receipt as Receipt
+from dray.views.base import MetricValue as MetricValue
+from dray.views.base import Problem as Problem
+from dray.views.base import Reason as Reason
+from dray.views.base import View as View
+from dray.views.cluster import AutoscalingState as AutoscalingState
+from dray.views.cluster import Cluster as Cluster
+from dray.views.cluster import NodeSlots as NodeSlots
+from dray.views.cluster import QuarantinedSlots as QuarantinedSlots
+from dray.views.cluster import StorageState as StorageState
+from dray.views.faults import Drill as Drill
+from dray.views.faults import DrillPage as DrillPage
+from dray.views.faults import Hang as Hang
+from dray.views.faults import HangPage as HangPage
+from dray.views.faults import HangRank as HangRank
+from dray.views.files import Artifact as Artifact
+from dray.views.files import ArtifactPage as ArtifactPage
+from dray.views.files import Code as Code
+from dray.views.files import CodeFile as CodeFile
+from dray.views.files import CodeFilePage as CodeFilePage
+from dray.views.jobs import Cost as Cost
+from dray.views.jobs import Goodput as Goodput
+from dray.views.jobs import Job as Job
+from dray.views.jobs import JobPage as JobPage
+from dray.views.jobs import JobState as JobState
+from dray.views.jobs import Links as Links
+from dray.views.jobs import OtherJob as OtherJob
+from dray.views.jobs import Progress as Progress
+from dray.views.jobs import SlotSeconds as SlotSeconds
+from dray.views.outlook import Counterfactual as Counterfactual
+from dray.views.outlook import Decision as Decision
+from dray.views.outlook import DecisionOnJob as DecisionOnJob
+from dray.views.outlook import DecisionPage as DecisionPage
+from dray.views.outlook import Explanation as Explanation
+from dray.views.outlook import Forecast as Forecast
+from dray.views.outlook import ForecastError as ForecastError
+from dray.views.outlook import ForecastErrors as ForecastErrors
+from dray.views.outlook import ReplayedDecision as ReplayedDecision
+from dray.views.planner import Calibration as Calibration
+from dray.views.planner import Plan as Plan
+from dray.views.planner import PlannedMemory as PlannedMemory
+from dray.views.planner import PlannedMesh as PlannedMesh
+from dray.views.queues import CostItem as CostItem
+from dray.views.queues import CostReport as CostReport
+from dray.views.queues import Price as Price
+from dray.views.queues import Queue as Queue
+from dray.views.queues import QueuePage as QueuePage
+from dray.views.queues import QueueUser as QueueUser
+from dray.views.reports import Event as Event
+from dray.views.reports import EventPage as EventPage
+from dray.views.reports import LogLine as LogLine
+from dray.views.reports import LogPage as LogPage
+from dray.views.reports import Metrics as Metrics
+from dray.views.reports import Point as Point
+from dray.views.reports import Reset as Reset
+from dray.views.reports import Series as Series

@@ -1,0 +1,96 @@
+"""Attempts of a job, and the checkpoints that they resumed from."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from dray.views.base import MetricValue, Reason, View
+from dray.views.jobs import Cost
+
+
+class PassedOver(View):
+    """A damaged checkpoint that was skipped."""
+
+    step: int
+    why: str
+
+
+class Position(View):
+    epoch: int
+    """Number of completed epochs."""
+    step_in_epoch: int
+    samples: int
+    """Samples of the epoch that are used up, in an order that is the same at any world size."""
+
+
+class Receipt(View):
+    """The state that an attempt resumed from."""
+
+    step: int
+    """Step of the checkpoint; 0 for a fresh start."""
+    url: str
+    """URL of the checkpoint; empty if none was intact."""
+    sha256: str | None = None
+    """Hash of the manifest, by which every file was verified."""
+    size_bytes: int | None = None
+    position: Position | None = None
+    """Position in the data."""
+    world_size: int | None = None
+    """World size of the group that saved the checkpoint."""
+    optimizer_restored: bool = False
+    rng: str | None = None
+    """How random numbers continue."""
+    loss_before: MetricValue | None = None
+    """Training loss of the saved step; null if it was no number."""
+    loss_after: MetricValue | None = None
+    """Training loss of the first step after the saved one."""
+    passed_over: list[PassedOver] = []
+
+
+class Attempt(View):
+    attempt: int
+    state: str
+    world_size: int
+    resume_step: int
+    """Optimizer steps done before the attempt; 0 for a fresh start."""
+    receipt: Receipt | None = None
+    """Unset for a fresh start."""
+    reason: Reason | None = None
+    cost: Cost | None = None
+    """Up to its newest report; unset where slots have no prices."""
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class AttemptPage(View):
+    items: list[Attempt]
+
+
+class Checkpoint(View):
+    attempt: int
+    step: int
+    size_bytes: int
+    sha256: str
+    """Hash of the manifest, which holds the hash of each file."""
+    created_at: datetime
+    is_latest: bool
+    is_best: bool
+    metric: MetricValue | None = None
+    url: str
+
+
+class CheckpointPage(View):
+    items: list[Checkpoint]
+
+
+class CheckpointFile(View):
+    path: str
+    """Path relative to the checkpoint."""
+    size_bytes: int
+    sha256: str
+
+
+class CheckpointFilePage(View):
+    items: list[CheckpointFile]
+    """Files of the checkpoint; the last is the manifest, which has the hashes of the others."""

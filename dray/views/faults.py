@@ -1,0 +1,67 @@
+"""Hangs of a job, and faults that were injected into it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from dray.drills import DrillKind, DrillState
+from dray.views.base import View
+
+
+class HangRank(View):
+    """Position of one rank."""
+
+    rank: int
+    step: int | None = None
+    phase: str | None = None
+    collective: int | str | None = None
+    """The last collective that the rank entered."""
+    since_s: float | None = None
+    """Seconds that the rank had spent in its phase."""
+    stack: str | None = None
+
+
+class Hang(View):
+    """A hang, with the position of every rank."""
+
+    seq: int
+    """1, 2, 3 ... within the job; only the newest are kept."""
+    attempt: int
+    time: datetime
+    culprits: list[int]
+    """Ranks that kept the others waiting."""
+    step: int | None = None
+    phase: str | None = None
+    """Phase of the culprits, such as `data_wait` or `forward`."""
+    waited_s: float | None = None
+    limit_s: float | None = None
+    """Seconds that a rank may stand still, derived from the job's step time."""
+    ranks: list[HangRank]
+
+
+class HangPage(View):
+    items: list[Hang]
+
+
+class Drill(View):
+    """A fault injected on request, and the recovery of the job."""
+
+    id: str
+    kind: DrillKind
+    rank: int
+    at_step: int | None = None
+    """Optimizer steps after which the fault is injected; unset: at once."""
+    attempt: int
+    state: DrillState
+    step: int | None = None
+    """Optimizer steps done when the fault was injected."""
+    recovery_s: float | None = None
+    """Seconds from the injection until the job trained again."""
+    steps_lost: int | None = None
+    message: str
+    created_at: datetime
+    finished_at: datetime | None = None
+
+
+class DrillPage(View):
+    items: list[Drill]

@@ -1,0 +1,43 @@
+"""Files of a job: its artifacts, and the code that it brought."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from dray.views.base import View
+
+
+class Artifact(View):
+    id: str
+    path: str
+    size_bytes: int
+    sha256: str
+    created_at: datetime
+
+
+class ArtifactPage(View):
+    items: list[Artifact]
+
+
+class Code(View):
+    """Uploaded code, or what of an upload is still to be sent."""
+
+    id: str
+    """`code-` and a hash of all its files: the same files have the same id."""
+    num_files: int
+    size_bytes: int
+    is_complete: bool
+    """Whether every part is there, so that a job may name it."""
+    missing: list[str] = []
+    """The SHA-256 of each part that is still to be sent."""
+
+
+class CodeFile(View):
+    path: str
+    size_bytes: int
+    is_executable: bool
+
+
+class CodeFilePage(View):
+    id: str
+    items: list[CodeFile]

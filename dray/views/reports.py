@@ -1,0 +1,72 @@
+"""Reports of a job: metrics, log lines and events."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from dray.views.base import MetricValue, View
+from dray.views.jobs import JobState
+
+
+class Series(View):
+    steps: list[int]
+    values: list[MetricValue]
+
+
+class Metrics(View):
+    series: dict[str, Series]
+    next_step: int
+    """Pass as `after_step` to get later points. While the job is live its newest step is sent
+    again, because more values of it may follow: merge by step."""
+
+
+class Point(View):
+    """One value of one series."""
+
+    key: str
+    step: int
+    value: MetricValue
+
+
+class LogLine(View):
+    attempt: int
+    rank: int
+    time: datetime
+    text: str
+
+
+class LogPage(View):
+    items: list[LogLine]
+    next_cursor: str
+    """Pass as `cursor` to get later lines, also when `items` is empty."""
+    complete: bool
+    """True when the job is over and this page reaches the end of its log."""
+
+
+class Event(View):
+    seq: int
+    """1, 2, 3 ... within the job, without gaps."""
+    time: datetime
+    type: str
+    from_state: JobState | None = None
+    to_state: JobState | None = None
+    attempt: int
+    code: str
+    message: str
+    actor: str | None = None
+    """Name of the caller's token, `anonymous` without tokens; unset for events without a caller."""
+    data: dict[str, Any] = {}
+
+
+class EventPage(View):
+    items: list[Event]
+    next_seq: int
+
+
+class Reset(View):
+    """Data of the event `reset`, after which a stream starts again with the first event."""
+
+    code: str
+    message: str
+    newest_seq: int
