@@ -74,6 +74,12 @@ def _step_time(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _script_steps(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.scripts import steps
+
+    return steps.measure(num_rounds, progress)
+
+
 def _scripts(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.scripts.measure import measure
 
@@ -199,6 +205,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "short_jobs": _short_jobs,
     "step_time": _step_time,
     "scripts": _scripts,
+    "script_steps": _script_steps,
     "status_get": _status_get,
     "service_scale": _service_scale,
     "metrics": _metrics,

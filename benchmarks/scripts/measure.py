@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -16,25 +15,17 @@ from benchmarks.scripts.contenders import (
     RayJobs,
     dray,
     ray_jobs,
-    torchrun_step_s,
     uploaded_folder,
 )
 from benchmarks.scripts.environments import ByHand, OnNode
 
 NUM_RANKS = 2
-LONG = (20, 2200)
-"""Steps, and the width that makes them some 100 ms long on a slow core."""
-SHORT = (300, 64)
 MEGABYTES = 100
 SETTLE_S = 4.0
 
 OURS, RAY = "dray, first line", "ray job submit, first line"
 COLD, CACHED, READY = "environment, empty cache", "environment, cached", "environment, again"
 AGAIN = f"dray, {MEGABYTES} MB with one changed file"
-STEPS = {
-    "long": (LONG, 1.01, "at most 1.01"),
-    "short": (SHORT, None, "inside A/A"),
-}
 
 METHOD = (
     "First line: one process on CPU prints the time by its own first statement. dray: from "
@@ -47,9 +38,6 @@ METHOD = (
     "to the answer that it is ready. By hand: `uv venv` and `uv pip install`. Each has its own "
     "cache of packages, on one disk: empty, or filled by the turn before. Again: the question "
     "for an environment that the node has.",
-    "Steps: two ranks of a DDP model on gloo, one thread each, the same program under torchrun and "
-    f"as a script of dray. {LONG[0]} steps of width {LONG[1]} and {SHORT[0]} of width {SHORT[1]} "
-    "after five that are not counted; a turn's figure is the median of its steps.",
     "Turns are interleaved, one of each per round; one round before them is not counted. A turn "
     "begins when the machine is quiet. Ratio of medians; A/A: odd rounds against even ones.",
 )
@@ -78,11 +66,6 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
             f"uv, {CACHED}": by_hand.cached_s,
             f"dray, {READY}": node.again_s,
         }
-        for name, ((num_steps, size), _, _) in STEPS.items():
-            turns[f"dray, {name} step"] = partial(ours.step_s, num_steps, size, NUM_RANKS)
-            turns[f"torchrun, {name} step"] = partial(
-                torchrun_step_s, num_steps, size, NUM_RANKS, home
-            )
         for number in range(num_rounds + 1):
             for label, turn in turns.items():
                 wait_until_quiet(at_least_s=SETTLE_S)
@@ -98,9 +81,6 @@ def conclude(samples: dict[str, list[float]]) -> Result:
     comparisons = [_compare(samples, OURS, RAY, 0.5, "at most 1/2")]
     for what in (COLD, CACHED):
         comparisons.append(_compare(samples, f"dray, {what}", f"uv, {what}", 1.1, "at most 1.1"))
-    for name, (_, goal, words) in STEPS.items():
-        pair = f"dray, {name} step", f"torchrun, {name} step"
-        comparisons.append(_compare(samples, *pair, goal, words))
     limits = [
         ["submit to first line (p50)", seconds(median(samples[OURS])), "at most 0.5 s"],
         [f"{AGAIN} (p50)", seconds(median(samples[AGAIN])), "under 1 s"],
@@ -108,7 +88,7 @@ def conclude(samples: dict[str, list[float]]) -> Result:
     ]
     return Result(
         name="scripts",
-        title="A script's start and steps",
+        title="A script's start",
         method=METHOD,
         rows=[Row(label, each) for label, each in samples.items()],
         comparisons=comparisons,
@@ -117,10 +97,10 @@ def conclude(samples: dict[str, list[float]]) -> Result:
 
 
 def _compare(
-    samples: dict[str, list[float]], ours: str, theirs: str, goal: float | None, words: str
+    samples: dict[str, list[float]], ours: str, theirs: str, goal: float, words: str
 ) -> Comparison:
     mine: Sequence[float] = samples[ours]
     ratio = ratio_of_medians(mine, samples[theirs])
     same = ratio_of_medians(mine[0::2], mine[1::2])
-    met = ratio.value <= goal if goal is not None else ratio.low <= same.high
+    met = ratio.value <= goal
     return Comparison(f"{ours} / {theirs}", len(mine), ratio, same, words, met)

@@ -228,6 +228,14 @@ class JobSpec(Document):
             return self.sweep.num_trials
         return 1 if self.array is None else self.array.size
 
+    @property
+    def arguments(self) -> list[str]:
+        """Those of the script, and of its roles that have their own."""
+        if self.script is None:
+            return []
+        of_roles = [role.args or () for role in self.script.roles.values()]
+        return [argument for some in (self.script.args, *of_roles) for argument in some]
+
     def of_trial(self, values: Values) -> dict[str, Any]:
         """The document of a trial of the sweep as the user would write it, not yet checked."""
         own = self.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
@@ -401,7 +409,7 @@ class JobSpec(Document):
         if self.array is not None:
             raise wrong("/array", "is not for sweeps, which make their own jobs: leave it out")
         metrics = RECIPES[self.recipe].metrics if self.recipe is not None else ()
-        self.sweep.check_program(self.recipe, metrics)
+        self.sweep.check_program(self.recipe, metrics, self.arguments)
 
     def _check_balance(self) -> None:
         if self.parallel.balance == "even":

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -30,6 +30,9 @@ MAX_CHOICES: Final = 256
 """Values that all lists of one sweep may have together."""
 MAX_LIST: Final = 64
 """Items of a value that is a list itself."""
+MAX_ARGUMENTS: Final = 1 << 20
+"""Characters that the arguments of a trial may have together. No system starts a program with many
+more, and a parameter that stands in them a thousand times could fill any memory."""
 MAX_NUMBER: Final = 2**53
 """Bounds and whole numbers are at most this: a double holds each of them exactly."""
 SWEPT_PARTS: Final = ("train", "model", "sync")
@@ -184,6 +187,8 @@ class Parameter(Document):
         whole = (low, high, self.step or 0)
         if self.type == "int" and any(number != round(number) for number in whole):
             raise ValueError("has the type int, and min, max and step must be whole numbers too")
+        if self.is_whole and max(map(abs, whole)) > MAX_NUMBER:
+            raise ValueError("has whole numbers, and min, max and step must be at most 2**53")
 
 
 class SuccessiveHalving(Document):
@@ -307,11 +312,37 @@ class Sweep(Document):
                     "log",
                 )
 
-    def check_program(self, recipe: str | None, metrics: tuple[str, ...]) -> None:
+    @property
+    def longest(self) -> dict[str, int]:
+        """Most characters that each parameter's value has as an argument."""
+        return {name: max(map(_length, one.extremes)) for name, one in self.parameters.items()}
+
+    def most_characters(self, arguments: Iterable[str]) -> int:
+        """Of these arguments together, with the longest values in the place of `${NAME}`."""
+        longest = self.longest
+        return sum(
+            len(argument)
+            + sum(
+                longest[found[1]] - len(found[0])
+                for found in _PLACE_OF_VALUE.finditer(argument)
+                if found[1] in longest
+            )
+            for argument in arguments
+        )
+
+    def check_program(
+        self, recipe: str | None, metrics: tuple[str, ...], arguments: Sequence[str]
+    ) -> None:
         """Raise the error of `wrong` for what does not fit the recipe, which evaluates these
-        metrics, or the script if there is no recipe."""
+        metrics, or the script with these arguments if there is no recipe."""
         if recipe is None:
             self._check_script()
+            if (number := self.most_characters(arguments)) > MAX_ARGUMENTS:
+                raise wrong(
+                    "/script/args",
+                    f"could have {number:,} characters with the values of the sweep, and may have "
+                    f"{MAX_ARGUMENTS:,} together",
+                )
             return
         known = (*metrics, *RECIPE_METRICS)
         if self.metric not in known:
@@ -342,6 +373,9 @@ class Sweep(Document):
             )
 
 
+_PLACE_OF_VALUE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_-]*)\}")
+
+
 def _place(name: str) -> str:
     return f"/sweep/parameters/{name}"
 
@@ -349,6 +383,14 @@ def _place(name: str) -> str:
 def variable(name: str) -> str:
     """The environment variable with the value of a parameter."""
     return f"DRAY_PARAM_{re.sub('[.-]', '_', name).upper()}"
+
+
+_LONGEST_NUMBER = 32
+"""Characters of any number of a range between its ends."""
+
+
+def _length(value: Value) -> int:
+    return max(_LONGEST_NUMBER, len(as_text(value)))
 
 
 def as_text(value: Value) -> str:
@@ -387,7 +429,4 @@ def _with_arguments(program: Mapping[str, Any], values: Values) -> dict[str, Any
     def filled(match: re.Match[str]) -> str:
         return as_text(values[match[1]]) if match[1] in values else match[0]
 
-    return {
-        **program,
-        "args": [re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_-]*)\}", filled, one) for one in arguments],
-    }
+    return {**program, "args": [_PLACE_OF_VALUE.sub(filled, one) for one in arguments]}

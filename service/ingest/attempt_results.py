@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -39,6 +39,7 @@ from service.domain.series import Points
 from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger
 from service.domain.text import clean
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
+from service.ingest.frame_checks import within
 from service.ingest.rank_frames import RankFrames
 from service.ingest.supervisor_frames import SupervisorFrames, generation, is_from_supervisor
 from service.lifecycle import resizing
@@ -144,7 +145,7 @@ class _Recorder:
             lost = _log_lines_lost(session, row, reply.outcome)
             LogStore(session, self.storage, job, row, now).note_lost(lost)
             _take_unreported(session, self.storage, job, row, received.in_storage, now)
-            self._end(reply.outcome, _at(reply.phase_times.get(Phase.ENDED), now))
+            self._end(reply.outcome, self._at(reply.phase_times.get(Phase.ENDED)))
             return Recorded(changed=True, live=False)
         fell_silent = silent_processes.note(session, job, row, reply.silent, now)
         changed = fell_silent or before != (row.cursor, row.phase)
@@ -157,7 +158,7 @@ class _Recorder:
         job, row, now = self.job, self.row, self.now
         row.phase = reply.phase or row.phase
         if row.started_at is None and Phase.STARTING in reply.phase_times:
-            row.started_at = _at(reply.phase_times[Phase.STARTING], now)
+            row.started_at = self._at(reply.phase_times[Phase.STARTING])
         stepped = any(frame.kind == FrameKind.METRICS for frame in reply.frames)
         runs = stepped or Phase.RUNNING in reply.phase_times or reply.phase == Phase.RUNNING
         if job.state == JobState.STARTING and runs:
@@ -166,8 +167,14 @@ class _Recorder:
             message = f"trains on {_workers(job.world_size)}"
             move(self.session, job, Trigger.STEP, code="running", message=message, now=now)
             if row.attempt > 1 and self.is_drilled:
-                stepped_at = row.first_metric_at or _at(reply.phase_times.get(Phase.RUNNING), now)
+                stepped_at = row.first_metric_at or self._at(reply.phase_times.get(Phase.RUNNING))
                 fault_injection.resumed(self.session, job, row, stepped_at, now)
+
+    def _at(self, seconds: float | None) -> datetime:
+        """A time by a worker's clock, within the life of the attempt: that clock may be wrong."""
+        if seconds is None:
+            return self.now
+        return within(seconds, self.row.started_at or self.row.created_at, self.now)
 
     def _end(self, outcome: Outcome, ended_at: datetime) -> None:
         """Close the attempt and move the job: to its end, or back to the queue."""
@@ -358,16 +365,6 @@ def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:
     if outcome.exit_code is not None:
         data["exit_code"] = outcome.exit_code
     return data
-
-
-def _at(seconds: float | None, now: datetime) -> datetime:
-    """A time by a worker's clock, never later than now."""
-    if seconds is None:
-        return now
-    try:
-        return min(now, datetime.fromtimestamp(seconds, UTC))
-    except (ValueError, OverflowError, OSError):
-        return now
 
 
 def _workers(count: int) -> str:

@@ -6,7 +6,6 @@ Whether a report may name a file, such as one in another job's folder, its handl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -42,6 +41,7 @@ from service.ingest.frame_checks import (
     BadFrame,
     count,
     count_or_none,
+    finite,
     number,
     number_or_none,
     ranks_of,
@@ -136,14 +136,9 @@ def _resumed(body: Body) -> ResumedReport:
     passed_over = body.get("passed_over") or []
     if not isinstance(passed_over, list | tuple) or len(passed_over) > MAX_PASSED_OVER:
         raise BadFrame(f"passed_over is not a list of at most {MAX_PASSED_OVER}")
-    optimizer_restored, loss = (
-        body.get("optimizer_restored", False),
-        number_or_none(body, "loss_before"),
-    )
+    optimizer_restored, loss = body.get("optimizer_restored", False), body.get("loss_before")
     if not isinstance(optimizer_restored, bool):
         raise BadFrame(f"optimizer_restored is not a truth value: {optimizer_restored!r}")
-    if loss is not None and not math.isfinite(loss):
-        raise BadFrame(f"loss_before is {loss}")
     manifest, position, rng = body.get("sha256"), body.get("position"), body.get("rng")
     return ResumedReport(
         step=count(body, "step", MAX_STEP),
@@ -154,7 +149,7 @@ def _resumed(body: Body) -> ResumedReport:
         world_size=count_or_none(body, "world_size"),
         optimizer_restored=optimizer_restored,
         rng=None if rng is None else short_text(rng, MAX_RECEIPT_CHARS),
-        loss_before=loss,
+        loss_before=None if loss is None else finite(loss),
         passed_over=[
             PassedOver(count(one, "step", MAX_STEP), short_text(one["why"], MAX_RECEIPT_CHARS))
             for one in passed_over
@@ -175,8 +170,8 @@ def _stragglers(body: Body) -> StragglersReport:
     return StragglersReport(
         step=count(body, "step", MAX_STEP),
         ranks=ranks,
-        slowdown={str(rank): number(body["slowdown"][str(rank)]) for rank in ranks},
-        lost_s=number(body["lost_s"]),
+        slowdown={str(rank): finite(body["slowdown"][str(rank)]) for rank in ranks},
+        lost_s=finite(body["lost_s"]),
         num_steps=count(body, "num_steps", MAX_STEP),
     )
 

@@ -6,6 +6,7 @@ malformed or out of bounds is refused and counted, and the job's events say so o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -82,6 +83,14 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def finite(value: Any) -> float:
+    """A number that JSON has: PostgreSQL stores no other in it."""
+    found = number(value)
+    if not math.isfinite(found):
+        raise BadFrame(f"not a finite number: {found}")
+    return found
+
+
 def number_or_none(body: Mapping[str, Any], name: str) -> float | None:
     """None where the field is missing."""
     return None if body.get(name) is None else number(body[name])
@@ -127,7 +136,18 @@ def sha256(value: Any) -> str:
 
 def time_of(frame: Frame, now: datetime) -> datetime:
     """The frame's time by its node's clock, or now if that is no time."""
+    return _as_time(frame.time) or now
+
+
+def within(seconds: float, first: datetime, last: datetime) -> datetime:
+    """A time by a node's clock (Unix seconds) if it lies between the two; otherwise that clock is
+    wrong, and the answer is the last."""
+    at = _as_time(seconds)
+    return at if at is not None and first <= at <= last else last
+
+
+def _as_time(seconds: float) -> datetime | None:
     try:
-        return datetime.fromtimestamp(frame.time, UTC)
+        return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
-        return now
+        return None

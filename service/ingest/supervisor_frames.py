@@ -32,7 +32,7 @@ from service.domain.progress import without_rates
 from service.domain.states import Trigger
 from service.ingest import fault_injection, goodput, hangs, resize_frames
 from service.ingest.decoding import decode
-from service.ingest.frame_checks import MALFORMED, BadFrame, Refusals, time_of
+from service.ingest.frame_checks import MALFORMED, BadFrame, Refusals, within
 from service.lifecycle.transitions import move, remark
 
 KINDS = frozenset(
@@ -97,8 +97,8 @@ class SupervisorFrames:
         refusals.tell(self._session, self._job, self._now)
 
     def _take(self, frame: Frame) -> None:
-        at = min(time_of(frame, self._now), self._now)  # a node's clock may be ahead
         session, job, now = self._session, self._job, self._now
+        at = within(frame.time, self._attempt.started_at or self._attempt.created_at, now)
         match decode(frame):
             case RegroupingReport() as report:
                 self._take_regrouping(report)

@@ -36,8 +36,13 @@ from service.sweeps.submitting import Trials
 logger = logging.getLogger(__name__)
 
 
+MAX_BYTES = 128 << 20
+"""Of the documents of one array or sweep together: each of its jobs is stored with its own."""
+
+
 def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
     if spec.num_jobs <= settings.max_array_size:
+        _refuse_too_long(spec)
         return
     limit = f"this server takes {settings.max_array_size:,}"
     by = "the operator sets the limit by DRAY_MAX_ARRAY_SIZE"
@@ -53,6 +58,23 @@ def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
         pointer="/sweep/parameters" if is_grid else "/sweep/trials",
         hint=f"{'take fewer values, or random' if is_grid else 'take fewer'}; {by}",
     )
+
+
+def _refuse_too_long(spec: JobSpec) -> None:
+    many = spec.sweep or spec.array
+    if many is None:
+        return
+    size = len(spec.model_dump_json(exclude={"sweep"}))
+    if spec.sweep is not None:
+        size += spec.sweep.most_characters(spec.arguments) + sum(spec.sweep.longest.values())
+    if size * spec.num_jobs > MAX_BYTES:
+        kind, of_it = ("array", "jobs") if spec.sweep is None else ("sweep", "trials")
+        raise ArrayTooLarge(
+            f"the document of each of its {spec.num_jobs:,} {of_it} has up to {size:,} bytes, and "
+            f"this server takes {MAX_BYTES:,} for all of them",
+            pointer=f"/{kind}",
+            hint="put long texts into a file of the code or of the nodes, or divide it",
+        )
 
 
 def insert(

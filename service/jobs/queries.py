@@ -361,6 +361,11 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
         )
         for row in live
     ]
+    held = policy.held_by_node(holders)
+    jobs: dict[str, dict[str, None]] = {}
+    for holder in holders:
+        for part in holder.slices:
+            jobs.setdefault(part.node_id, {})[holder.job_id] = None
     return [
         views.NodeSlots(
             node_id=node.node_id,
@@ -368,11 +373,11 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             alive=node.alive,
             resources=node.total,
             labels=node.labels,
-            held=without_labels(policy.held_on(node.node_id, holders)),
+            held=without_labels(held.get(node.node_id, {})),
             accepted=node.accepted,
             reason=node.reason,
             quarantined=quarantine.as_viewed(node.quarantined),
-            jobs=[h.job_id for h in holders if any(s.node_id == node.node_id for s in h.slices)],
+            jobs=list(jobs.get(node.node_id, ())),
         )
         for node in cluster_repository.nodes(session)
     ]

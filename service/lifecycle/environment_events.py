@@ -11,10 +11,8 @@ from dray.views import JobState
 from ray_workers.shared.node_needs import JobNeed, NodeEnvironment
 from service.db.repositories import jobs as repository
 from service.domain.states import Trigger
-from service.domain.text import clean
 from service.lifecycle.transitions import move, remark
 
-MAX_MESSAGE = 2000
 MAX_NAMED = 5
 _CAN_T_BE_HAD: Mapping[JobNeed, str] = {
     JobNeed.ENVIRONMENT: "its environment can't be prepared",
@@ -47,7 +45,7 @@ def note_ready(
             "imported before they are forked, so each rank starts a fresh interpreter"
         )
     log = next((answer.log for answer in answers if answer.log), "")
-    data = {"packages": packages, "replaced": replaced, "log": clean(log)}
+    data = {"packages": packages, "replaced": replaced, "log": log}
     code = "environment_ready"
     remark(session, job, type_="environment", code=code, message=message, now=now, data=data)
 
@@ -64,6 +62,5 @@ def fail(
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED or job.attempt != attempt_seen:
         return False
-    message = clean(sentence_of(answer)[:MAX_MESSAGE])
-    data = {"log": clean(answer.log)}
-    return move(session, job, Trigger.FAIL, code="cannot_run", message=message, now=now, data=data)
+    code, message, data = "cannot_run", sentence_of(answer), {"log": answer.log}
+    return move(session, job, Trigger.FAIL, code=code, message=message, now=now, data=data)

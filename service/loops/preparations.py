@@ -33,6 +33,7 @@ from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
 from service.domain.scheduling import policy
+from service.domain.text import clean
 from service.jobs import data_policy
 from service.lifecycle import environment_events
 from service.loops.fencing import LoopDatabase
@@ -51,6 +52,8 @@ FORGOTTEN_S = 60.0
 """After how long without a job that waits for it a node is no longer asked for an environment."""
 BUILDING_S = 0.1
 """Before a node that builds is asked again; its answer takes a while by itself."""
+MAX_MESSAGE = 2000
+"""Characters of an installer's own sentence, and of all that is told of why a job waits."""
 ASK_AGAIN_S = 1.0
 """Before a node that did not answer, or met an index that did not, is asked again."""
 
@@ -175,6 +178,18 @@ class Readiness:
         return self.waiting is None and self.failure is None
 
 
+def _storable(answer: NodeEnvironment) -> NodeEnvironment:
+    """The answer with texts that a database can hold: indexes, repositories and installers have
+    words of their own in it."""
+    return replace(
+        answer,
+        message=clean(answer.message)[:MAX_MESSAGE],
+        packages=tuple(map(clean, answer.packages)),
+        replaced=tuple(map(clean, answer.replaced)),
+        log=clean(answer.log),
+    )
+
+
 class Preparations:
     """Answers of nodes on what jobs need. For one event loop."""
 
@@ -196,7 +211,7 @@ class Preparations:
             told = "; ".join(f"{names.get(n, n)} {q.sentence}" for n, q in missing.items())
             needs_now = {question.need for question in missing.values()}
             need = min(needs_now, key=list(IS_PREPARED).index)
-            waiting = f"{IS_PREPARED[need]}: {told}"
+            waiting = f"{IS_PREPARED[need]}: {told}"[:MAX_MESSAGE]
         ready = tuple(
             a for a in answers if a.state is BuildState.READY and a.need is JobNeed.ENVIRONMENT
         )
@@ -232,9 +247,10 @@ class Preparations:
         loop = asyncio.get_running_loop()
         while loop.time() - question.wanted_at <= FORGOTTEN_S:
             try:
-                question.answer = await self._cluster.prepare(question.node_id, question.needs)
+                answer = await self._cluster.prepare(question.node_id, question.needs)
+                question.answer = _storable(answer)
             except ClusterUnavailable as error:
-                question.answer, question.silent = None, f"does not answer: {error}"
+                question.answer, question.silent = None, clean(f"does not answer: {error}")
             except Exception:
                 logger.exception("a node could not be asked what it has")
                 question.answer, question.silent = None, "could not be asked"

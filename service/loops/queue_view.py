@@ -129,7 +129,7 @@ def _live(
             slices=resizing.as_slices(row.slices),
             bundle=row.bundle,
             cluster_session=row.cluster_session,
-            age_s=(now - row.created_at).total_seconds(),
+            age_s=max(0.0, (now - row.created_at).total_seconds()),
             started_at=row.started_at,
             max_runtime_s=by_id[row.job_id].max_runtime_s,
             runtime_used_s=by_id[row.job_id].runtime_used_s,

@@ -314,7 +314,11 @@ class Scheduler:
 
             async def launch(each: Claimed) -> None:
                 async with at_once:
-                    await self._launch(each)
+                    try:
+                        await self._launch(each)
+                    except Exception:
+                        # The others go on. The reconciler ends the attempt if it did not come.
+                        logger.exception("the launch of %s failed", each.job_id)
                 self._launches.answered(each.job_id, under_way.pop(each.job_id))
                 self._signals.publish(QUEUE)
 

@@ -19,6 +19,7 @@ from service.db.notifications import QUEUE, Signals
 from service.db.repositories import sweeps as repository
 from service.domain.scheduling import policy
 from service.domain.states import STOPPED_EARLY
+from service.domain.text import clean
 from service.lifecycle import transitions
 from service.loops.fencing import LoopDatabase
 from service.sweeps import optuna_sampler
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 5.0
 """After a sampler failed."""
+MAX_MESSAGE = 2000
 UNAVAILABLE = "sampler_unavailable"
 
 
@@ -88,7 +90,7 @@ class TrialValues:
                 await self._answer(job_id)
         except Exception as error:  # also where this service lacks Optuna: another may have it
             logger.warning("no values for the trial %s: %r", job_id, error)
-            said = f"its sampler gave no values: {error}"
+            said = clean(f"its sampler gave no values: {error}")[:MAX_MESSAGE]
             await self._database.write(lambda s, at: _note(s, job_id, said, at))
             self.failed[job_id] = said
             await asyncio.sleep(ASK_AGAIN_S)

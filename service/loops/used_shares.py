@@ -62,7 +62,7 @@ class UsedShares:
 
     def _add(self, row: Row[Any], total: Mapping[str, float]) -> None:
         share = _share(resizing.as_slices(row.slices), row.bundle, total)
-        held_s = (row.finished_at - row.created_at).total_seconds()
+        held_s = max(0.0, (row.finished_at - row.created_at).total_seconds())  # clocks are set
         self._used.add((row.queue, row.owner), share * held_s, row.finished_at.timestamp())
 
 

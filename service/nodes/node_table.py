@@ -12,6 +12,7 @@ from service.config.node_types import NodeType
 from service.db.models import ClusterRow, NodeRow
 from service.db.repositories import cluster as repository
 from service.domain.scheduling import autoscaling, policy
+from service.domain.text import clean
 from service.nodes import quarantine
 
 
@@ -26,7 +27,7 @@ def store(
         ClusterRow(
             id=repository.THE_CLUSTER,
             connected=snapshot is not None,
-            reason=problem,
+            reason=_clean(problem),
             ray_address=snapshot.address if snapshot else before and before.ray_address,
             ray_dashboard=snapshot.dashboard_url if snapshot else None,
             session=snapshot.session if snapshot else before and before.session,
@@ -49,7 +50,7 @@ def store(
                 hostname=node.hostname,
                 alive=node.alive,
                 accepted=node.accepted,
-                reason=node.problem or node.full,
+                reason=_clean(node.problem or node.full),
                 total=dict(node.resources),
                 available=dict(node.available),
                 labels=dict(node.labels),
@@ -59,6 +60,11 @@ def store(
             for node in snapshot.nodes
         ],
     )
+
+
+def _clean(told: str | None) -> str | None:
+    """A sentence of Ray's or of a node's agent that a database can hold."""
+    return told and clean(told)
 
 
 def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling import order, policy
+from service.domain.scheduling import forecast, order, policy
 from service.domain.scheduling.dependencies import waits_for
 from service.domain.scheduling.eviction import RunningJob
 from service.domain.scheduling.lanes import Lanes
@@ -322,7 +322,9 @@ class Simulation:
             # The policy learns from its progress, soon after it has started, how long it takes.
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
-        left_s = min(left_s, self._situation.runtime_left_s.get(job.job_id, math.inf))
+        limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
+        # A job without end on few of its workers would end after the last date that there is.
+        left_s = min(left_s, limit_s, forecast.LONGEST_S)
         ends_at = self._now + timedelta(seconds=max(1.0, left_s))
         shrinks_at = self._now + timedelta(seconds=LEAVING_S) if job.recalled else None
         is_assumed = job.left_s is None

@@ -2,8 +2,8 @@
 
 The operator names keys of labels, from the widest level to the narrowest. Nodes are in one domain
 of a level if they have the same values of its label and of those of all wider levels. Where a node
-has no label of a level, its domain of the next narrower level counts for that one, too; the last
-level is always the node itself.
+has no label of a level, or an empty one, its domain of the next narrower level counts for that one,
+too; the last level is always the node itself.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Topology:
         domain = self.cluster
         path: tuple[str | None, ...] = ()
         for level, prefix in enumerate(self._prefixes):
-            value = next((n[len(prefix) :] for n in total if n.startswith(prefix)), None)
+            value = next((n[len(prefix) :] for n in total if n.startswith(prefix)), None) or None
             path = (*path, value)
             if value is not None:
                 known = self._found.get(path)

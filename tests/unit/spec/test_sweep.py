@@ -58,6 +58,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (parameter("train.epochs", {"min": 1, "max": 2**54}), "/max", "must be at most 2**53"),
     (parameter("train.epochs", {"min": 1, "max": 9, "step": 0}), "/train.epochs", "step of 0"),
     (
+        parameter("train.epochs", {"min": 1, "max": 1e300, "type": "int"}),
+        "/train.epochs",
+        "must be at most 2**53",
+    ),
+    (
         parameter("train.epochs", {"min": 1, "max": 2.5, "type": "int"}),
         "/train.epochs",
         "must be whole numbers too",
@@ -186,3 +191,20 @@ def test_the_mode_follows_the_metric_unless_it_is_given(metric: str, maximises: 
     turned = check(recipe(metric=metric, mode="min" if maximises else "max"))
     assert turned.sweep is not None
     assert turned.sweep.maximises is not maximises
+
+
+@pytest.mark.parametrize("as_role", [False, True])
+def test_arguments_that_values_could_make_huge_are_refused_before_they_are_made(
+    as_role: bool,
+) -> None:
+    """A megabyte of `${text}` with 260 kB in its place would be 45 GB of each trial."""
+    value = ["x" * 4096] * 64
+    huge: dict[str, Any] = {"args": ["${text}" * 1000] * 100}
+    script = {"roles": {"chief": huge, "worker": {}}, "framework": "tensorflow"}
+    document = {
+        "script": {"entrypoint": "a.py", **(script if as_role else huge)},
+        "sweep": {"metric": "train/loss", "sampler": "grid", "parameters": {"text": [value]}},
+    }
+    with pytest.raises(Fault, match="characters with the values of the sweep") as caught:
+        check(document)
+    assert caught.value.pointer == "/script/args"

@@ -90,6 +90,16 @@ def test_an_array_of_ten_million_is_422_and_names_the_limit(
 
 
 @pytest.mark.usefixtures("unchanged")
+def test_ten_thousand_copies_of_a_long_document_are_422(
+    site: LiveServer, ann: httpx.Client
+) -> None:
+    long = {"script": {"entrypoint": "a.py", "args": ["x" * 14_000]}, "array": {"size": 10_000}}
+    problem = check(site, post(ann, long), 422, "array_too_large")
+    assert problem["pointer"] == "/array"
+    assert "put long texts into a file" in problem["hint"]
+
+
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("name", ["job-none", "array-none"])
 def test_a_job_after_one_that_is_not_there_is_422(
     site: LiveServer, ann: httpx.Client, name: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray import views
-from ray_workers.shared.contracts import Cause, FrameKind, Phase, Slice
+from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, Slice
 from service.cluster.port import ClusterSnapshot
 from service.costs.prices_file import PricesFile
 from service.costs.reports import Costs
 from service.costs.spending import FRESH_FOR, UsedUpBudgets
 from service.db.models import AttemptCostRow
+from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import costs as costs_repository
 from service.db.repositories import queues as queues_repository
 from service.db.session import Database
@@ -93,6 +95,31 @@ async def test_a_node_whose_clock_is_ahead_costs_no_more(priced: Service) -> Non
         priced.report(job_id, 1, [spent(at=at, useful=2 * HOUR)])
         priced.end(job_id, 1)
     assert (await cost(priced, ahead)).total == (await cost(priced, right)).total > 0
+
+
+async def test_a_node_whose_clock_is_years_behind_costs_no_more_and_uses_no_less(
+    priced: Service,
+) -> None:
+    """Its clock starts in 1970, as that of a machine without a battery does."""
+    totals, used = [], []
+    for behind in (timedelta(0), START - datetime(1970, 1, 2, tzinfo=UTC)):
+        job_id = await priced.submit(resources={"num_workers": 2})
+        priced.claim(job_id, workers=2)
+        for seconds, phase in ((0.0, Phase.RUNNING), (HOUR, Phase.RUNNING), (0.0, Phase.ENDED)):
+            priced.advance(seconds)
+            at = priced.now - behind
+            outcome = Outcome.of(Cause.SUCCEEDED, "it ended") if phase is Phase.ENDED else None
+            frames = [spent(at=at, useful=2 * HOUR)] if seconds else []
+            reply = priced.reply(job_id, 1, frames, phase=phase, outcome=outcome)
+            times = dict.fromkeys(reply.phase_times, at.timestamp())
+            priced.store(job_id, 1, replace(reply, phase_times=times))
+        totals.append((await cost(priced, job_id)).total)
+        (ended,) = priced.database.read_sync(
+            lambda s, of=job_id: [*attempts_repository.ended_slots_of(s, [(of, 1)])]
+        )
+        used.append((ended.finished_at - ended.created_at).total_seconds())
+    assert totals == [4.0, 4.0]
+    assert used == [HOUR, HOUR]
 
 
 async def test_a_job_costs_what_it_holds_divided_by_its_ledger(priced: Service) -> None:

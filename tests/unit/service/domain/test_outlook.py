@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling import forecast
 from service.domain.scheduling.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.eviction import MIN_RUN_S, RunningJob
 from service.domain.scheduling.lanes import Lanes
@@ -178,6 +179,11 @@ def test_an_elastic_job_that_starts_smaller_takes_longer() -> None:
     found = starts(queue, [runs("r", {"n": 2}, 10.0)])
     assert in_s(found, "a") == 0.0
     assert in_s(found, "b") == pytest.approx(2000.0, rel=RESOLUTION)
+
+
+def test_a_job_without_end_on_few_of_its_workers_ends_within_the_calendar() -> None:
+    endless = waits("a", 4096, min_workers=1, left_s=forecast.LONGEST_S, seq=1)
+    assert in_s(starts([endless], [], {"n": 1.0}), "a") == 0.0
 
 
 def test_an_elastic_group_gives_slots_back_and_takes_longer() -> None:

@@ -427,6 +427,9 @@ async def test_artifacts_and_checkpoints_outside_of_the_attempts_folder_are_refu
     assert [e.type for e in events].count("frames_refused") == 1
 
 
+STRAGGLERS = {"step": 5, "ranks": [1], "slowdown": {"1": 2.0}, "lost_s": 1.0, "num_steps": 10}
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -449,6 +452,8 @@ async def test_artifacts_and_checkpoints_outside_of_the_attempts_folder_are_refu
         frame(FrameKind.ERROR, {"type": "E", "message": "m", "traceback": ""}),
         frame(FrameKind.ERROR, {"cause": "bad", "type": "E", "message": "m", "traceback": ""}),
         frame(FrameKind.DIVERGENCE, {"step": 1, "loss": 1.0, "grad_norm": 1.0, "then": "hope"}),
+        frame(FrameKind.STRAGGLERS, {**STRAGGLERS, "lost_s": float("nan")}),
+        frame(FrameKind.STRAGGLERS, {**STRAGGLERS, "slowdown": {"1": float("inf")}}),
     ],
     ids=lambda bad: ascii(f"{bad.kind}-{str(dict(bad.body))[:40]}"),
 )

@@ -81,6 +81,27 @@ async def test_an_array_beyond_the_limit_is_refused_by_its_name(service: Service
     assert (await service.jobs.list()).items == []
 
 
+@pytest.mark.parametrize(
+    "many",
+    [
+        {"array": {"size": 10_000}},
+        {"sweep": {"metric": "train/loss", "trials": 10_000, "parameters": {"x": ["x" * 4000]}}},
+    ],
+)
+async def test_many_jobs_of_a_long_document_are_refused(
+    service: Service, many: dict[str, Any]
+) -> None:
+    """A request of a megabyte would else be stored as ten gigabytes."""
+    script = {"entrypoint": "a.py", "args": ["${x}"] * 4 if "sweep" in many else ["x" * 14_000]}
+    document = JobSpec.model_validate({"script": script, **many})
+    with pytest.raises(ArrayTooLarge, match="this server takes 134,217,728 for all") as said:
+        await service.jobs.submit(document)
+    assert said.value.pointer == f"/{next(iter(many))}"
+    assert (await service.jobs.list()).items == []
+    few = JobSpec.model_validate({"script": script, "array": {"size": 3}})
+    await service.jobs.submit(few)
+
+
 async def test_ten_thousand_jobs_are_made_and_ended_as_one(sqlite_service: Service) -> None:
     service = sqlite_service
     array_id, _ = await array_of(service, 10_000)

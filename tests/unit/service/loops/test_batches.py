@@ -9,15 +9,16 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Outcome, Phase
-from service.domain.errors import DatabaseUnavailable
+from ray_workers.shared.contracts import Cause, Outcome, Phase, attempt_prefix
+from service.domain.errors import DatabaseUnavailable, StorageUnavailable
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Received, Recorded
+from service.loops import batches as batches_module
 from service.loops import reply_writer
 from service.loops.batches import together_or_alone
 from service.loops.fencing import LoopDatabase
 from service.loops.reply_writer import ReplyWriter
-from tests.unit.service.helpers import Service, metrics
+from tests.unit.service.helpers import Service, log, metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +87,22 @@ async def test_a_reply_that_fails_takes_no_other_along(
     assert (await service.jobs.get(bad)).state is JobState.RUNNING
 
 
+async def test_a_job_whose_log_can_not_be_written_takes_no_other_along(service: Service) -> None:
+    """A rank may have made a file where the folder of its logs is to be."""
+    good, bad = await service.running(), await service.running()
+    service.storage.write_bytes(f"{attempt_prefix(bad, 1)}/logs", b"")
+    lines = [log(number, "x" * 30_000) for number in range(3)]
+    broken = Received(bad, 1, service.reply(bad, 1, lines))
+    writing = writer(service)
+    answers = await asyncio.gather(
+        *(writing.store(received) for received in (ended(service, good), broken)),
+        return_exceptions=True,
+    )
+    assert isinstance(answers[0], Recorded)
+    assert isinstance(answers[1], StorageUnavailable)
+    assert (await service.jobs.get(good)).state is JobState.SUCCEEDED
+
+
 async def test_two_replies_of_a_job_are_stored_one_after_the_other(
     service: Service, batches: list[list[str]]
 ) -> None:
@@ -131,3 +148,19 @@ async def test_a_database_that_does_not_answer_is_asked_once() -> None:
     with pytest.raises(DatabaseUnavailable):
         await together_or_alone([1, 2, 3], store)
     assert asked == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("alone_s", [0.0, 60.0])
+async def test_a_storage_that_takes_long_to_fail_is_not_asked_for_each(
+    monkeypatch: pytest.MonkeyPatch, alone_s: float
+) -> None:
+    monkeypatch.setattr(batches_module, "ALONE_S", alone_s)
+    asked: list[Sequence[int]] = []
+
+    async def store(items: Sequence[int]) -> list[int]:
+        asked.append(items)
+        raise StorageUnavailable("the storage does not answer")
+
+    answers = await together_or_alone([1, 2, 3], store)
+    assert [type(answer) for answer in answers] == [StorageUnavailable] * 3
+    assert asked == ([[1, 2, 3], [1]] if alone_s == 0.0 else [[1, 2, 3], [1], [2], [3]])

@@ -119,6 +119,34 @@ async def test_an_index_that_does_not_answer_costs_the_job_nothing(world: World)
     assert job.attempt == 1
 
 
+@pytest.mark.parametrize("state", [BuildState.UNREACHABLE, BuildState.FAILED, BuildState.READY])
+async def test_what_an_installer_says_in_broken_text_stops_nobody(
+    world: World, state: BuildState
+) -> None:
+    """A repository of a user's own writes to the installer's output, and so into its sentences."""
+    broken = "half of a character: \ud800, and NUL: \0" + "x" * 10_000
+    told = {"message": broken, "packages": (broken,), "replaced": (broken,), "log": broken}
+    world.fake.environments["node-a"] = replace(BUILDING, state=state, **told)
+    runtime = await world.open()
+    job_id = await world.submit(runtime, **WITH_PACKAGES)
+    await world.fake.until(lambda: world.fake.preparations, "no node was asked")
+    other = await world.submit(runtime)
+    await comes_to(runtime, other, JobState.SUCCEEDED)
+    if state is BuildState.UNREACHABLE:
+        await waits_with(runtime, job_id, "half of a character: ?, and NUL: ␀")
+        assert len((await runtime.reading.explain(job_id)).reason.message) <= 2000
+    else:
+        await is_over(runtime, job_id)
+        assert (await runtime.jobs.get(job_id)).attempt == (state is BuildState.READY)
+
+
+async def is_over(runtime: Runtime, job_id: str) -> None:
+    async def over() -> bool:
+        return (await runtime.jobs.get(job_id)).state.is_terminal
+
+    await eventually(over, f"{job_id} never ended")
+
+
 async def test_the_second_job_asks_no_node_again(world: World) -> None:
     runtime = await world.open()
     first = await world.submit(runtime, **WITH_PACKAGES)

@@ -8,7 +8,8 @@ import pytest
 
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import FrameKind, Phase, attempt_prefix
+from ray_workers.shared.contracts import AttemptSpec, FrameKind, Phase, attempt_prefix
+from service.jobs.listing import JobQuery
 from tests.fakes.attempt import Exited, FakeRank
 from tests.fakes.cluster import LostLaunch
 from tests.marks import ON_SQLITE
@@ -18,6 +19,7 @@ from tests.unit.service.loops.world import (
     causes,
     charges,
     comes_to,
+    eventually,
     keeps_its_promises,
     log_of,
     reports_step,
@@ -58,6 +60,35 @@ async def test_a_launch_that_never_arrived_ends_its_attempt_and_another_follows(
     assert await causes(runtime, job_id) == ["supervisor_lost", "succeeded"]
     assert await charges(runtime, job_id) == ["infra"]
     assert [spec.attempt for spec in world.fake.launches] == [2]
+
+
+async def test_a_launch_that_fails_takes_no_other_along(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = world.fake.launch
+
+    async def launched(spec: AttemptSpec) -> None:
+        if spec.attempt == 1:
+            if spec.array_index == 0:
+                raise RuntimeError("a launch of one job breaks")
+            await world.gate.wait()
+        await launch(spec)
+
+    monkeypatch.setattr(world.fake, "launch", launched)
+    runtime = await world.open()
+    bad = await world.submit(runtime, array={"size": 2})
+    array_id = (await runtime.jobs.get(bad)).array_id
+    (other,) = (await runtime.jobs.list(JobQuery(array=array_id, array_index=1))).items
+
+    async def has_ended() -> bool:
+        return any(await causes(runtime, bad))
+
+    await eventually(has_ended, "the launch that failed was never noticed")
+    world.gate.set()
+    for job_id in (bad, other.id):
+        await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    assert await causes(runtime, bad) == ["supervisor_lost", "succeeded"]
+    assert await causes(runtime, other.id) == ["succeeded"]
 
 
 async def test_the_next_attempt_starts_only_when_the_last_is_seen_gone(world: World) -> None:

@@ -113,7 +113,7 @@ async def test_a_trial_whose_sampler_fails_waits_and_says_so(
 
     def breaks(sweep: Any, index: int, earlier: Any) -> dict[str, Any]:
         if broken:
-            raise ImportError("No module named 'optuna'")
+            raise ImportError("No module named 'optuna', \0 \ud800")
         return ask(sweep, index, earlier)
 
     monkeypatch.setattr(optuna_sampler, "ask", breaks)

@@ -39,6 +39,16 @@ async def test_what_lives_and_what_has_ended_counts_by_its_share(service: Servic
     assert used(service, shares) == {account: pytest.approx(5.0, rel=1e-3)}
 
 
+async def test_a_clock_that_is_set_back_makes_no_use_negative(service: Service) -> None:
+    shares = UsedShares()
+    job_id = await service.running()
+    service.now -= timedelta(hours=1)
+    assert list(used(service, shares).values()) == [0.0]
+    service.end(job_id, 1, Cause.SUCCEEDED)
+    for of in (shares, UsedShares()):
+        assert all(seconds >= 0.0 for seconds in used(service, of).values())
+
+
 async def test_the_use_of_deleted_jobs_is_not_forgotten_by_a_new_leader(
     service: Service,
 ) -> None:

@@ -175,6 +175,13 @@ def test_a_node_without_a_label_of_a_level_is_in_no_domain_of_it() -> None:
     }
 
 
+def test_nodes_whose_label_is_empty_are_in_no_domain_together() -> None:
+    nodes = [node(name, 4, zone="z1", rack="") for name in "ab"]
+    (decision,) = decide([waits("a", 8, "rack")], nodes)
+    assert isinstance(decision, Impossible), "nobody said that they are in one rack"
+    assert placed([waits("a", 8, "zone")], nodes) == {"a": 4, "b": 4}
+
+
 def test_an_elastic_gang_gets_all_that_is_free_and_that_as_near_as_possible() -> None:
     nodes = [*row("r1", 4, 4), *row("r2", 2)]
     assert placed([waits("a", 16, least=2)], nodes) == {"r1-1": 4, "r1-2": 4, "r2-1": 2}
