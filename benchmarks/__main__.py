@@ -45,8 +45,8 @@ def _possible() -> list[str]:
         _tell("gpu is left out: there is none")
         left_out.add("gpu")
     if data_folder() is None:
-        _tell(f"scheduler is left out: {DATA} names no folder with the traces")
-        left_out.add("scheduler")
+        _tell(f"scheduler and scheduler_elastic are left out: {DATA} names no folder with traces")
+        left_out |= {"scheduler", "scheduler_elastic"}
     return [name for name in BENCHMARKS if name not in left_out]
 
 
@@ -88,6 +88,12 @@ def _scripts(num_rounds: int, progress: Progress) -> report.Result:
 
 def _scheduler(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.scheduler.measure import measure
+
+    return measure(num_rounds, progress)
+
+
+def _scheduler_elastic(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.scheduler.elastic import measure
 
     return measure(num_rounds, progress)
 
@@ -221,6 +227,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "lossy": _lossy,
     "planner": _planner,
     "scheduler": _scheduler,
+    "scheduler_elastic": _scheduler_elastic,
     "scheduler_speed": _scheduler_speed,
     "scheduler_locality": _scheduler_locality,
     "queue_speed": _queue_speed,

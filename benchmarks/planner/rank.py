@@ -68,7 +68,7 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     if isinstance(strategy, Ddp) and isinstance(strategy.sync, PeriodicAveraging):
         tracker.track_external(*strategy.sync.agreed)
     with tracker:
-        loop.join_group(RankAssignment(0, rank, world_size))
+        loop.join_group(RankAssignment(0, rank, world_size, None))
         loop.restore()
         _step(loop, 1)
     with tracker:  # the peak is counted from here on
@@ -83,6 +83,7 @@ def _step(trainer: Trainer, step: int) -> None:
     batch = trainer.load_batch(step)
     loss = trainer.forward_backward(step, batch)
     trainer.report(step, batch, loss, trainer.update(step))
+    trainer.commit(step)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -25,22 +25,31 @@ class DefaultPolicy:
         self._earlier: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
         self._seen: dict[str, ReplayedJob] = {}
         self._used = shares.Used()
-        self.longest_call_s = 0.0
+        self._num_left: Counter[str] = Counter()
+        """How often each job has left its GPUs to others."""
+        self._started: set[str] = set()
+        """In this round."""
+        self.calls_s: list[tuple[float, float]] = []
+        """Wall time and processor time of each call."""
 
     def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
         """See `ReplayedPolicy`. Those that leave their GPUs do so at once: their restart costs what
         it costs under every policy."""
         self._learn(jobs)
         held = {job.name: dict(job.nodes) for job in jobs if job.nodes}
+        self._started.clear()
         while True:
             decisions = self._plan(jobs, held, now)
             for decision in decisions:
                 if isinstance(decision, policy.Start):
+                    self._started.add(decision.job_id)
                     held[decision.job_id] = {
                         int(part.node_id): part.num_workers for part in decision.slices
                     }
             leaving = [d.job_id for d in decisions if isinstance(d, policy.Preempt)]
             if not leaving:
+                left = [job.name for job in jobs if job.nodes and job.name not in held]
+                self._num_left.update(left)
                 self._count(jobs, held, now)
                 return held
             for name in leaving:
@@ -64,8 +73,22 @@ class DefaultPolicy:
     def _plan(
         self, jobs: Sequence[ReplayedJob], held: dict[str, dict[int, int]], now: float
     ) -> list[policy.Decision]:
+        snapshot = self._snapshot(jobs, held, now)
+        began = time.perf_counter(), time.thread_time()
+        decisions = policy.plan(snapshot, START)
+        took = time.perf_counter() - began[0], time.thread_time() - began[1]
+        self.calls_s.append(took)
+        return decisions
+
+    def _snapshot(
+        self, jobs: Sequence[ReplayedJob], held: dict[str, dict[int, int]], now: float
+    ) -> policy.Snapshot:
         waiting = [self._waiting(job, seq, now) for seq, job in enumerate(jobs)]
-        running = [self._running(job, seq, now) for seq, job in enumerate(jobs) if job.nodes]
+        running = [
+            self._running(job, seq, held[job.name], now)
+            for seq, job in enumerate(jobs)
+            if job.name in held
+        ]
         queue = tuple(job for job in waiting if job.job_id not in held)
         holders = tuple(
             slots.Holder(job.job_id, _slices(held[job.job_id]), job.request.bundle)
@@ -76,20 +99,14 @@ class DefaultPolicy:
             slots.Node(name, total, slots.offered(total, total, slots.held_on(name, holders)))
             for name, total in NODES.items()
         )
-        began = time.perf_counter()
-        decisions = policy.plan(
-            policy.Snapshot(
-                queue,
-                nodes,
-                connected=True,
-                holders=holders,
-                running=tuple(job for job in running if job.job_id in held),
-                used_s=self._used.seconds(now),
-            ),
-            START,
+        return policy.Snapshot(
+            queue,
+            nodes,
+            connected=True,
+            holders=holders,
+            running=tuple(running),
+            used_s=self._used.seconds(now),
         )
-        self.longest_call_s = max(self.longest_call_s, time.perf_counter() - began)
-        return decisions
 
     def _waiting(self, job: ReplayedJob, seq: int, now: float) -> policy.WaitingJob:
         return policy.WaitingJob(
@@ -97,26 +114,32 @@ class DefaultPolicy:
             attempt=0,
             priority=PRIORITY,
             seq=seq,
-            request=_request(job),
+            request=self._request(job),
             left_s=self._left_s(job),
             waited_s=now - job.submitted_s - job.ran_s,
             yields=True,
             owner=job.user,
         )
 
-    def _running(self, job: ReplayedJob, seq: int, now: float) -> policy.RunningJob:
+    def _running(
+        self, job: ReplayedJob, seq: int, nodes: dict[int, int], now: float
+    ) -> policy.RunningJob:
         return policy.RunningJob(
             job.name,
             priority=PRIORITY,
             seq=seq,
-            request=_request(job),
-            slices=_slices(job.nodes),
-            held_s=now - job.since_s,
+            request=slots.Request(sum(nodes.values()), {"GPU": 1.0}),
+            slices=_slices(nodes),
+            held_s=0.0 if job.name in self._started else now - job.since_s,
             waited_s=now - job.submitted_s - job.ran_s,
             left_s=self._left_s(job),
             yields=True,
             owner=job.user,
+            num_left=self._num_left[job.name],
         )
+
+    def _request(self, job: ReplayedJob) -> slots.Request:
+        return slots.Request(job.num_gpus, {"GPU": 1.0})
 
     def _left_s(self, job: ReplayedJob) -> float | None:
         return forecast.seconds_left(job.share_done, job.ran_s, self._earlier[_kind(job)])
@@ -124,10 +147,6 @@ class DefaultPolicy:
 
 def _kind(job: ReplayedJob) -> tuple[str, int, int]:
     return job.application.name, job.num_gpus, job.batch_size
-
-
-def _request(job: ReplayedJob) -> slots.Request:
-    return slots.Request(job.num_gpus, {"GPU": 1.0})
 
 
 def _slices(nodes: dict[int, int]) -> tuple[Slice, ...]:

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from benchmarks.scheduler.traces import Application, Placement
+from service.domain.scheduling.sizing import ReportedStep
 
 NUM_NODES, GPUS_PER_NODE = 16, 4
 ROUND_S = 60.0
+MOST_NOISE = 1e9
+"""A trace may have gradients of no size."""
 """How often a policy is asked."""
 RESTART_S = 30.0
 """Each allocation holds its GPUs for so long before the job trains."""
@@ -25,6 +28,13 @@ class ReplayedJob:
     user: str
     num_gpus: int
     batch_size: int
+    """In force now."""
+    batch_range: tuple[int, int] | None = None
+    """The least and the largest batch; None of a job whose batch is fixed."""
+    batch_since_s: float = 0.0
+    """When the batch in force was chosen."""
+    noise_scale: float | None = None
+    """That it has measured last, in samples."""
     nodes: dict[int, int] = field(default_factory=dict)
     """GPUs that it holds, by node."""
     gpu_s: float = 0.0
@@ -34,6 +44,8 @@ class ReplayedJob:
     since_s: float = 0.0
     """When it got its GPUs, or lost them."""
     epoch: int = 0
+    step_times: dict[tuple[int, int, int], ReportedStep] = field(default_factory=dict)
+    """That it has reported, by workers, nodes and batch."""
     finished_s: float | None = None
     _progress: float = 0.0
     _restart_s: float = 0.0
@@ -52,6 +64,14 @@ class ReplayedJob:
         return (self.epoch + within) / len(ends)
 
     @property
+    def steps_left(self) -> float | None:
+        """As its progress tells: at the batch in force, and what a step of it is worth now."""
+        share = self.share_done
+        if share == 0:
+            return None
+        return self._progress * (1 - share) / share / self._gain(self.batch_size)
+
+    @property
     def alone_s(self) -> float:
         """Its completion time if it had the cluster for itself."""
         alone = ReplayedJob(
@@ -64,6 +84,10 @@ class ReplayedJob:
         if nodes != self.nodes:
             self.nodes, self.since_s = dict(nodes), now
             self._restart_s = RESTART_S if nodes else 0.0
+
+    def change_batch(self, size: int, now: float) -> None:
+        if size != self.batch_size:
+            self.batch_size, self.batch_since_s = size, now
 
     def train(self, now: float) -> None:
         """Train for a round that begins now, if it has GPUs."""
@@ -91,9 +115,16 @@ class ReplayedJob:
     def _rate(self) -> float:
         """Progress a second."""
         placement: Placement = tuple(self.nodes[node] for node in sorted(self.nodes))
-        step_s, batch_size = self.application.step_time(placement, self.batch_size)
-        scale = batch_size / self.application.batch_sizes[0]
-        return self.application.gradients(batch_size, self.epoch).gain(scale) / step_s
+        step_s, size = self.application.step_time(placement, self.batch_size)
+        measured = ReportedStep(sum(placement), len(placement), size, step_s)
+        self.step_times[measured.num_workers, measured.num_nodes, size] = measured
+        noise = self.application.gradients(size, self.epoch).noise
+        self.noise_scale = min(self.application.batch_sizes[0] * noise, MOST_NOISE)
+        return self._gain(size) / step_s
+
+    def _gain(self, size: int) -> float:
+        scale = size / self.application.batch_sizes[0]
+        return self.application.gradients(size, self.epoch).gain(scale)
 
 
 Allocation = Mapping[str, Mapping[int, int]]

@@ -45,6 +45,11 @@ class Gradients:
         whole = self.variance + self.squared_norm
         return whole / (self.variance / scale + self.squared_norm)
 
+    @property
+    def noise(self) -> float:
+        """The gradient noise scale, in smallest batches."""
+        return self.variance / self.squared_norm if self.squared_norm else math.inf
+
 
 class Application:
     """One application's traces."""

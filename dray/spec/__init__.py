@@ -136,6 +136,10 @@ class Elastic(Document):
     exact: StrictBool = False
     """Makes the weights equal to the last bit at any size, at some cost: gradients are computed in
     `resources.num_workers` shares and added in their order, on any number of workers."""
+    by_speed: StrictBool = True
+    """Whether the size of a recipe is chosen by the step times that it reports: it gives slots up,
+    or leaves for a while, where other elastic jobs gain more by them. If false, it gets free slots
+    and leaves them as jobs do that are not elastic."""
 
 
 class Checkpoint(Document):
@@ -305,6 +309,8 @@ class JobSpec(Document):
         self._check_elastic()
         self._check_sync()
         self._check_balance()
+        self._check_noise()
+        self._check_batch_range()
         self._check_profile()
         self._check_metrics()
         self._check_sweep()
@@ -334,6 +340,49 @@ class JobSpec(Document):
                 f"is {size}, fewer than one sample for each of {sharing} workers: make it "
                 f"{sharing} or more, or take {size} workers or fewer",
             )
+
+    def _check_noise(self) -> None:
+        """The gradients of the ranks are compared with their mean, as DDP has both."""
+        if not self.train.measure_noise:
+            return
+        at = "/train/measure_noise"
+        if self.script is not None:
+            raise wrong(at, "is for recipes; a script measures its gradients itself")
+        if self.resources.num_workers == 1:
+            raise wrong(at, "needs resources.num_workers 2 or more, whose gradients it compares")
+        if self.is_divided or self.parallel.auto:
+            raise wrong(at, "is for data parallelism, where each worker has the whole model")
+        if self.is_exact or self.parallel.balance != "even" or self.sync is not None:
+            raise wrong(at, "is not for elastic.exact, sync and balance: auto in this version")
+        if self.train.precision == "fp16":
+            raise wrong(at, "needs train.precision fp32 or bf16: fp16 scales the gradients")
+
+    def _check_batch_range(self) -> None:
+        """A range is for groups that are regrouped, and chosen by what they measure."""
+        if self.train.batch_range is None:
+            return
+        (least, most), size = self.train.batch_range, self.train.global_batch_size
+        at = "/train/batch_range"
+        if self.script is not None:
+            raise wrong(at, "is for recipes; a script makes its batches itself")
+        if not least <= size <= most:
+            raise wrong(at, f"must hold train.global_batch_size, which is {size}")
+        if size % least or most % least:
+            raise wrong(at, f"must have global_batch_size and its end as multiples of {least}")
+        if least < self.resources.num_workers:
+            workers = self.resources.num_workers
+            raise wrong(at, f"must begin with {workers} or more, a sample for each worker")
+        if self.elastic is None or not self.elastic.by_speed:
+            raise wrong(at, "needs elastic with by_speed: the batch changes with the group's size")
+        if not self.train.measure_noise:
+            raise wrong(at, "needs train.measure_noise: the batch is chosen by the noise scale")
+        taken = {
+            "train.ema": self.train.ema is not None,
+            "profile": self.profile is not None,
+            "checkpoint.every_steps: auto": self.checkpoint.every_steps == "auto",
+        }
+        for name in [name for name, is_taken in taken.items() if is_taken]:
+            raise wrong(at, f"is not for {name}, which counts the optimizer's steps")
 
     def _check_profile(self) -> None:
         if self.profile is None:

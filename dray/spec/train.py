@@ -8,6 +8,7 @@ from pydantic import Field, StrictBool, model_validator
 
 from dray.spec.fields import MAX_STEPS, Document, Int, MetricName, Number, refuse_foreign
 
+BatchSize = Annotated[Int, Field(ge=1, le=2**24)]
 Beta = Annotated[Number, Field(ge=0.0, lt=1.0)]
 
 
@@ -117,6 +118,16 @@ class Train(Document):
     """Most optimizer steps; training ends after the last epoch in any case."""
     global_batch_size: Annotated[Int, Field(ge=1, le=2**24)] = 256
     """Samples of one optimizer step, over all ranks."""
+    batch_range: tuple[BatchSize, BatchSize] | None = None
+    """[least, most]: the global batch of an elastic recipe begins with `global_batch_size`, and may
+    be another within the range whenever the group changes its size: the one with which most
+    progress is made, by the step times and the noise scale that the ranks measure
+    (arXiv:2008.12260). It at most doubles or halves at a time. A step of this document and of
+    reports is then a batch of the least size; a larger batch takes several at once. The order of
+    the samples stays the same. Needs `measure_noise`."""
+    batch_scaling: Literal["sqrt"] = "sqrt"
+    """How the rate, which is given for `global_batch_size`, follows the batch within its range.
+    sqrt: by the square root of the ratio of the sizes (arXiv:2205.10287)."""
     micro_batch_size: Annotated[Int, Field(ge=1, le=2**24)] | None = None
     """Most samples of one forward pass of a rank; gradients of a larger share are accumulated."""
     optimizer: Optimizer = Optimizer()
@@ -144,7 +155,16 @@ class Train(Document):
     val/loss is not finite. warn: training goes on. skip_step: a step whose gradient is not finite
     changes no weight; 10 in a row fail the job. rollback: instead of failing, the job returns to
     its last checkpoint with half the learning rate, up to 3 times."""
+    measure_noise: StrictBool = False
+    """Measure the gradient noise scale (arXiv:1812.06162) in every tenth step, and report it as
+    `train/gradient_noise_scale`, in samples: a global batch far below it could be larger at little
+    loss per sample. Needs 2 workers or more that each have the whole model."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     """Seed of the weights, the order of the samples, and all other random numbers."""
     eval_every_epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1
     """Epochs between two evaluations."""
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of the batches by which steps are counted."""
+        return self.global_batch_size if self.batch_range is None else self.batch_range[0]

@@ -69,6 +69,9 @@ class Grant:
     """1, 2, 3 ... within the attempt: a grant whose answer was lost is sent again, and is to be
     taken once."""
     slices: tuple[Slice, ...]
+    """None where only the batch changes."""
+    batch_size: int | None
+    """Global batch from the round on in which the slots are taken in; None: as before."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class Recall:
     number: int
     """Of the same sequence as those of grants, and used once like them."""
     slices: tuple[Slice, ...]
+    batch_size: int | None
+    """Global batch from the round on in which they are given back; None: as before."""
 
 
 WORKER_MTBF_S = 24 * 3600.0
@@ -238,6 +243,9 @@ class FrameKind(StrEnum):
     DRILL = "drill"
     LEDGER = "ledger"
 
+
+BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale"
+"""Metrics that ranks report and the scheduler goes by."""
 
 LEFT_EXIT_CODE = 75
 """Exit code of a rank that saved a checkpoint and left when asked (EX_TEMPFAIL of sysexits(3))."""

@@ -100,6 +100,8 @@ class RankAssignment:
     generation: int
     rank: int
     world_size: int
+    batch_size: int | None
+    """Global batch from this generation on; None: as the state says."""
 
 
 @dataclass(frozen=True)

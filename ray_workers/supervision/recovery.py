@@ -174,7 +174,7 @@ class RecoveryController:
         self.state = self.state.lack(self._num_lacking, self._pace.time())
         # Ranks that have just been lost are recovered next, and the round is announced then.
         if not self.state.num_lacking and len(self._group.running) == len(self._group.placed):
-            await self._group.announce(self.state.round)
+            await self._group.announce(self.state.round, self.state.batch_size)
             self.state = replace(self.state, announced_at=self._pace.time())
         return True
 
@@ -229,13 +229,19 @@ class RecoveryController:
             return
         async with self._one_at_a_time:
             await self._begin([], time.time())
+            self._change_batch(grant)
             for member in newcomers:
                 member.is_placed = True
-            self._report_size(f"grows by {len(newcomers)}")
+            grows = f"grows by {len(newcomers)}" if newcomers else "goes on with another batch"
+            self._report_size(grows)
             await self._go_on()
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
-        """Members in these slots that are ready for a place; nothing is held if that fails."""
+        """Members in these slots that are ready for a place; nothing is held if that fails. None of
+        a grant without slots, which changes the batch alone."""
+        if not grant.slices:
+            self._settled_grant = grant.number
+            return []
         node_ids = [part.node_id for part in grant.slices]
         await self._nodes.know(node_ids)
         await self._prepare(node_ids)
@@ -284,6 +290,7 @@ class RecoveryController:
                 self._report_size("keeps its slots, and goes on")
                 return
             await self._begin([], time.time())
+            self._change_batch(recall)
             members = [member for member in self._group.members if member.slots in going]
             for member in members:
                 member.is_placed = False
@@ -302,6 +309,11 @@ class RecoveryController:
             return True
         running = {(member.seat, member.incarnation) for member in self._group.running}
         return recovery_rules.are_prepared(await self._nodes.observations(), running)
+
+    def _change_batch(self, asked: Grant | Recall) -> None:
+        """Have the next round announce the batch that comes with a change of the size."""
+        if asked.batch_size is not None:
+            self.state = replace(self.state, batch_size=asked.batch_size)
 
     def _give_rest_back(self) -> None:
         """Have slots given back later whose processes are not gone yet: they stay the group's."""

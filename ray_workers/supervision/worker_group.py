@@ -452,13 +452,17 @@ class WorkerGroup:
         await placement_groups.give_back([each.group for each in slots])
         self.slots = [each for each in self.slots if each not in slots]
 
-    async def announce(self, round_number: int) -> None:
-        """Announce to every member that runs and has a place its rank in the next round."""
+    async def announce(self, round_number: int, batch_size: int | None) -> None:
+        """Announce to every member that runs and has a place its rank in the next round, and the
+        global batch of it, if the service has chosen one."""
         staying = self.running
         for rank, member in enumerate(staying):
             member.rank = rank
         limit_s = self._pace.stretched(self._timings.announce_limit_s)
-        places = (RankAssignment(round_number, member.rank, len(staying)) for member in staying)
+        places = (
+            RankAssignment(round_number, member.rank, len(staying), batch_size)
+            for member in staying
+        )
         announced = (
             result_within(limit_s, member.actor.announce.remote(place))
             for member, place in zip(staying, places, strict=True)

@@ -173,6 +173,9 @@ class Settings(BaseSettings):
     """How long Ray may take to give the slots before the job goes back to the queue."""
     preempt_grace_s: float = Field(30.0, ge=0, le=24 * 3600)
     """Seconds that a job that is asked to leave has for its checkpoint, unless the call says."""
+    elastic_sizing: bool = True
+    """Whether the sizes of elastic recipes are chosen by the step times that they report; if not,
+    they get free slots as other jobs do, and none leaves because others gain more."""
     min_run_s: float = Field(300.0, ge=0, le=7 * 24 * 3600)
     """How long a job holds its slots before the scheduler may ask it to leave or to shrink."""
     silence_limit_s: float = Field(60.0, ge=1, le=3600)

@@ -106,6 +106,12 @@ class JobRow(Base):
             postgresql_where=text(FIRST_POSITIONS),
         ),
         Index(
+            "ix_jobs_step_times",
+            "number",
+            sqlite_where=text("step_times IS NOT NULL"),
+            postgresql_where=text("step_times IS NOT NULL"),
+        ),
+        Index(
             "ix_jobs_array_head",
             "id",
             sqlite_where=text("array_head IS NOT NULL"),
@@ -185,6 +191,10 @@ class JobRow(Base):
     slots of it were priced."""
 
     progress: Mapped[dict[str, Any] | None]
+    step_times: Mapped[dict[str, Any] | None]
+    """Of an elastic recipe (`service.ingest.step_times`): `alike`, `batch_size` in force,
+    `micro_batch_size`, `times`, each [workers, nodes, batch size, seconds], and where the document
+    has a range for the batch `batch_range`, and `noise_scale` once that was measured."""
     summary: Mapped[dict[str, Any]]
     warnings: Mapped[list[Any] | None]
     """Shown with the job until its end and after: each a code and a message."""
@@ -424,6 +434,10 @@ class AttemptRow(Base):
     """Slices that the group was asked to give back, until it has reported what it holds since."""
     recalled_at: Mapped[datetime | None]
     """When it was asked for them."""
+    batch_size: Mapped[int | None]
+    """Global batch that goes with the newest grant or recall, where the document gives a range."""
+    batch_at: Mapped[datetime | None]
+    """When a batch was chosen for it last."""
     grow_after: Mapped[datetime | None]
     """No slots are granted or asked back before."""
     recall_after: Mapped[datetime | None]

@@ -30,7 +30,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.ids import artifact_id
 from service.domain.series import Points
-from service.ingest import metric_columns, resume_reports
+from service.ingest import metric_columns, resume_reports, step_times
 from service.ingest.decoding import decode, metric_key, resumed_step
 from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, time_of
 from service.lifecycle.transitions import remark
@@ -73,6 +73,8 @@ class RankFrames:
         self._reached: tuple[int, Frame] | None = None
         """Newest step of rank 0, and the frame that reported it."""
         self._watches_script = job.spec.get("script") is not None
+        self._batch: dict[str, float] = {}
+        """What rank 0 said last of `step_times.OF_BATCH`."""
 
     def take(self, frames: Sequence[Frame]) -> Mapping[tuple[str, int], Points]:
         """Answers the points that were stored, by metric and rank."""
@@ -88,6 +90,9 @@ class RankFrames:
             step, frame = self._reached
             at = time_of(frame, self._now)
             self._job.progress = progress(self._attempt, self._said, step, at)
+            times = step_times.noted(self._job, self._attempt, self._said, self._batch)
+            if times is not None:
+                self._job.step_times = times
         stored = self._metrics.store()
         self._logs.store()
         refusals.tell(self._session, self._job, self._now)
@@ -103,6 +108,8 @@ class RankFrames:
         rank = frames[0].rank
         if rank == 0:
             self._reach(run.steps[-1], frames[-1], run.said)
+            batch = {key: run.columns[key][-1] for key in step_times.OF_BATCH if key in run.columns}
+            self._batch.update(batch)
             self._complete_receipt(run.steps, run.columns.get(resume_reports.LOSS))
             self._check_script(run.steps, run.columns)
         repeats = self._may_repeat(frames[0])
@@ -150,6 +157,8 @@ class RankFrames:
         self._known_keys.update(report.values)
         if frame.rank == 0:
             self._reach(report.step, frame, progress_in(report))
+            values = report.values
+            self._batch.update({k: values[k] for k in step_times.OF_BATCH if k in values})
             loss = report.values.get(resume_reports.LOSS)
             self._complete_receipt([report.step], None if loss is None else [loss])
             self._check_script([report.step], {key: [v] for key, v in report.values.items()})

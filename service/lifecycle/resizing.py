@@ -106,11 +106,49 @@ def spare(
     return rules.spare(as_slices(attempt.slices), job.min_workers or 1)
 
 
+def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime) -> float:
+    """How long an elastic group trains with its global batch; 0 where that can't be changed now."""
+    is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
+    trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
+    since = attempt.batch_at or attempt.running_at
+    is_settled = not attempt.lacking and not _is_told(attempt) and not attempt.preempt_asked_at
+    if not (is_elastic and trains and is_settled) or since is None:
+        return 0.0
+    return max(0.0, (now - since).total_seconds())
+
+
+def change_batch(
+    session: Session, job_id: str, attempt: int, batch_size: int, now: datetime
+) -> bool:
+    """Have the group form anew with this global batch, on the slots that it has: by a grant of
+    none. False if it may not be asked any more."""
+    job = repository.lock(session, job_id)
+    row = attempts_repository.get(session, job_id, attempt)
+    if job is None or row is None or row.finished_at is not None:
+        return False
+    if not same_batch_s(job, row, now):
+        return False
+    row.granted = []
+    row.grants += 1
+    row.batch_size, row.batch_at = batch_size, now
+    remark(
+        session,
+        job,
+        type_="changing_batch",
+        code="changing_batch",
+        message=f"is to go on with a global batch of {batch_size}",
+        now=now,
+        data={"grant": row.grants, "batch_size": batch_size},
+    )
+    notify(session, QUEUE)
+    return True
+
+
 def recalled(attempt: AttemptRow | Row[Any]) -> Recall | None:
     """The recall that is sent to the group until it reports its slots."""
     if attempt.recalled is None:
         return None
-    return Recall(attempt.grants, as_slices(attempt.recalled))
+    return Recall(attempt.grants, as_slices(attempt.recalled), attempt.batch_size)
 
 
 def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime) -> bool:
@@ -126,15 +164,17 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
     row.recalled, row.recalled_at = as_rows(shrink.slices), now
     row.grants += 1
     row.growth = None
+    _choose_batch(row, shrink.batch_size, now)
     number = count_of(shrink.slices)
     remark(
         session,
         job,
         type_="shrinking",
         code="makes_room",
-        message=f"was asked to give {workers(number)} back: it {shrink.reason.message}",
+        message=f"was asked to give {workers(number)} back: it {shrink.reason.message}"
+        f"{_with_batch(shrink.batch_size)}",
         now=now,
-        data={"recall": row.grants, "slices": as_rows(shrink.slices)},
+        data={"recall": row.grants, "slices": as_rows(shrink.slices)} | _batch(shrink.batch_size),
     )
     notify(session, QUEUE)
     return True
@@ -177,12 +217,33 @@ def granted(attempt: AttemptRow | Row[Any]) -> Grant | None:
     """The grant that the group is told of until it reports what it holds."""
     if attempt.granted is None:
         return None
-    return Grant(attempt.grants, as_slices(attempt.granted))
+    return Grant(attempt.grants, as_slices(attempt.granted), attempt.batch_size)
 
 
-def grant(session: Session, seen: policy.Growing, slices: Sequence[Slice], now: datetime) -> bool:
-    """Give the group these slots; False, and nothing is given, if it has changed since the plan saw
-    it."""
+def _choose_batch(attempt: AttemptRow, batch_size: int | None, now: datetime) -> None:
+    attempt.batch_size = batch_size
+    if batch_size is not None:
+        attempt.batch_at = now
+
+
+def _with_batch(batch_size: int | None) -> str:
+    return "" if batch_size is None else f", with a global batch of {batch_size}"
+
+
+def _batch(batch_size: int | None) -> dict[str, Any]:
+    """For the data of an event."""
+    return {} if batch_size is None else {"batch_size": batch_size}
+
+
+def grant(
+    session: Session,
+    seen: policy.Growing,
+    slices: Sequence[Slice],
+    now: datetime,
+    batch_size: int | None = None,
+) -> bool:
+    """Give the group these slots, and this global batch with them; False, and nothing is given, if
+    it has changed since the plan saw it."""
     job = repository.lock(session, seen.job_id)
     attempt = attempts_repository.get(session, seen.job_id, seen.attempt)
     if job is None or attempt is None or attempt.finished_at is not None:
@@ -197,15 +258,17 @@ def grant(session: Session, seen: policy.Growing, slices: Sequence[Slice], now: 
     attempt.granted = as_rows(slices)
     attempt.grants += 1
     attempt.growth = None
+    _choose_batch(attempt, batch_size, now)
     number = count_of(slices)
     remark(
         session,
         job,
         type_="growing",
         code="growing",
-        message=f"is given {workers(number)} more, and has {count_of(seen.slices)}",
+        message=f"is given {workers(number)} more, and has {count_of(seen.slices)}"
+        f"{_with_batch(batch_size)}",
         now=now,
-        data={"grant": attempt.grants, "slices": as_rows(slices)},
+        data={"grant": attempt.grants, "slices": as_rows(slices)} | _batch(batch_size),
     )
     notify(session, QUEUE)
     return True
@@ -245,6 +308,8 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
     where there is nothing to say."""
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
         return "", []
+    if attempt.granted == []:
+        return "is about to go on with another global batch", []
     if attempt.granted is not None:
         return f"is being given {workers(count_of(as_slices(attempt.granted)))} more", []
     if attempt.recalled is not None:

@@ -203,6 +203,8 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         owner=job.owner,
         spare=resizing.spare(job, attempt, now),
         recalled=() if attempt.recalled is None else resizing.as_slices(attempt.recalled),
+        same_batch_s=resizing.same_batch_s(job, attempt, now),
+        num_left=job.preemptions,
     )
 
 

@@ -31,6 +31,7 @@ from service.db.repositories import storage as storage_repository
 from service.db.repositories.bulk import in_chunks
 from service.db.session import touch
 from service.domain.scheduling import order, policy
+from service.domain.scheduling.batch_changes import batch_changes
 from service.domain.scheduling.slots import (
     count,
     is_part_of_gpu,
@@ -55,6 +56,7 @@ from service.loops.used_shares import UsedShares
 from service.nodes import quarantine
 from service.outlook.decisions import SeenRound
 from service.outlook.earlier_runs import EarlierRuns
+from service.outlook.step_times import elastic_jobs
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +149,7 @@ class Scheduler:
             self._impossible_since.clear()
         if not waiting and not growing:
             self._autoscaler.consider(snapshot, [], cluster, live, now)
+            await self._change_batches(snapshot, [], live)
             return 0
         decisions = await self._gate.plan(snapshot, now, cluster)
         decisions = [self._trial_values.reason(decision) for decision in decisions]
@@ -164,6 +167,7 @@ class Scheduler:
         for decision in decisions:
             if isinstance(decision, policy.Grow) and not self._halted.is_set():
                 await self._grow(growing[decision.job_id], decision)
+        await self._change_batches(snapshot, decisions, live)
         starts = [d for d in decisions if isinstance(d, policy.Start)]
         have_values = await self._trial_values.have([start.job_id for start in starts])
         starts = [start for start in starts if start.job_id in have_values]
@@ -195,6 +199,7 @@ class Scheduler:
             storage_problem=storage_repository.problem(session),
             to_come=self._autoscaler.expected(cluster),
             min_run_s=self._settings.min_run_s,
+            elastic=elastic_jobs(session) if self._settings.elastic_sizing else {},
             topology=self._settings.topology,
         )
         self.view = SchedulerView(snapshot, live, now)
@@ -276,7 +281,27 @@ class Scheduler:
 
     async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
         """Grant the slots, if the group is still as it was; the reconciler passes the grant on."""
-        await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at))
+        size = grow.batch_size
+        await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at, size))
+
+    async def _change_batches(
+        self,
+        snapshot: policy.Snapshot,
+        decisions: Sequence[policy.Decision],
+        live: Sequence[queue_view.LiveAttempt],
+    ) -> None:
+        """Give groups that keep their size another batch, where that gains clearly."""
+        resized = (policy.Grow, policy.Shrink, policy.Preempt)
+        changes = batch_changes(snapshot, {d.job_id for d in decisions if isinstance(d, resized)})
+        attempts = {attempt.job_id: attempt.attempt for attempt in live}
+
+        def change(session: Session, at: datetime) -> None:
+            touch(session)
+            for job_id, size in changes.items():
+                resizing.change_batch(session, job_id, attempts[job_id], size, at)
+
+        if changes and not self._halted.is_set():
+            await self._database.write(change)
 
     async def _start(self, wanted: Sequence[Wanted], cluster_session: str) -> int:
         """Claim these jobs for new attempts and launch those; answers how many were claimed."""

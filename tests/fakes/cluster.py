@@ -62,6 +62,8 @@ class FakeCluster:
     """While set, every call fails with it, also those that wait; what trains goes on."""
     lost_launches: list[LostLaunch] = field(default_factory=list)
     """The next launches that get no answer."""
+    grants: list[Grant] = field(default_factory=list)
+    """Those that came to an attempt."""
     loses_grants: bool = False
     """While set, no grant of slots comes to an attempt."""
     launches: list[AttemptSpec] = field(default_factory=list)
@@ -213,6 +215,7 @@ class FakeCluster:
             raise ClusterUnavailable("the grant was lost")
         attempt = self._attempts.get((ref.job_id, ref.attempt))
         if attempt is not None:
+            self.grants.append(grant)
             attempt.grow(grant)
 
     async def recall(self, ref: AttemptRef, recall: Recall) -> None:

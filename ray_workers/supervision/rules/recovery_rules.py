@@ -52,6 +52,9 @@ class RecoveryState:
     grants: tuple[Grant, ...] = ()
     """Slots that are to be taken in, one grant after the other."""
     is_taking_in: bool = False
+    batch_size: int | None = None
+    """Global batch that the service has chosen for this attempt last. Each round announces it, so
+    that also ranks of a round that broke off have the same."""
 
     def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
         """The group begins to regroup, or does so anew because it lost more ranks."""

@@ -24,6 +24,11 @@ class Progress:
         """With `step` steps done, and all that was due."""
         return cls(2 * step + 1)
 
+    @classmethod
+    def just_after(cls, step: int) -> Self:
+        """With `step` steps done, and nothing yet of what is due."""
+        return cls(2 * step)
+
     @property
     def step(self) -> int:
         return self.number // 2
@@ -34,9 +39,6 @@ class Progress:
 
     def settled(self) -> Self:
         return type(self)(self.number | 1)
-
-    def after_step(self) -> Self:
-        return type(self)(2 * self.step + 2)
 
 
 NO_STATE = Progress(NOTHING)

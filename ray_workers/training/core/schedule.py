@@ -16,6 +16,14 @@ def scaled_lr(lr: float, scaling: LrScaling | None, global_batch_size: int) -> f
     return lr * (ratio if scaling.rule == "linear" else math.sqrt(ratio))
 
 
+def rate_factor(batch_size: int, train: Train) -> float:
+    """The factor of the rate for a batch of this size, where the document gives a range. Exactly 1
+    without one."""
+    if train.batch_range is None:
+        return 1.0
+    return math.sqrt(batch_size / train.global_batch_size)
+
+
 def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> float:
     """Learning rate of optimizer step `step` (1 is the first).
 
@@ -70,6 +78,13 @@ class Calendar:
     def epoch_of(self, step: int) -> int:
         """Epochs count from 0; the last step of an epoch belongs to it."""
         return (step - 1) // self.steps_per_epoch
+
+    def last_of(self, first: int, num_steps: int) -> int:
+        """The last step of a batch that begins with the step `first` and takes so many at once:
+        fewer where an epoch, a checkpoint or the training ends before."""
+        every = [self.steps_per_epoch, *filter(None, [self.save_every_steps])]
+        stops = [-(-first // each) * each for each in every]
+        return min(first + num_steps - 1, self.total_steps, *stops)
 
     def saves_after(self, step: int) -> bool:
         if step == self.total_steps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class Feeding:
 
 
 class Prefetcher:
-    """A rank's shares of each global batch, by the step.
+    """A rank's shares of each global batch, by its first step.
 
     Samples that are not in memory are read while the step before is computed: by a thread, or with
     `loader_workers` by as many processes (see `Loader`).
@@ -70,20 +70,28 @@ class Prefetcher:
         self._batches = batches
         self._micro_batch_size = micro_batch_size
         self._last_step = last_step
+        self._last_of: Callable[[int], int] = lambda first: first
+        """The last step of the batch that begins with a step."""
         self._loader_workers = loader_workers
         self._pool = self._new_pool()
         self._own = threading.local()
         self._loaders: list[Loader] = []
         """One for each thread of the pool."""
         self._planned: deque[tuple[int, list[Batch]]] = deque()
-        """The steps of which pieces are being read."""
+        """The batches of which pieces are being read, by their first step."""
         self._reading: deque[Future[Piece]] = deque()
         """In the order in which they will be computed."""
         self._begin(1)
 
     def at(self, step: int) -> Feeding:
-        """Steps up to the last may be asked for in any order; in a row they were read ahead."""
+        """The batch that begins with this step. Steps up to the last may be asked for in any order;
+        in a row batches were read ahead."""
         return self._read(step) if self._pool is None else self._await(step, self._pool)
+
+    def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
+        """Have the batch that begins with a step end with the step that `last_of` says."""
+        self._last_of = last_of
+        self._begin(from_step)
 
     def cut_anew(self, parts: Sequence[float], from_step: int) -> None:
         """Have the global batches from this step on cut by these parts; see
@@ -111,10 +119,12 @@ class Prefetcher:
         self._plan = self._plan_from(step)
 
     def _plan_from(self, step: int) -> Iterator[Tensor]:
-        """The pieces of this step and all that follow, in order."""
-        for number in range(step, self._last_step + 1):
-            batches = self._batches.at(number)
-            self._planned.append((number, batches))
+        """The pieces of the batch that begins with this step and of all that follow, in order."""
+        while step <= self._last_step:
+            last = self._last_of(step)
+            batches = self._batches.at(step, last)
+            self._planned.append((step, batches))
+            step = last + 1
             for batch in batches:
                 yield from self._cut(batch)
 
@@ -156,7 +166,7 @@ class Prefetcher:
         return sent(inputs, self._samples.device), sent(targets, self._samples.device)
 
     def _read(self, step: int) -> Feeding:
-        batches, take = self._batches.at(step), self._samples.take
+        batches, take = self._batches.at(step, self._last_of(step)), self._samples.take
         shares = [Share(batch, [take(at) for at in self._cut(batch)]) for batch in batches]
         return Feeding(batches[0].num_global, shares)
 

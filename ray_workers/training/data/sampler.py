@@ -1,7 +1,8 @@
 """The samples of a rank at a step: pure functions of seed, step, rank and world size.
 
 An epoch goes over every sample once, in an order drawn from (seed, epoch). The order is cut into
-global batches; the last one of an epoch is as short as it comes out. Each global batch is cut
+steps; the last one of an epoch is as short as it comes out. A global batch has the samples of one
+step, or of several in a row where the document gives a range for it. Each global batch is cut
 into contiguous shares, one for each rank, or in an exact group as many at any world size. So the
 world size decides which rank computes a sample, and not which samples are computed.
 """
@@ -22,15 +23,15 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
-    return -(-num_samples // global_batch_size)
+def steps_per_epoch(num_samples: int, samples_per_step: int) -> int:
+    return -(-num_samples // samples_per_step)
 
 
-def position_after(step: int, num_samples: int, global_batch_size: int) -> dict[str, int]:
-    """Where the data continue after an optimizer step: so many `samples` of the epoch's order are
-    used, at any world size."""
-    epoch, step_in_epoch = divmod(step, steps_per_epoch(num_samples, global_batch_size))
-    samples = step_in_epoch * global_batch_size
+def position_after(step: int, num_samples: int, samples_per_step: int) -> dict[str, int]:
+    """Where the data continue after a step: so many `samples` of the epoch's order are used, at any
+    world size."""
+    epoch, step_in_epoch = divmod(step, steps_per_epoch(num_samples, samples_per_step))
+    samples = step_in_epoch * samples_per_step
     return {"epoch": epoch, "step_in_epoch": step_in_epoch, "samples": samples}
 
 
@@ -75,20 +76,20 @@ class Batch:
 
 
 class DistributedBatchSampler:
-    """A rank's shares of the global batches of a data set, by the number of the optimizer step (1
-    is the first). It has those of the numbers `shares`, of `num_shares` in all."""
+    """A rank's shares of the global batches of a data set, by the numbers of their steps (1 is the
+    first). It has those of the numbers `shares`, of `num_shares` in all."""
 
     def __init__(
         self,
         num_samples: int,
         *,
-        global_batch_size: int,
+        samples_per_step: int,
         seed: int,
         shares: Sequence[int],
         num_shares: int,
     ) -> None:
         self._num_samples = num_samples
-        self._global_batch_size = global_batch_size
+        self._samples_per_step = samples_per_step
         self._seed = seed
         self._shares = shares
         self.num_shares = num_shares
@@ -99,17 +100,17 @@ class DistributedBatchSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        return steps_per_epoch(self._num_samples, self._global_batch_size)
+        return steps_per_epoch(self._num_samples, self._samples_per_step)
 
-    def at(self, step: int) -> list[Batch]:
-        """In the order of the shares."""
-        epoch, number = divmod(step - 1, self.steps_per_epoch)
+    def at(self, first: int, last: int) -> list[Batch]:
+        """The shares, in their order, of the batch with the samples of these steps, which are of
+        one epoch."""
+        epoch, number = divmod(first - 1, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = epoch_order(self._num_samples, self._seed, epoch)
             self._epoch = epoch
-        first = number * self._global_batch_size
-        num_global = min(self._global_batch_size, self._num_samples - first)
-        order = self._order[first : first + num_global]
+        start = number * self._samples_per_step
+        order = self._order[start : start + (last - first + 1) * self._samples_per_step]
         return [self._cut(order, number) for number in self._shares]
 
     def _cut(self, order: Tensor, number: int) -> Batch:

@@ -78,7 +78,7 @@ class RendezvousHandler:
     """Takes a rank from round to round."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
-        self.place = RankAssignment(task.generation, task.rank, task.world_size)
+        self.place = RankAssignment(task.generation, task.rank, task.world_size, None)
         self._spool = Spool(Path(task.spool_dir), task.rank if task.generation >= 0 else None)
         self._prefix = task.page_prefix
         self._page = page

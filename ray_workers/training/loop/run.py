@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
@@ -38,7 +36,7 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                 rendezvous.join(lambda: trainer.join_group(rendezvous.place))
                 trainer.restore()
                 with trainer.steps_are_timed(rendezvous):
-                    for step in count(trainer.progress.step):
+                    for step in trainer.steps():
                         if step > trainer.progress.step:
                             rendezvous.check()  # GroupChanged if the next round is announced
                             batch = trainer.load_batch(step)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dray import train as api
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.contracts import BATCH_SIZE, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.job_log import log
 from ray_workers.training import devices
@@ -25,7 +25,7 @@ from ray_workers.training.core.divergence import Divergence
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.core.progress import NOTHING, Progress
-from ray_workers.training.core.schedule import Calendar, lr_at, scaled_lr
+from ray_workers.training.core.schedule import Calendar, lr_at, rate_factor, scaled_lr
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.data.prefetcher import Feeding, Prefetcher
@@ -78,7 +78,7 @@ class Trainer:
         self.calendar = Calendar.of(
             options,
             spec.checkpoint,
-            steps_per_epoch(len(workload.train), options.global_batch_size),
+            steps_per_epoch(len(workload.train), options.samples_per_step),
         )
         self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
 
@@ -142,6 +142,9 @@ class Trainer:
             if peer_state is not None:
                 self.state.load_peer_state(peer_state)
             self.state.progress = Progress(newest)
+        if self.place.batch_size is not None:
+            self.state.batch_size = self.place.batch_size
+        self.prefetcher.end_batches(self._last_of, self.progress.step + 1)
         self.strategy.prepare(self.prefetcher, self.progress.step)
         if self.spec.sync is not None:
             self.comm_metrics = CommMetrics(self.strategy.gradients.num_elements)
@@ -157,7 +160,7 @@ class Trainer:
         options, part = self.options, self.strategy.data_part()
         batches = DistributedBatchSampler(
             len(self.workload.train),
-            global_batch_size=options.global_batch_size,
+            samples_per_step=options.samples_per_step,
             seed=options.seed,
             shares=part.shares,
             num_shares=part.num_shares,
@@ -210,6 +213,18 @@ class Trainer:
 
     # One optimizer step: the mean gradient over one global batch.
 
+    def steps(self) -> Iterator[int]:
+        """The step that is done, and then the last one of each batch that follows."""
+        yield self.progress.step
+        while True:
+            yield self._last_of(self.progress.step + 1)
+
+    def _last_of(self, first: int) -> int:
+        """The last step of the batch that begins with a step: one step is one batch, unless the
+        document gives a range for it."""
+        num_steps = self.state.batch_size // self.options.samples_per_step
+        return self.calendar.last_of(first, num_steps)
+
     def load_batch(self, step: int) -> Batch:
         """This rank's samples of the step, on its device."""
         faultpoint(FaultPoint.STEP_BEGINS, step, self)
@@ -220,7 +235,7 @@ class Trainer:
         if self.profiler is not None:
             self.profiler.begin_step(step)
         began = time.perf_counter()
-        feed = self.prefetcher.at(step)
+        feed = self.prefetcher.at(self.progress.step + 1)
         wait_s = time.perf_counter() - began
         if self.profiler is not None:
             self.profiler.data_came()
@@ -272,7 +287,11 @@ class Trainer:
                 data_wait_s=batch.wait_s,
                 loss=loss,
                 grad_norm=grad_norm,
-                more=self.comm_metrics.of_step() if self.comm_metrics else {},
+                more={
+                    **(self.comm_metrics.of_step() if self.comm_metrics else {}),
+                    **self.strategy.gradients.step_metrics(),
+                    **self._batch_metrics(),
+                },
             )
         )
         if self.rank == 0:
@@ -281,9 +300,14 @@ class Trainer:
             self.profiler.end_step(step)
         faultpoint(FaultPoint.STEP_ENDS, step, self)
 
+    def _batch_metrics(self) -> dict[str, float]:
+        if self.rank != 0 or self.options.batch_range is None:
+            return {}
+        return {BATCH_SIZE: float(self.state.batch_size)}
+
     def commit(self, step: int) -> None:
         """From here on the step is done, whatever happens to the group."""
-        self.state.progress = self.progress.after_step()
+        self.state.progress = Progress.just_after(step)
         self.page.commit(step)
 
     def _time_of(self, step: int) -> TimeCategory:
@@ -291,8 +315,11 @@ class Trainer:
         return TimeCategory.RECOMPUTED if again else TimeCategory.USEFUL
 
     def _lr_at(self, step: int) -> float:
-        total, schedule = self.calendar.total_steps, self.options.schedule
-        return lr_at(step, total_steps=total, lr=self.lr, schedule=schedule)
+        """Of the batch that ends with this step and is not committed yet."""
+        total, options = self.calendar.total_steps, self.options
+        batch_size = (step - self.progress.step) * options.samples_per_step
+        lr = lr_at(step, total_steps=total, lr=self.lr, schedule=options.schedule)
+        return lr * rate_factor(batch_size, options)
 
     # Evaluation and checkpoint after a step: metrics first, so that no checkpoint is ahead of them.
 

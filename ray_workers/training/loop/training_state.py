@@ -42,6 +42,8 @@ class TrainingState:
     ) -> None:
         self.progress: Progress = NO_STATE
         self.early_stopping = EarlyStoppingState()
+        self.batch_size = spec.train.global_batch_size
+        """Global batch in force, which differs from the document's within `train.batch_range`."""
         self.metrics: dict[str, float] = {}
         """The results of the last evaluation."""
         self.measured_at = 0
@@ -112,12 +114,14 @@ class TrainingState:
         self._strategy.load(loaded.state)
         self.early_stopping = EarlyStoppingState(**loaded.state["patience"])
         self.progress = Progress.at(step)
+        if self._spec.train.batch_range is not None:
+            self.batch_size = int(loaded.position["global_batch_size"])
         self.metrics = dict(loaded.saved.metrics)
 
     def _restore_other_job(self, loaded: LoadedCheckpoint) -> None:
-        """Take the state of another job's checkpoint, but for how long its early stopping has
-        waited: this job's may go by another metric. DataError if there is nothing left to do, or
-        the checkpoint is too old to be divided."""
+        """Take the state of another job's checkpoint, but for its batch within a range, and for how
+        long its early stopping has waited: this job's may go by another metric. DataError if there
+        is nothing left to do, or the checkpoint is too old to be divided."""
         step, last = loaded.saved.step, self._calendar.total_steps
         if step >= last:
             raise DataError(
@@ -130,6 +134,7 @@ class TrainingState:
                 "for ranks that have the whole model. Take its weights alone, or divide nothing"
             )
         self._restore(loaded)
+        self.batch_size = self._spec.train.global_batch_size
         self.early_stopping = EarlyStoppingState()
 
     def of_checkpoint(
@@ -143,7 +148,7 @@ class TrainingState:
             position={
                 **self._position(step),
                 "seed": self._spec.train.seed,
-                "global_batch_size": self._spec.train.global_batch_size,
+                "global_batch_size": self.batch_size,
                 "world_size": world_size,
                 "data": self._workload.fingerprint,
             },
@@ -156,6 +161,7 @@ class TrainingState:
         return {
             **self._strategy.peer_state_dict(),
             "patience": asdict(self.early_stopping),
+            "batch_size": self.batch_size,
             "metrics": self.metrics,
             "measured_at": self.measured_at,
             "loss": self._reporter.last_loss,
@@ -167,6 +173,7 @@ class TrainingState:
         """Take the result of a peer's `peer_state_dict`."""
         self._strategy.load_peer_state(state)
         self.early_stopping = EarlyStoppingState(**state["patience"])
+        self.batch_size = state["batch_size"]
         self.metrics = dict(state["metrics"])
         self.measured_at = state["measured_at"]
         self._reporter.last_loss = state["loss"]
@@ -174,4 +181,4 @@ class TrainingState:
         self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
 
     def _position(self, step: int) -> dict[str, int]:
-        return position_after(step, len(self._workload.train), self._spec.train.global_batch_size)
+        return position_after(step, len(self._workload.train), self._spec.train.samples_per_step)

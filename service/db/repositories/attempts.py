@@ -84,7 +84,7 @@ def live(session: Session) -> list[AttemptRow]:
 _HELD = (
     *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "cluster_session"),
     *("lacking", "granted", "recalled", "recalled_at", "grow_after", "recall_after"),
-    *("preempt_asked_at", "created_at", "started_at", "running_at"),
+    *("batch_size", "batch_at", "preempt_asked_at", "created_at", "started_at", "running_at"),
 )
 """Columns of an attempt that planning goes by."""
 
@@ -103,7 +103,7 @@ def _live_columns() -> Select[Any]:
 
 _FOLLOWED = (
     *("job_id", "attempt", "cluster_session", "created_at", "slices", "carriers"),
-    *("grants", "granted", "recalled", "preempt_grace_s"),
+    *("grants", "granted", "recalled", "batch_size", "preempt_grace_s"),
 )
 
 

@@ -239,7 +239,7 @@ _PLANNED = (
     *("num_workers", "min_workers", "bundle", "required_topology", "not_before"),
     *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
-    *("kept_back_s", "kept_back_since"),
+    *("kept_back_s", "kept_back_since", "preemptions"),
 )
 """Columns of a job that planning goes by."""
 
@@ -286,6 +286,20 @@ def _waiting_notes() -> Select[Any]:
     c = JobRow.__table__.c
     query = select(*(c[name] for name in _NOTED))
     return query.where(c.state == JobState.QUEUED, c.deleted_at.is_(None))
+
+
+def step_times(session: Session, most: int) -> Sequence[Row[Any]]:
+    """(id, owner, state, num_workers, min_workers, yields, bundle, progress, step_times) of the
+    newest jobs that have reported step times, newest first, with those that have ended."""
+    c = JobRow.__table__.c
+    names = ("id", "owner", "state", "num_workers", "min_workers", "yields", "bundle", "progress")
+    query = (
+        select(*(c[name] for name in (*names, "step_times")))
+        .where(c.step_times.is_not(None), c.deleted_at.is_(None))
+        .order_by(c.number.desc())
+        .limit(most)
+    )
+    return session.connection().execute(query).all()
 
 
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:

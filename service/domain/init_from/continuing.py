@@ -88,7 +88,7 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/model", lambda spec: spec.model, "its weights are of that model"),
     ("/data/source", _brought_by_sklearn, "it was trained on other samples"),
     ("/data/validation_fraction", lambda spec: spec.data.validation_fraction, _ORDER),
-    ("/train/global_batch_size", lambda spec: spec.train.global_batch_size, _ORDER),
+    ("/train/global_batch_size", lambda spec: spec.train.samples_per_step, _ORDER),
     ("/train/seed", lambda spec: spec.train.seed, _ORDER),
     *(
         (f"/train/optimizer/{name}", _optimizers(name), "its state was made so")

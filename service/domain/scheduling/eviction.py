@@ -57,6 +57,10 @@ class RunningJob:
     """Slots that it may be asked to give back, in this order, and goes on without."""
     recalled: tuple[Slice, ...] = ()
     """Slots that it was asked to give back."""
+    same_batch_s: float = 0.0
+    """How long its group trains with its batch, if it could change that now."""
+    num_left: int = 0
+    """How often it has left its slots when it was asked to."""
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:

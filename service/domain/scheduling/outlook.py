@@ -269,6 +269,7 @@ class Simulation:
             running=tuple(running),
             used_s=self._used_s,
             running_of_arrays=self._running_of_arrays,
+            elastic={},  # groups keep their sizes
         )
         return policy.plan(snapshot, self._now)
 

@@ -12,6 +12,9 @@ it is asked to passes also on reserved ones, while the other has not waited for 
 pushed out again. So does one whose running time is limited, if it surely ends before the other can
 start (`backfill`).
 
+Elastic jobs that report how long their steps take get the size at which the cluster gains most by
+them (`sizing`): those that run on other sizes grow, give slots back, or leave and resume.
+
 Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
 and lacks workers to train on. It was given its slots before any job that waits now, it holds the
 rest of them, and it stands by for no more than half a minute. So it gets any free slot, also one
@@ -37,7 +40,7 @@ from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import LABEL
-from service.domain.scheduling import eviction, order, shares
+from service.domain.scheduling import eviction, order, shares, sizing
 from service.domain.scheduling.backfill import Backfill
 from service.domain.scheduling.dependencies import ArrayLimit, Dependency, waits_for
 from service.domain.scheduling.eviction import RunningJob as RunningJob
@@ -47,6 +50,7 @@ from service.domain.scheduling.obstacles import Obstacles, jobs
 from service.domain.scheduling.obstacles import Reason as Reason
 from service.domain.scheduling.pools import Offer, Pool, Stock, When
 from service.domain.scheduling.queues import DEFAULT, Queue
+from service.domain.scheduling.sizing import ElasticJob
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import (
     WHOLE_GPUS,
@@ -64,6 +68,7 @@ from service.domain.scheduling.slots import held_by_node as held_by_node
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
+from service.domain.scheduling.targets import ElasticClaim, Standing, targets
 from service.domain.scheduling.topology import Topology, largest, name_of
 
 
@@ -152,6 +157,8 @@ class Snapshot:
     to_come: tuple[Node, ...] = ()
     """Nodes that can't be used yet and may come: those that an autoscaler may add, and those that
     are about to be accepted."""
+    elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
+    """By job, those whose size is chosen by their speed: all save their state and go on from it."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +190,8 @@ class Grow:
 
     job_id: str
     slices: tuple[Slice, ...]
+    batch_size: int | None = None
+    """Global batch that it trains with then, where that may change."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +213,8 @@ class Shrink:
     reason: Reason
     because_of: str
     """The job that needs the slots."""
+    batch_size: int | None = None
+    """As of `Grow`."""
 
 
 @dataclass(frozen=True)
@@ -317,6 +328,9 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     of_queue = [gangs.of(job.request) for job in snapshot.queue]
     for group in snapshot.growing:
         gangs.of(group.request)
+    for job in snapshot.running:
+        if job.job_id in snapshot.elastic:
+            gangs.of(job.request)
     gangs.name_all(shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted))
     standings = _Standings(snapshot, gangs)
     ranks = [standings.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
@@ -330,6 +344,9 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     held = [job for job in snapshot.queue if job.held is not None]
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
+    if obstacle is None and snapshot.elastic:
+        waiting = [(snapshot.queue[at], of_queue[at], ranks[at]) for at in queue]
+        round_.choose_sizes(waiting)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
         waits = [
@@ -470,6 +487,10 @@ def _waits_for_jobs(job: WaitingJob, position: int) -> Wait:
     return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
 
 
+def _standing(rank: order.Rank) -> Standing:
+    return int(rank.turn), rank.falling_priority, rank.user_is_ahead
+
+
 class _Round:
     """The slots that are left while one plan is made."""
 
@@ -514,12 +535,85 @@ class _Round:
         self._to_come = snapshot.to_come
         self._impossible: dict[Gang, Reason | None] = {}
         self._too_large: dict[Gang, Reason | None] = {}
-        self._unevictable: dict[tuple[WorkerKind, bool], tuple[order.Rank, int]] = {}
+        self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
         """Ranks, and how many workers would fit if all left that may be asked for these."""
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
         self.asked: list[Preempt | Shrink] = []
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
+        self._soon = soon
+        self._snapshot = snapshot
+        self._targets: Mapping[str, int] = {}
+        """The sizes of jobs whose size is chosen."""
+
+    def choose_sizes(self, waiting: Sequence[tuple[WaitingJob, Gang, order.Rank]]) -> None:
+        """Choose the sizes of elastic jobs, and ask those for slots that run on more."""
+        elastic, min_run_s = self._snapshot.elastic, self._snapshot.min_run_s
+        claims: list[ElasticClaim] = []
+        others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
+        for job, gang, rank in waiting:
+            backs_off = job.not_before is not None and job.not_before > self._now
+            if backs_off or job.preparing or _is_kept_back(job, self._snapshot.used_up):
+                continue
+            standing = _standing(rank)
+            # The rules for sizes don't know the room of a topology's domains.
+            choice = elastic.get(job.job_id) if gang.kind.required is None else None
+            if choice is None:
+                others[standing, gang.kind] += gang.least
+                continue
+            comes_first = job.waited_s > order.LONGEST_WAIT_S
+            claims.append(
+                ElasticClaim(job.job_id, standing, gang.kind, choice, comes_first=comes_first)
+            )
+        sized = [
+            job
+            for job in self._snapshot.running
+            if job.job_id in elastic
+            and job.yields
+            and not (job.is_leaving or job.recalled or job.request.required_level)
+        ]
+        for running in sized:
+            claims.append(
+                ElasticClaim(
+                    running.job_id,
+                    _standing(self._ranks[running.job_id]),
+                    self._gangs.of(running.request).kind,
+                    elastic[running.job_id],
+                    held=count(running.slices),
+                    stays=running.held_s < min_run_s,
+                    comes_first=running.held_s < sizing.least_run_s(min_run_s, running.num_left),
+                )
+            )
+        self._targets = targets(claims, others, self._soon.room, self._stock.largest)
+        for running in sized:
+            self._resize(running, self._targets[running.job_id])
+
+    def _resize(self, running: RunningJob, target: int) -> None:
+        """Have a running job give up what it has beyond the size that was chosen, or leave to
+        resume on that size where it can't change its size in place."""
+        held = count(running.slices)
+        in_place = self._snapshot.elastic[running.job_id].in_place
+        if held == target or len(self.asked) >= MAX_PREEMPTED or (in_place and target > held):
+            return
+        name = running.job_id
+        if in_place and target:
+            given, left = [], held
+            for part in running.spare:
+                if left - part.num_workers >= target:
+                    given.append(part)
+                    left -= part.num_workers
+            if given:
+                message = "goes on with fewer workers, because other jobs gain more by these"
+                self._shrink(running, given, message, name)
+            return
+        message = (
+            f"leaves its slots and resumes on {workers(target)} instead of {held}, by its speed"
+            if target
+            else "leaves its slots for a while, because other jobs gain more by them"
+        )
+        self.asked.append(Preempt(name, Reason("resized", message), name))
+        self._backfill.leaves(name)
+        self._expect(running, running.slices)
 
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
@@ -557,7 +651,15 @@ class _Round:
                 reason = Reason(room.code, f"{gang.needs}; {room.message}")
                 return Wait(job.job_id, reason, position, room.holders)
             most = min(most, room.workers)
+        target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
+        if target == 0 and offer.soon.has(kind, least):
+            message = f"{gang.needs}; other jobs gain more by the slots that there are"
+            return Wait(job.job_id, Reason("others_gain_more", message), position)
+        if target:
+            most = max(least, min(most, target))
+            if not offer.now.has(kind, most) and offer.soon.has(kind, most):
+                return self._promise(job, gang, offer, most, position)
         slices = offer.now.pack_most(kind, least, most)
         if slices is None and self._backfill.may_pass(job.ends_within_s):
             slices = self._unreserved.pack_most(kind, least, most)
@@ -622,13 +724,16 @@ class _Round:
         return self._too_large[gang]
 
     def _evict(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
-        """Have running jobs leave slots for this one; False where not enough may be asked."""
-        key = gang.kind, job.yields
+        """Have running jobs leave slots for this one; False where not enough may be asked. Jobs
+        whose sizes are chosen leave none to each other but by these."""
+        is_sized = job.job_id in self._targets
+        key = gang.kind, job.yields, is_sized
         tried = self._unevictable.get(key)
         is_weaker = tried is not None and gang.least > tried[1] and rank.may_less(tried[0])
         if is_weaker or len(self.asked) >= MAX_PREEMPTED:
             return False
-        candidates = self._candidates.of(rank, self._leaving)
+        kept = self._leaving.keys() | self._targets.keys() if is_sized else self._leaving
+        candidates = self._candidates.of(rank, kept)
         found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
         if not found.asks:
             self._unevictable[key] = rank, found.room
@@ -653,8 +758,26 @@ class _Round:
             slices = running.slices
         else:
             message = f"goes on with fewer workers, so that job {name} can start"
-            self.asked.append(Shrink(running.job_id, slices, Reason("shrinks", message), name))
+            self._shrink(running, slices, message, name)
+            return
         self._expect(running, slices)
+
+    def _shrink(
+        self, running: RunningJob, slices: Sequence[Slice], message: str, because_of: str
+    ) -> None:
+        """Ask a group for these of its slots."""
+        name, kind = running.job_id, self._gangs.of(running.request).kind
+        batch_size = self._batch_size(name, kind, count(running.slices) - count(slices))
+        reason = Reason("shrinks", message)
+        self.asked.append(Shrink(name, tuple(slices), reason, because_of, batch_size))
+        self._expect(running, slices)
+
+    def _batch_size(self, job_id: str, kind: WorkerKind, num_workers: int) -> int | None:
+        """The global batch of a job that trains on so many workers; None if it has no choice."""
+        job = self._snapshot.elastic.get(job_id)
+        if job is None or job.batch_range is None:
+            return None
+        return sizing.best_batch(job, num_workers, max(1, self._stock.largest(kind)))
 
     def _expect(self, running: RunningJob, slices: Sequence[Slice]) -> None:
         """It leaves these slots."""
@@ -694,7 +817,13 @@ class _Round:
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
         gang = self._gangs.of(group.request)
-        kind, most = gang.kind, group.most
+        kind = gang.kind
+        most, held = group.most, count(group.slices)
+        if group.job_id in self._targets:
+            most = min(most, self._targets[group.job_id] - held)
+        if most <= 0:
+            message = f"trains on {workers(held)}; other jobs gain more by the slots that there are"
+            return Stay(group.job_id, Reason("others_gain_more", message))
         limits = self._limits.of((group.queue, group.owner))
         sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
         if limits is not None:
@@ -718,7 +847,8 @@ class _Round:
 
     def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
         self._take(group.job_id, gang.kind, slices)
-        return Grow(group.job_id, slices)
+        num_workers = count(group.slices) + count(slices)
+        return Grow(group.job_id, slices, self._batch_size(group.job_id, gang.kind, num_workers))
 
     def _take(self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...]) -> None:
         self._stock.take(kind, slices)

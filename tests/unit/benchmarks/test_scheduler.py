@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
 from benchmarks import report
-from benchmarks.scheduler import locality, measure, replay, snapshots, traces, workloads
+from benchmarks.scheduler import (
+    locality,
+    measure,
+    replay,
+    snapshots,
+    traces,
+    workloads,
+)
 from benchmarks.scheduler.default_policy import DefaultPolicy
+from benchmarks.scheduler.elastic_policy import ElasticPolicy
 from benchmarks.scheduler.replay import ReplayedJob
 from benchmarks.scheduler.tiresias import LONG_GPU_S, Tiresias
 from service.domain.scheduling import slots
@@ -105,6 +115,60 @@ def test_the_default_policy_lets_a_short_job_pass_a_long_one(
         replay.replay(jobs, policy)
         assert min(jobs, key=lambda one: one.completion_s).name == first
         assert all(one.completion_s >= one.alone_s for one in jobs)
+
+
+def test_a_replayed_job_reports_its_step_times_and_its_noise(
+    application: traces.Application,
+) -> None:
+    alone = job(application)
+    alone.change_batch(8, 0.0)
+    alone.allocate({0: 1}, 0.0)
+    alone.train(0.0)
+    assert [each.batch_size for each in alone.step_times.values()] == [8]
+    assert alone.noise_scale == 20.0, "five smallest batches"
+    assert alone.steps_left == pytest.approx((1000 - 15 * 6.0 / 3.5) / (6.0 / 3.5))
+
+
+def test_the_policy_chooses_the_batch_of_a_replayed_job_within_its_range(
+    application: traces.Application,
+) -> None:
+    one = job(application)
+    one.batch_range = (4, 16)
+    policy, sizes = ElasticPolicy(knows_earlier=False), []
+
+    class Watched:
+        def allocate(self, active: Sequence[ReplayedJob], now: float) -> replay.Allocation:
+            given = policy.allocate(active, now)
+            sizes.append(one.batch_size)
+            return given
+
+    replay.replay([one], Watched())
+    assert sizes[0] == 4, "nothing is known of it"
+    assert 4 < max(sizes) <= 16
+    assert all(later <= 2 * size for size, later in pairwise(sizes))
+
+
+def test_elastic_jobs_share_the_cluster_and_have_all_of_it_alone(
+    application: traces.Application,
+) -> None:
+    jobs = [job(application, "first"), job(application, "second", at=120.0)]
+    for one in jobs:
+        one.batch_size = 16
+    policy = ElasticPolicy(knows_earlier=False)
+    sizes: list[dict[str, int]] = []
+
+    class Watched:
+        def allocate(self, active: Sequence[ReplayedJob], now: float) -> replay.Allocation:
+            given = policy.allocate(active, now)
+            sizes.append({name: sum(nodes.values()) for name, nodes in given.items()})
+            return given
+
+    replay.replay(jobs, Watched())
+    assert sizes[0] == {"first": 1}, "nothing is known of it"
+    assert sizes[1] == {"first": 2}, "twice what it has shown"
+    assert all(sum(each.values()) <= 64 for each in sizes)
+    assert all({"first", "second"} == set(each) for each in sizes[3:6])
+    assert all(one.completion_s < 1000.0 for one in jobs)
 
 
 def test_drawn_workloads_are_the_same_for_the_same_seed(application: traces.Application) -> None:

@@ -47,6 +47,50 @@ def recipe(name: str, **fields: Any) -> dict[str, Any]:
     return {"recipe": name, **defaults[name], **fields}
 
 
+def ranged(*batch_range: int, train: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """An elastic job of four workers with a range for its batch."""
+    options = {"global_batch_size": 64, "batch_range": batch_range, "measure_noise": True}
+    return divided(
+        {}, train={**options, **(train or {})}, **{"elastic": {"min_workers": 1}, **fields}
+    )
+
+
+def test_a_batch_range_counts_steps_by_its_least_batch() -> None:
+    train = JobSpec.model_validate(ranged(32, 256)).train
+    assert (train.samples_per_step, train.batch_scaling) == (32, "sqrt")
+    assert JobSpec.model_validate(divided({})).train.samples_per_step == 256
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (ranged(65, 256), "must hold train.global_batch_size, which is 64"),
+        (ranged(32, 48), "must hold train.global_batch_size, which is 64"),
+        (ranged(24, 256), "must have global_batch_size and its end as multiples of 24"),
+        (ranged(32, 100), "must have global_batch_size and its end as multiples of 32"),
+        (ranged(2, 256), "must begin with 4 or more, a sample for each worker"),
+        (ranged(32, 256, elastic=None), "needs elastic with by_speed"),
+        (
+            ranged(32, 256, elastic={"min_workers": 1, "by_speed": False}),
+            "needs elastic with by_speed",
+        ),
+        (ranged(32, 256, train={"measure_noise": False}), "needs train.measure_noise"),
+        (ranged(32, 256, train={"ema": {}}), "is not for train.ema"),
+        (ranged(32, 256, profile={}), "is not for profile"),
+        (
+            ranged(32, 256, checkpoint={"every_steps": "auto"}),
+            "is not for checkpoint.every_steps: auto",
+        ),
+    ],
+)
+def test_a_batch_range_that_could_not_be_kept_is_refused(
+    document: dict[str, Any], message: str
+) -> None:
+    pointer, said = refusal(document)
+    assert pointer == "/train/batch_range"
+    assert said.startswith(message)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_without_a_model_gets_its_first(name: str) -> None:
     model = JobSpec.model_validate(recipe(name)).model
@@ -296,6 +340,26 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             divided_gpt({"context": 4}, context_length=30),
             "/parallel/context",
             "must divide model.context_length 30",
+        ),
+        (
+            divided({"shard": 2}, train={"measure_noise": True}),
+            "/train/measure_noise",
+            "is for data parallelism",
+        ),
+        (
+            divided({"balance": "auto"}, train={"measure_noise": True}),
+            "/train/measure_noise",
+            "is not for elastic.exact, sync and balance",
+        ),
+        (
+            divided({}, train={"measure_noise": True, "precision": "fp16"}),
+            "/train/measure_noise",
+            "needs train.precision fp32 or bf16",
+        ),
+        (
+            {"recipe": "image_classification", "train": {"measure_noise": True}},
+            "/train/measure_noise",
+            "needs resources.num_workers 2",
         ),
         (divided({"shard": 2, "balance": "auto"}), "/parallel/balance", "must be even with shard"),
         (

@@ -260,11 +260,12 @@ class Gang:
         self.processes[-1].start()
         return task
 
-    def next_generation(self, tasks: Sequence[RankTask]) -> None:
-        """Give these processes the ranks of the next generation, in this order."""
+    def next_generation(self, tasks: Sequence[RankTask], batch_size: int | None = None) -> None:
+        """Give these processes the ranks of the next generation, in this order, and its global
+        batch."""
         self.round_number += 1
         for rank, task in enumerate(tasks):
-            place = RankAssignment(self.round_number, rank, len(tasks))
+            place = RankAssignment(self.round_number, rank, len(tasks), batch_size)
             deadline = time.monotonic() + DEADLINE_S
             while True:
                 try:

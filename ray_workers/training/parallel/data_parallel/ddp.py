@@ -25,6 +25,9 @@ from ray_workers.training.parallel.data_parallel.compression import (
 from ray_workers.training.parallel.data_parallel.deterministic_ddp import (
     DeterministicGradientEngine,
 )
+from ray_workers.training.parallel.data_parallel.gradient_noise import (
+    NoiseMeasuringGradientEngine,
+)
 from ray_workers.training.parallel.gradients import Autocast, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
@@ -152,8 +155,13 @@ class Ddp(Strategy):
 
 
 def plain_ddp(given: StrategyContext) -> Ddp:
-    """By torch's DDP, with compressed gradients where the document asks for them."""
-    gradients = compressed_or_plain(given, prepared_model(given))
+    """By torch's DDP, with compressed gradients where the document asks for them, or with a measure
+    of their noise."""
+    gradients: GradientEngine
+    if given.spec.train.measure_noise:
+        gradients = NoiseMeasuringGradientEngine(*engine_parts(given))
+    else:
+        gradients = compressed_or_plain(given, prepared_model(given))
     return Ddp(given, gradients, optimizer_step_of(given, gradients), ReplicaSync(given))
 
 

@@ -30,7 +30,7 @@ def never(*_: Any) -> asyncio.Future[None]:
         lambda cluster: cluster.stop_attempt(REF),
         lambda cluster: cluster.preempt(REF, 5.0),
         lambda cluster: cluster.drill(REF, Drill("d", DrillKind.KILL, 0, None)),
-        lambda cluster: cluster.grow(REF, Grant(1, ())),
+        lambda cluster: cluster.grow(REF, Grant(1, (), None)),
     ],
     ids=["stop", "preempt", "drill", "grow"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -249,7 +250,7 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     job_id = await grown(service, B)
     attempt = live(service, job_id)
     assert attempt.slices == (Slice("node-a", 2), B)
-    assert service.followed(job_id).grant == Grant(1, (Slice("node-b", 1),))
+    assert service.followed(job_id).grant == Grant(1, (Slice("node-b", 1),), None)
     assert attempt.node_ids == ("node-a", "node-b")
     assert attempt.growing is None, "one grant at a time"
     assert (await service.jobs.get(job_id)).world_size == 2
@@ -263,12 +264,62 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     assert (await service.jobs.get(job_id)).world_size == 3
 
 
+async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> None:
+    job_id = await trains(service)
+    seen = growing(service, job_id)
+    assert seen is not None
+    given = (seen, (B,), service.now, 128)
+    assert service.database.write_sync(lambda s: resizing.grant(s, *given))
+    assert live(service, job_id).grant == Grant(1, (B,), 128)
+    (event,) = await events_of(service, job_id, "growing")
+    assert event.message == "is given 1 worker more, and has 2, with a global batch of 128"
+    assert event.data is not None
+    assert event.data["batch_size"] == 128
+    service.report(job_id, 1, [said(A, B, grants=1)], phase=Phase.RUNNING)
+    asked = replace(shrink(job_id, B), batch_size=64)
+    assert service.database.write_sync(lambda s: resizing.recall(s, asked, 1, service.now))
+    assert live(service, job_id).recall == Recall(2, (B,), 64)
+    service.report(job_id, 1, [said(A, grants=2)])
+    service.advance(GROWING_PAUSE.total_seconds())
+    again = growing(service, job_id)
+    assert again is not None
+    assert give(service, again, B)
+    assert live(service, job_id).grant == Grant(3, (B,), None), "a batch goes once"
+
+
+async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) -> None:
+    job_id = await trains(service)
+    service.advance(400.0)
+
+    def same_batch_s() -> float:
+        running = live(service, job_id).running
+        assert running is not None
+        return running.same_batch_s
+
+    def change() -> bool:
+        return service.database.write_sync(
+            lambda s: resizing.change_batch(s, job_id, 1, 256, service.now)
+        )
+
+    assert same_batch_s() == 400.0
+    assert change()
+    seen = live(service, job_id)
+    assert (seen.grant, seen.slices, seen.growing) == (Grant(1, (), 256), (A,), None)
+    assert size_told(service, job_id) == "is about to go on with another global batch"
+    assert (same_batch_s(), change()) == (0.0, False), "it has not answered yet"
+    (event,) = await events_of(service, job_id, "changing_batch")
+    assert event.data == {"grant": 1, "batch_size": 256}
+    service.advance(10.0)
+    service.report(job_id, 1, [said(A, grants=1)], phase=Phase.RUNNING)
+    assert (live(service, job_id).grant, same_batch_s()) == (None, 10.0)
+
+
 async def test_a_loss_that_was_told_before_the_grant_does_not_free_it(service: Service) -> None:
     job_id = await grown(service, B)
     service.report(job_id, 1, [said(ONE_OF_A, lacking=1)])
     attempt = live(service, job_id)
     assert attempt.slices == (ONE_OF_A, B)
-    assert service.followed(job_id).grant == Grant(1, (Slice("node-b", 1),))
+    assert service.followed(job_id).grant == Grant(1, (Slice("node-b", 1),), None)
 
 
 async def test_after_slots_that_it_could_not_take_a_group_is_left_alone_for_a_while(
@@ -383,7 +434,7 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     assert ask_back(service, job_id, B)
     seen = live(service, job_id)
     assert (seen.slices, seen.growing) == ((A, B), None)
-    assert service.followed(job_id).recall == Recall(2, (B,))
+    assert service.followed(job_id).recall == Recall(2, (B,), None)
     assert seen.running is not None
     assert (seen.running.recalled, seen.running.spare) == ((B,), ())
     (event,) = await events_of(service, job_id, "shrinking")
@@ -408,7 +459,7 @@ async def test_what_a_group_said_before_it_knew_of_a_recall_does_not_end_it(
     job_id = await spread(service)
     assert ask_back(service, job_id, B)
     service.report(job_id, 1, [said(A, B, grants=1)])
-    assert service.followed(job_id).recall == Recall(2, (B,))
+    assert service.followed(job_id).recall == Recall(2, (B,), None)
 
 
 async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_while(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 import pytest
 
 from dray.views import JobState
-from service.domain.scheduling import resizing
+from ray_workers.shared.contracts import BATCH_SIZE, NOISE_SCALE, FrameKind
+from service.domain.scheduling import batch_changes, resizing
 from service.runtime import Runtime
+from tests.fakes.attempt import FakeRank
 from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import (
     World,
@@ -161,3 +164,52 @@ async def test_a_grant_that_the_group_was_not_told_of_outlives_the_service(world
     await again.jobs.cancel(job_id)
     await comes_to(again, job_id, JobState.CANCELLED)
     await keeps_its_promises(world, again, job_id)
+
+
+async def ranges(rank: FakeRank) -> None:
+    """Steps on end, of which a smaller batch would waste less."""
+    for step in range(1, 1000):
+        values = {BATCH_SIZE: 64.0, NOISE_SCALE: 10.0}
+        body = {"step": step, "values": values, "total_steps": 2000, "samples_per_s": 100.0}
+        rank.emit(FrameKind.METRICS, body)
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("elastic_sizing", [True, False])
+async def test_a_batch_in_a_range_goes_with_a_grant_unless_the_operator_turns_sizes_off(
+    world: World, elastic_sizing: bool
+) -> None:
+    world.plays["ranges"] = ranges
+    runtime = await world.open(elastic_sizing=elastic_sizing)
+    other = await world.submit(runtime, "waits", workers=2)
+    await comes_to(runtime, other, JobState.RUNNING)
+    train = {"global_batch_size": 64, "batch_range": [16, 256], "measure_noise": True}
+    fields = {"elastic": {"min_workers": 1}, "train": train}
+    job_id = await world.submit(runtime, "ranges", workers=4, **fields)
+    await reports_step(runtime, job_id, 3)
+    await runtime.jobs.cancel(other)
+    await has(runtime, job_id, 4)
+    assert {grant.batch_size for grant in world.fake.grants} == {32 if elastic_sizing else None}
+    await runtime.jobs.cancel(job_id)
+    await comes_to(runtime, job_id, JobState.CANCELLED)
+
+
+async def test_a_group_at_its_full_size_gets_another_batch_while_nothing_waits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_changes, "LASTS_S", 0.1)
+    world.plays["ranges"] = ranges
+    runtime = await world.open()
+    train = {"global_batch_size": 64, "batch_range": [16, 256], "measure_noise": True}
+    fields = {"elastic": {"min_workers": 1}, "train": train}
+    job_id = await world.submit(runtime, "ranges", workers=4, **fields)
+
+    async def is_changed() -> bool:
+        return bool(world.fake.grants)
+
+    await eventually(is_changed, "its batch was never changed")
+    grant = world.fake.grants[0]
+    assert (grant.slices, grant.batch_size) == ((), 32)
+    assert (await runtime.jobs.get(job_id)).world_size == 4
+    await runtime.jobs.cancel(job_id)
+    await comes_to(runtime, job_id, JobState.CANCELLED)

@@ -11,8 +11,10 @@ from sqlalchemy.orm import Session
 from ray_workers.shared.contracts import Slice
 from service.db.repositories import decisions as repository
 from service.domain.errors import DecisionNotFound
+from service.domain.scheduling.outlook import Situation
 from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
 from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.sizing import ElasticJob, ReportedStep
 from service.loops import decision_recorder
 from service.loops.timings import LoopTimings
 from service.outlook import codec, decisions
@@ -137,6 +139,14 @@ def test_a_situation_comes_back_as_it_was() -> None:
     there = situation([waits("a", held="ann")], [runs("r", {"n": 1})], runtime_left_s={"r": 3.0})
     there = replace(there, snapshot=replace(there.snapshot, used_s={("default", "ann"): 2.5}))
     there = replace(there, accounts=frozenset({("default", "ann")}), left_out={"a": 7})
+    assert codec.decode(codec.encode(there)) == there
+
+
+def test_the_step_times_of_elastic_jobs_come_back_as_they_were() -> None:
+    job = ElasticJob(1, 4, 64, 16, (ReportedStep(2, 1, 64, 0.5),), in_place=True, steps_left=9.0)
+    job = replace(job, batch_range=(32, 512), noise_scale=900.0)
+    snapshot = replace(seen().snapshot, elastic={"a": job})
+    there = Situation(snapshot)
     assert codec.decode(codec.encode(there)) == there
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dray.spec import Checkpoint, LrScaling, Schedule, Train
-from ray_workers.training.core.schedule import Calendar, lr_at, scaled_lr
+from ray_workers.training.core.schedule import Calendar, lr_at, rate_factor, scaled_lr
 
 
 def rates(schedule: Schedule, total_steps: int, lr: float = 1.0) -> list[float]:
@@ -98,3 +98,24 @@ def test_the_rate_grows_with_the_batch_by_the_rule(rule: Any, expected: float) -
     scaling = LrScaling(rule=rule, reference_batch_size=64)
     assert scaled_lr(0.2, scaling, 256) == pytest.approx(expected)
     assert scaled_lr(0.2, None, 256) == 0.2
+
+
+def test_a_batch_of_several_steps_ends_with_an_epoch_a_checkpoint_and_the_training() -> None:
+    def ends(num_steps: int, every_steps: int | None = None) -> list[int]:
+        options = Train(epochs=2, max_steps=17)
+        calendar = Calendar.of(options, Checkpoint(every_steps=every_steps), steps_per_epoch=10)
+        found = [0]
+        while found[-1] < calendar.total_steps:
+            found.append(calendar.last_of(found[-1] + 1, num_steps))
+        return found[1:]
+
+    assert ends(1) == list(range(1, 18))
+    assert ends(4) == [4, 8, 10, 14, 17]
+    assert ends(4, every_steps=5) == [4, 5, 9, 10, 14, 15, 17]
+    assert ends(50) == [10, 17]
+
+
+def test_the_rate_follows_the_root_of_the_batch_within_its_range() -> None:
+    options = Train(global_batch_size=64, batch_range=(32, 256))
+    assert [rate_factor(size, options) for size in (16, 64, 256)] == [0.5, 1.0, 2.0]
+    assert rate_factor(256, Train(global_batch_size=64)) == 1.0

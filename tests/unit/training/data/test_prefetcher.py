@@ -34,7 +34,7 @@ def fetch(rows: Rows) -> tuple[Tensor, Tensor]:
 def feed(
     kept: InMemorySamples | MemoryMappedSamples, last_step: int = 20, loader_workers: int = 0
 ) -> Prefetcher:
-    batches = DistributedBatchSampler(30, global_batch_size=8, seed=3, shares=[1], num_shares=2)
+    batches = DistributedBatchSampler(30, samples_per_step=8, seed=3, shares=[1], num_shares=2)
     return Prefetcher(kept, batches, 3, last_step=last_step, loader_workers=loader_workers)
 
 
@@ -59,6 +59,34 @@ def test_samples_are_the_same_from_memory_and_from_afar(loader_workers: int) -> 
         for (x, y), (a, b) in zip(mine.micro_batches, theirs.micro_batches, strict=True):
             assert torch.equal(x, a)
             assert torch.equal(y, b)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_batches_of_several_steps_have_their_samples_in_the_same_order(loader_workers: int) -> None:
+    """Also of those that were read ahead before the batch changed."""
+
+    def sampler(part: int, parts: int) -> DistributedBatchSampler:
+        return DistributedBatchSampler(
+            30, samples_per_step=8, seed=3, shares=[part], num_shares=parts
+        )
+
+    order, other_half = sampler(0, 1), sampler(0, 2)
+    fed = feed(distant(), loader_workers=loader_workers)
+    try:
+        fed.at(1)
+        fed.end_batches(lambda first: min(first + 2, -(-first // 4) * 4), 2)
+        for first, last in ((2, 4), (5, 7), (8, 8), (9, 11)):
+            feeding = fed.at(first)
+            (mine,) = feeding.shares
+            (start,), (whole,) = other_half.at(first, last), order.at(first, last)
+            assert feeding.num_global == len(whole.indices)
+            assert torch.equal(torch.cat([start.indices, mine.batch.indices]), whole.indices)
+            rows = torch.cat([targets for _, targets in mine.micro_batches])
+            assert rows.tolist() == ROWS[mine.batch.indices.numpy()].tolist()
+            by_steps = [order.at(step, step)[0].indices for step in range(first, last + 1)]
+            assert torch.equal(torch.cat(by_steps), whole.indices)
+    finally:
+        fed.close()
 
 
 def test_the_next_step_is_read_while_this_one_is_computed() -> None:

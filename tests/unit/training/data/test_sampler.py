@@ -39,7 +39,7 @@ def test_each_sample_is_computed_once_an_epoch_and_the_global_batches_hold_at_an
 
     def loader(rank: int, ranks: int) -> DistributedBatchSampler:
         return DistributedBatchSampler(
-            num_samples, global_batch_size=size, seed=1, shares=[rank], num_shares=ranks
+            num_samples, samples_per_step=size, seed=1, shares=[rank], num_shares=ranks
         )
 
     alone = loader(0, 1)
@@ -48,9 +48,9 @@ def test_each_sample_is_computed_once_an_epoch_and_the_global_batches_hold_at_an
         seen: list[int] = []
         for number in range(1, alone.steps_per_epoch + 1):
             step = epoch * alone.steps_per_epoch + number
-            batches = [batch for batches in ranks for batch in batches.at(step)]
+            batches = [batch for batches in ranks for batch in batches.at(step, step)]
             together = [i for b in batches if not b.is_empty for i in b.indices.tolist()]
-            (whole,) = alone.at(step)
+            (whole,) = alone.at(step, step)
             assert together == whole.indices.tolist()
             assert all(b.num_global == whole.num_global == len(together) for b in batches)
             assert all(len(b.indices) > 0 for b in batches)
@@ -60,12 +60,12 @@ def test_each_sample_is_computed_once_an_epoch_and_the_global_batches_hold_at_an
 
 def test_a_batch_depends_on_the_step_alone_not_on_what_was_read_before() -> None:
     def fresh() -> DistributedBatchSampler:
-        return DistributedBatchSampler(50, global_batch_size=8, seed=0, shares=[1], num_shares=2)
+        return DistributedBatchSampler(50, samples_per_step=8, seed=0, shares=[1], num_shares=2)
 
     walked = fresh()
     for step in range(1, 20):
-        (batch,) = walked.at(step)
-    assert torch.equal(batch.indices, fresh().at(19)[0].indices)
+        (batch,) = walked.at(step, step)
+    assert torch.equal(batch.indices, fresh().at(19, 19)[0].indices)
 
 
 def test_the_last_batch_of_an_epoch_is_kept_however_short() -> None:

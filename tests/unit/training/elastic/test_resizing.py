@@ -87,14 +87,14 @@ class Resized:
             )
         )
 
-    def lose(self, *seats: int) -> None:
+    def lose(self, *seats: int, batch_size: int | None = None) -> None:
         for seat in seats:
             self.gang.processes[seat].kill()
             self.gang.processes[seat].join()
         self.tasks = [task for task in self.tasks if task.rank not in seats]
-        self.gang.next_generation(self.tasks)
+        self.gang.next_generation(self.tasks, batch_size)
 
-    def gain(self) -> None:
+    def gain(self, batch_size: int | None = None) -> None:
         """One more, which is told its place when it is ready for one."""
         seat = len(self.gang.tasks)
         task = self.gang.add(rank=seat, incarnation=1, generation=AWAITING)
@@ -106,7 +106,7 @@ class Resized:
             )
         )
         self.tasks.append(task)
-        self.gang.next_generation(self.tasks)
+        self.gang.next_generation(self.tasks, batch_size)
 
 
 def assert_learned_the_same(home: Path, alone: Path) -> None:
@@ -268,7 +268,7 @@ def test_each_sample_comes_once_in_an_epoch_under_any_sizes(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     num_samples, batch = (int(torch.randint(1, 200, (), generator=generator)) for _ in range(2))
     whole = DistributedBatchSampler(
-        num_samples, global_batch_size=batch, seed=seed, shares=[0], num_shares=1
+        num_samples, samples_per_step=batch, seed=seed, shares=[0], num_shares=1
     )
     seen: list[int] = []
     for step in range(1, whole.steps_per_epoch + 1):
@@ -278,13 +278,15 @@ def test_each_sample_comes_once_in_an_epoch_under_any_sizes(seed: int) -> None:
             for rank in range(world_size)
             for found in DistributedBatchSampler(
                 num_samples,
-                global_batch_size=batch,
+                samples_per_step=batch,
                 seed=seed,
                 shares=[rank],
                 num_shares=world_size,
-            ).at(step)
+            ).at(step, step)
         ]
         found = [i for share in shares if not share.is_empty for i in share.indices.tolist()]
-        assert found == whole.at(step)[0].indices.tolist(), "the order within the batch is kept"
+        assert found == whole.at(step, step)[0].indices.tolist(), (
+            "the order within the batch is kept"
+        )
         seen += found
     assert sorted(seen) == list(range(num_samples))

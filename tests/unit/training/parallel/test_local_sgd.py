@@ -58,13 +58,13 @@ def reference(spec: dict[str, Any], world_size: int, outer: dict[str, float] | N
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             batches = DistributedBatchSampler(
                 len(workload.train),
-                global_batch_size=asked.train.global_batch_size,
+                samples_per_step=asked.train.global_batch_size,
                 seed=asked.train.seed,
                 shares=[rank],
                 num_shares=world_size,
             )
             inputs, targets = workload.train.fetch(
-                workload.train.rows[batches.at(step)[0].indices.numpy()]
+                workload.train.rows[batches.at(step, step)[0].indices.numpy()]
             )
             optimizer.zero_grad()
             (workload.loss_sum(model(inputs), targets) / len(inputs)).backward()

@@ -71,12 +71,12 @@ def test_what_gets_on_is_young_again_and_its_time_is_booked_whole(tmp_path: Path
 def test_a_place_is_announced_and_found(tmp_path: Path) -> None:
     prefix = heartbeat.prefix_of(tmp_path, 0, 0)
     with pytest.raises(FileNotFoundError):
-        heartbeat.announce(prefix, RankAssignment(1, 0, 2))
+        heartbeat.announce(prefix, RankAssignment(1, 0, 2, None))
     page = HeartbeatPage(heartbeat.page_path(prefix))
     assert page.wanted == 0
-    heartbeat.announce(prefix, RankAssignment(1, 0, 2))
+    heartbeat.announce(prefix, RankAssignment(1, 0, 2, None))
     assert page.wanted == 1
-    assert heartbeat.announced(prefix) == RankAssignment(1, 0, 2)
+    assert heartbeat.announced(prefix) == RankAssignment(1, 0, 2, None)
     assert not page.is_asked_to_leave
     heartbeat.ask_to_leave(prefix)
     assert page.is_asked_to_leave
@@ -88,7 +88,7 @@ def test_a_place_announced_to_a_page_that_is_just_being_made_is_not_written_over
     def announce(prefix: str) -> None:
         while True:
             with contextlib.suppress(FileNotFoundError):
-                return heartbeat.announce(prefix, RankAssignment(1, 0, 2))
+                return heartbeat.announce(prefix, RankAssignment(1, 0, 2, None))
 
     with ThreadPoolExecutor(1) as others:
         for rank in range(300):

@@ -72,6 +72,9 @@ class Nodes:
         assert not node_ids
 
 
+ON_M = (Slice("m", 1),)
+
+
 class SlowGroup:
     """A group whose rank 1 of two is lost; its replacement takes as long as the test wants."""
 
@@ -86,6 +89,7 @@ class SlowGroup:
         self.asked = asyncio.Event()
         self.replaced = asyncio.Event()
         self.announced: list[int] = []
+        self.batch_sizes: list[int | None] = []
         self.adds: asyncio.Event | None = None
         """What new slots wait for; None if Ray has none to give."""
 
@@ -100,8 +104,9 @@ class SlowGroup:
         await self.replaced.wait()
         self.running = self.placed
 
-    async def announce(self, round_number: int) -> None:
+    async def announce(self, round_number: int, batch_size: int | None) -> None:
         self.announced.append(round_number)
+        self.batch_sizes.append(batch_size)
 
     async def add(self, slices: Any, round_number: int) -> None:
         if self.adds is None:
@@ -208,8 +213,8 @@ async def test_slots_that_do_not_come_are_not_taken_in() -> None:
     """And the grant is answered, once, so that the service gives its slots to other jobs."""
     job = Recovering()
     for number in (1, 1, 2):
-        job.recovery.grow(Grant(number, ()))
-    assert job.recovery.state.grants == (Grant(1, ()), Grant(2, ()))
+        job.recovery.grow(Grant(number, ON_M, None))
+    assert job.recovery.state.grants == (Grant(1, ON_M, None), Grant(2, ON_M, None))
     watching = job.watch()
     await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
     answers = [(body["grants"], body["lacking"]) for body in job.reports.of(FrameKind.RESIZED)]
@@ -222,7 +227,7 @@ async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> Non
     """Such as one whose rank actor is stopped: others wait for the answer to the grant."""
     job = Recovering()
     job.group.adds = asyncio.Event()
-    job.recovery.grow(Grant(1, ()))
+    job.recovery.grow(Grant(1, ON_M, None))
     watching = job.watch()
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
@@ -235,14 +240,14 @@ async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> Non
 async def test_a_node_has_the_code_before_workers_start_there() -> None:
     job = Recovering()
     job.unprepared = CodeUnavailable("the code can't be put on the node m: no space left")
-    job.recovery.grow(Grant(1, (Slice("m", 1),)))
+    job.recovery.grow(Grant(1, ON_M, None))
     watching = job.watch()
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
     assert "could not take more slots in (the code can't be put on the node m" in answer["message"]
     assert job.prepared == [["m"]]
     job.unprepared, job.group.adds = None, asyncio.Event()
-    job.recovery.grow(Grant(2, (Slice("m", 1),)))
+    job.recovery.grow(Grant(2, ON_M, None))
     await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
     assert job.prepared == [["m"], ["m"]]
     watching.cancel()
@@ -308,7 +313,8 @@ class SpreadGroup(SlowGroup):
     def running(self, _: Any) -> None:
         pass
 
-    async def announce(self, round_number: int) -> None:
+    async def announce(self, round_number: int, batch_size: int | None) -> None:
+        self.batch_sizes.append(batch_size)
         self.events.append(("announced to", [member.seat for member in self.running]))
 
     async def give_back(self, slots: Any) -> None:
@@ -353,8 +359,8 @@ async def settled(reports: Reports) -> Any:
 
 async def test_slots_that_are_asked_back_go_once_the_others_know_of_a_round_without_them() -> None:
     recovery, group, reports = spread()
-    recovery.recall(Recall(1, (Slice("n", 2),)))
-    recovery.recall(Recall(1, (Slice("m", 1),)))
+    recovery.recall(Recall(1, (Slice("n", 2),), None))
+    recovery.recall(Recall(1, ON_M, None))
     kind, body = await settled(reports)
     assert kind is FrameKind.RESIZED
     assert group.events == [("announced to", [2]), ("ended in", [Slice("n", 2)])]
@@ -363,14 +369,42 @@ async def test_slots_that_are_asked_back_go_once_the_others_know_of_a_round_with
     assert recovery.state.regrouping is not None
 
 
+async def test_the_batch_of_a_recall_is_announced_with_its_round_and_all_later_ones() -> None:
+    recovery, group, reports = spread([observation(seat) for seat in range(3)])
+    recovery.recall(Recall(1, ON_M, 128))
+    await settled(reports)
+    assert group.batch_sizes == [128]
+    recovery.recall(Recall(2, (Slice("n", 2),), 64))
+    await until(lambda: len(reports.all) == 2)
+    assert group.batch_sizes == [128], "it keeps its slots, and its batch with them"
+    group.replaced.set()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await recovery.recover([], kind=LossKind.LOST, began_at=0.0)
+    assert group.batch_sizes == [128, 128]
+
+
+async def test_a_grant_without_slots_brings_the_group_together_with_another_batch() -> None:
+    recovery, group, reports = spread([observation(seat) for seat in range(3)])
+    grant = Grant(1, (), 256)
+    recovery.grow(grant)
+    recovery.take_in(grant)
+    _, body = await settled(reports)
+    assert (body["world_size"], body["grants"]) == (3, 1)
+    assert body["message"] == "goes on with another batch: 3 workers"
+    await until(lambda: bool(group.events))
+    assert group.events == [("announced to", [0, 1, 2])]
+    assert group.batch_sizes == [256]
+    await recovery.stop()
+
+
 async def test_slots_whose_processes_are_not_gone_stay_the_groups_until_they_are() -> None:
     recovery, group, reports = spread()
     group.stuck.clear()
-    recovery.recall(Recall(1, (Slice("n", 2),)))
+    recovery.recall(Recall(1, (Slice("n", 2),), None))
     body = (await settled(reports))[1]
     both = [{"node_id": "n", "num_workers": 2}, {"node_id": "m", "num_workers": 1}]
     assert (body["world_size"], body["slices"]) == (1, both)
-    recovery.recall(Recall(2, (Slice("n", 2),)))
+    recovery.recall(Recall(2, (Slice("n", 2),), None))
     await until(lambda: len(reports.all) == 2)
     assert reports.all[-1][1]["slices"] == both, "nothing is asked of those that go already"
     group.stuck.set()
@@ -382,7 +416,7 @@ async def test_slots_whose_processes_are_not_gone_stay_the_groups_until_they_are
 async def test_a_group_that_stops_looks_no_longer_after_slots_that_are_going() -> None:
     recovery, group, reports = spread()
     group.stuck.clear()
-    recovery.recall(Recall(1, (Slice("n", 2),)))
+    recovery.recall(Recall(1, (Slice("n", 2),), None))
     await settled(reports)
     await recovery.stop()
     assert recovery._giving_rest is not None
@@ -395,7 +429,7 @@ SCRIPT = {"spec": {"script": {"entrypoint": "train.py"}, "resources": {"num_work
 async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
     seen = [observation(seat, is_prepared=True) for seat in range(3)]
     recovery, group, reports = spread(seen, **SCRIPT)
-    recovery.recall(Recall(1, (Slice("n", 2),)))
+    recovery.recall(Recall(1, (Slice("n", 2),), None))
     await settled(reports)
     assert group.events[-1] == ("ended in", [Slice("n", 2)])
 
@@ -415,7 +449,7 @@ async def test_a_group_that_can_not_give_slots_back_says_what_it_holds(
     changes: dict[str, Any], asked: Slice
 ) -> None:
     recovery, group, reports = spread(**changes)
-    recovery.recall(Recall(4, (asked,)))
+    recovery.recall(Recall(4, (asked,), None))
     _, body = await settled(reports)
     assert (body["world_size"], body["grants"]) == (3, 4)
     assert not group.events

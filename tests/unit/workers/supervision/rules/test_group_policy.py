@@ -35,7 +35,7 @@ SCRIPT = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=True, is_elasti
 REGROUPING = Regrouping((1,), began_at=0.0, furthest_step=10)
 ANNOUNCED = RecoveryState(round=1, regrouping=REGROUPING, announced_at=0.0)
 LACKING = RecoveryState(round=1, regrouping=REGROUPING, num_lacking=2, lacking_since=0.0)
-GRANTS = (Grant(1, ()), Grant(2, ()))
+GRANTS = (Grant(1, (), None), Grant(2, (), None))
 
 
 def seen(*ranks: RankObservation, **fields: Any) -> GroupObservation:

@@ -1,0 +1,86 @@
+"""The times of the steps of elastic jobs, by the size of the group: sizes are chosen by them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ray_workers.shared.contracts import BATCH_SIZE, NOISE_SCALE, Phase
+from service.db.models import AttemptRow, JobRow
+
+OF_BATCH = (BATCH_SIZE, NOISE_SCALE)
+"""Metrics of a job with a range for its batch."""
+CHANGED = 0.05
+"""Relative change that is noted: a fit for each report would gain nothing."""
+SMOOTHING = 0.3
+"""The weight of a new time in the mean of those with the same size."""
+
+
+def noted(
+    job: JobRow, attempt: AttemptRow, said: Mapping[str, Any], batch: Mapping[str, float]
+) -> dict[str, Any] | None:
+    """The job's `step_times` with what its rank 0 said now; None where nothing changes. batch: the
+    last values of `OF_BATCH`.
+
+    Only recipes have one batch size for the whole job. While a group changes its size nobody knows
+    with which workers the step was taken.
+    """
+    speed = said.get("samples_per_s")
+    if job.min_workers is None or job.spec.get("recipe") is None or not speed:
+        return None
+    if not job.spec["elastic"].get("by_speed", True):
+        return None
+    is_settled = attempt.granted is None and attempt.recalled is None and not attempt.lacking
+    if not is_settled or attempt.phase != Phase.RUNNING:
+        return None
+    train = job.spec["train"]
+    num_workers = sum(part["num_workers"] for part in attempt.slices)
+    num_nodes = len({part["node_id"] for part in attempt.slices})
+    known = job.step_times or {
+        "alike": alike(job.spec),
+        "batch_size": train["global_batch_size"],
+        "micro_batch_size": train.get("micro_batch_size") or train["global_batch_size"],
+        "times": [],
+        **({"batch_range": train["batch_range"]} if train.get("batch_range") else {}),
+    }
+    in_force = _in_force(known, batch)
+    batch_size = in_force["batch_size"]
+    size = [num_workers, num_nodes, batch_size]
+    times = {tuple(each[:3]): each[3] for each in known["times"]}
+    before, seconds = times.get(tuple(size)), batch_size / speed
+    if before is not None:
+        seconds = before + SMOOTHING * (seconds - before)
+        if abs(seconds - before) < CHANGED * before:
+            is_new = any(known.get(name) != value for name, value in in_force.items())
+            return {**known, **in_force} if is_new else None
+    times[tuple(size)] = float(f"{seconds:.3g}")
+    return {**known, **in_force, "times": [[*key, value] for key, value in times.items()]}
+
+
+def _in_force(known: Mapping[str, Any], batch: Mapping[str, float]) -> dict[str, Any]:
+    """The batch size in force, and the noise scale if it was measured. What is out of the range, or
+    no number, counts as not said."""
+    found = {name: known[name] for name in ("batch_size", "noise_scale") if name in known}
+    if "batch_range" not in known:
+        return found
+    size, noise = batch.get(BATCH_SIZE, math.nan), batch.get(NOISE_SCALE, math.nan)
+    least, most = known["batch_range"]
+    if least <= size <= most:
+        found["batch_size"] = int(size) // least * least
+    before = found.get("noise_scale", math.inf)
+    if 0 <= noise < math.inf and abs(noise - before) >= CHANGED * before:
+        found["noise_scale"] = float(f"{noise:.3g}")
+    return found
+
+
+def alike(spec: Mapping[str, Any]) -> str:
+    """Equal for jobs whose steps take as long with the same workers."""
+    parts = [spec.get(name) for name in ("name", "recipe", "model", "parallel", "sync")]
+    train = spec["train"]
+    parts += [spec["resources"], spec["data"].get("source")]
+    parts += [train.get(name) for name in ("precision", "recompute", "compile", "micro_batch_size")]
+    without_size = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(without_size.encode()).hexdigest()[:32]

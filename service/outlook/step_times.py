@@ -1,0 +1,58 @@
+"""The elastic jobs whose size is chosen by their speed, as they and jobs like them reported it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from service.db.repositories import jobs as repository
+from service.domain.scheduling.sizing import ElasticJob, ReportedStep
+
+MAX_JOBS = 500
+"""The newest jobs that are looked at."""
+
+
+def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
+    """By job, of those that have not ended and save their state.
+
+    Where two jobs are alike, of one owner, each counts the reports of the other for sizes that it
+    has not had itself.
+    """
+    rows = repository.step_times(session, MAX_JOBS)
+    of_kind: defaultdict[tuple[str, str], dict[tuple[int, ...], ReportedStep]] = defaultdict(dict)
+    for row in reversed(rows):
+        of_kind[row.owner, row.step_times["alike"]] |= _times(row)
+    return {
+        row.id: _elastic(row, of_kind[row.owner, row.step_times["alike"]] | _times(row))
+        for row in rows
+        if not row.state.is_terminal and row.yields and row.min_workers is not None
+    }
+
+
+def _times(row: Row[Any]) -> dict[tuple[int, ...], ReportedStep]:
+    return {
+        (workers, nodes, size): ReportedStep(workers, nodes, size, seconds)
+        for workers, nodes, size, seconds in row.step_times["times"]
+    }
+
+
+def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> ElasticJob:
+    progress, known = row.progress or {}, row.step_times
+    total, batch_size = progress.get("total_steps"), known["batch_size"]
+    batch_range = known.get("batch_range")
+    # With a range steps are counted by its least batch.
+    at_once = 1 if batch_range is None else batch_size / batch_range[0]
+    return ElasticJob(
+        least=row.min_workers,
+        most=row.num_workers,
+        batch_size=batch_size,
+        micro_batch_size=known["micro_batch_size"],
+        step_times=tuple(times.values()),
+        in_place=not row.bundle.get("GPU"),
+        steps_left=None if total is None else max(0, total - progress.get("step", 0)) / at_once,
+        batch_range=None if batch_range is None else tuple(batch_range),
+        noise_scale=known.get("noise_scale"),
+    )
