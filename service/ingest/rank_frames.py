@@ -74,7 +74,7 @@ class RankFrames:
         """Newest step of rank 0, and the frame that reported it."""
         self._watches_script = job.spec.get("script") is not None
         self._batch: dict[str, float] = {}
-        """What rank 0 said last of `step_times.OF_BATCH`."""
+        """The newest values of `step_times.OF_BATCH` that rank 0 said."""
 
     def take(self, frames: Sequence[Frame]) -> Mapping[tuple[str, int], Points]:
         """Answers the points that were stored, by metric and rank."""

@@ -61,7 +61,7 @@ def noted(
 
 
 def _in_force(known: Mapping[str, Any], batch: Mapping[str, float]) -> dict[str, Any]:
-    """The batch size in force, and the noise scale if it was measured. What is out of the range, or
+    """The batch size in force, and the noise scale if it was measured. A value out of the range, or
     no number, counts as not said."""
     found = {name: known[name] for name in ("batch_size", "noise_scale") if name in known}
     if "batch_range" not in known:

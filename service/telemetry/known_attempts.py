@@ -1,4 +1,4 @@
-"""What is stored of live attempts, so that replies are stored without reading what is there."""
+"""Facts of live attempts that are stored, so that a reply is stored without reading them."""
 
 from __future__ import annotations
 

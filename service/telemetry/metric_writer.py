@@ -46,8 +46,8 @@ class MetricStore:
     """Collects the points of one reply, then stores them.
 
     Points of known series become one row, whatever their number; a chunk takes the points of many
-    rows at once, because each time all of it is written again. What begins a series, and what is
-    much by itself, goes into chunks at once.
+    rows at once, because each time all of it is written again. Points that begin a series, and many
+    points at once, go into chunks directly.
     """
 
     def __init__(

@@ -204,7 +204,9 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
             "job_id": JOB,
             "attempt": 1,
             "last_step": 2 * CHUNK_POINTS + 1,
-            "points": pack_row({("loss", 0): ([2 * CHUNK_POINTS + 1], [0.5])}),
+            "points": pack_row(
+                {("loss", 0): ([2 * CHUNK_POINTS + 1], [1.0 / (2 * CHUNK_POINTS + 1)])}
+            ),
         },
     )
     line = json.dumps([START.timestamp(), "hello"]) + "\n"

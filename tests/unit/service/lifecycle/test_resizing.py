@@ -270,7 +270,7 @@ async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> 
     assert seen is not None
     given = (seen, (B,), service.now, 128)
     assert service.database.write_sync(lambda s: resizing.grant(s, *given))
-    assert live(service, job_id).grant == Grant(1, (B,), 128)
+    assert service.followed(job_id).grant == Grant(1, (B,), 128)
     (event,) = await events_of(service, job_id, "growing")
     assert event.message == "is given 1 worker more, and has 2, with a global batch of 128"
     assert event.data is not None
@@ -278,13 +278,13 @@ async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> 
     service.report(job_id, 1, [said(A, B, grants=1)], phase=Phase.RUNNING)
     asked = replace(shrink(job_id, B), batch_size=64)
     assert service.database.write_sync(lambda s: resizing.recall(s, asked, 1, service.now))
-    assert live(service, job_id).recall == Recall(2, (B,), 64)
+    assert service.followed(job_id).recall == Recall(2, (B,), 64)
     service.report(job_id, 1, [said(A, grants=2)])
     service.advance(GROWING_PAUSE.total_seconds())
     again = growing(service, job_id)
     assert again is not None
     assert give(service, again, B)
-    assert live(service, job_id).grant == Grant(3, (B,), None), "a batch goes once"
+    assert service.followed(job_id).grant == Grant(3, (B,), None), "a batch goes once"
 
 
 async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) -> None:
@@ -304,14 +304,18 @@ async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) ->
     assert same_batch_s() == 400.0
     assert change()
     seen = live(service, job_id)
-    assert (seen.grant, seen.slices, seen.growing) == (Grant(1, (), 256), (A,), None)
+    assert (service.followed(job_id).grant, seen.slices, seen.growing) == (
+        Grant(1, (), 256),
+        (A,),
+        None,
+    )
     assert size_told(service, job_id) == "is about to go on with another global batch"
     assert (same_batch_s(), change()) == (0.0, False), "it has not answered yet"
     (event,) = await events_of(service, job_id, "changing_batch")
     assert event.data == {"grant": 1, "batch_size": 256}
     service.advance(10.0)
     service.report(job_id, 1, [said(A, grants=1)], phase=Phase.RUNNING)
-    assert (live(service, job_id).grant, same_batch_s()) == (None, 10.0)
+    assert (service.followed(job_id).grant, same_batch_s()) == (None, 10.0)
 
 
 async def test_a_loss_that_was_told_before_the_grant_does_not_free_it(service: Service) -> None:
@@ -360,7 +364,7 @@ async def test_the_end_of_an_attempt_clears_all_of_it(service: Service) -> None:
     assert (job.state, job.world_size) == (JobState.QUEUED, 4)
     assert service.claim(job_id, 1, workers=2) is not None
     attempt = service.followed(job_id)
-    assert (attempt.grant, attempt.node_ids) == (None, ("node-a",))
+    assert (service.followed(job_id).grant, attempt.node_ids) == (None, ("node-a",))
 
 
 async def test_a_group_below_its_size_explains_what_it_waits_for(service: Service) -> None:

@@ -117,7 +117,7 @@ async def test_a_trial_whose_sampler_fails_waits_and_says_so(
         return ask(sweep, index, earlier)
 
     monkeypatch.setattr(optuna_sampler, "ask", breaks)
-    monkeypatch.setattr(trial_values, "ASK_AGAIN_S", 0.02)
+    monkeypatch.setattr(trial_values, "ASK_AGAIN_S", 0.5)
     runtime = await world.open()
     sweep_id = await swept(world, runtime, "measures", sampler="optuna", trials=1)
     (trial,) = await trials_of(runtime, sweep_id)
