@@ -79,7 +79,8 @@ def serving_s3(folder: Path) -> Iterator[ObjectStore]:
             )
             yield ObjectStore(endpoint, files)
         finally:
-            server.stdin.close()
+            # The pipe does not end where a process that was forked meanwhile has it, too.
+            server.terminate()
 
 
 def main() -> None:
@@ -89,7 +90,7 @@ def main() -> None:
     server.start()
     _, port = server.get_host_and_port()
     print(port, flush=True)
-    sys.stdin.read()
+    sys.stdin.read()  # ends with a test process that is killed
     server.stop()
 
 

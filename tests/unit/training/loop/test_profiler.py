@@ -95,7 +95,7 @@ def test_a_job_leaves_its_trace_and_a_summary_of_it(tmp_path: Path) -> None:
     # As the job itself measured them, between other two moments.
     measured = series(tmp_path, "perf/step_time_s")
     assert summary["wall_s"] < sum(measured[n] for n in (4, 5, 6)) + 1.0
-    assert any(each["name"] == "aten::addmm" for each in summary["top"])
+    assert any(each["name"].startswith("aten::") for each in summary["top"])
     trace = json.loads(gzip.decompress((artifacts(tmp_path) / "trace.json.gz").read_bytes()))
     assert sum(e.get("name") == "dray.step" for e in trace["traceEvents"]) == 3
     assert "steps 4 to 6" in (artifacts(tmp_path) / "summary.txt").read_text()
