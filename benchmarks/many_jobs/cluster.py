@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from benchmarks.many_jobs import jobs, workload
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, Phase, PollReply, Recall
-from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
-from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
+from benchmarks.still_cluster import StillCluster, node
+from ray_workers.shared.contracts import Phase, PollReply
+from service.cluster.port import AttemptRef, ClusterSnapshot
 
 NODE = {"CPU": float(workload.NUM_RANKS), "memory": 64.0 * 2**30}
 MAX_STEPS = 200
 """Steps of one reply; the cap of its bytes lets through about as many."""
 
 
-class ReportingCluster:
+class ReportingCluster(StillCluster):
     """The port `Cluster`: the jobs of `jobs.write`, each on a node of its own.
 
     A reply's frames are unpickled for each job, as the gateway's are.
@@ -25,7 +25,9 @@ class ReportingCluster:
 
     def __init__(self, num_jobs: int) -> None:
         self._num_jobs = num_jobs
-        nodes = tuple(map(_node, range(num_jobs)))
+        nodes = tuple(
+            node(jobs.node_of(n), NODE, dict.fromkeys(NODE, 0.0)) for n in range(num_jobs)
+        )
         self._snapshot = ClusterSnapshot(jobs.SESSION, "memory:0", None, False, nodes)
         self._began: list[float] = [0.0] * workload.NUM_PHASES
         """Unix time of step 0, by phase."""
@@ -38,9 +40,6 @@ class ReportingCluster:
         for phase in range(workload.NUM_PHASES):
             done_s = workload.first_step(phase) * workload.PERIOD_S
             self._began[phase] = now + workload.offset_s(phase) - done_s
-
-    async def stop(self) -> None:
-        """There is nothing to leave."""
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
@@ -71,58 +70,8 @@ class ReportingCluster:
 
     async def attempts(self) -> list[AttemptRef]:
         names = ((jobs.RUNNING.format(n), jobs.node_of(n)) for n in range(self._num_jobs))
-        return [AttemptRef(job_id, 1, jobs.SESSION, (node,)) for job_id, node in names]
-
-    async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
-        state = BuildState.READY
-        return NodeEnvironment(JobNeed.ENVIRONMENT, state, "", packages=(), replaced=(), log="")
-
-    async def kept_jobs(self) -> list[str]:
-        return []
-
-    # Nothing is started, ended or changed while this is measured.
-
-    async def launch(self, spec: AttemptSpec) -> None: ...
-
-    async def give_up(self, ref: AttemptRef) -> None: ...
-
-    async def stop_attempt(self, ref: AttemptRef) -> None: ...
-
-    async def preempt(self, ref: AttemptRef, grace_s: float) -> None: ...
-
-    async def drill(self, ref: AttemptRef, drill: Drill) -> None: ...
-
-    async def grow(self, ref: AttemptRef, grant: Grant) -> None: ...
-
-    async def recall(self, ref: AttemptRef, recall: Recall) -> None: ...
-
-    async def acknowledge(self, ref: AttemptRef) -> None: ...
-
-    async def request_nodes(
-        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
-    ) -> None: ...
-
-    async def drop_jobs(self, job_ids: Sequence[str]) -> None: ...
+        return [AttemptRef(job_id, 1, jobs.SESSION, (node_id,)) for job_id, node_id in names]
 
 
 def _number(job_id: str) -> int:
     return int(job_id.rpartition("-")[2])
-
-
-def _node(number: int) -> ClusterNode:
-    return ClusterNode(
-        node_id=jobs.node_of(number),
-        hostname=f"host-{number}",
-        alive=True,
-        resources=NODE,
-        available=dict.fromkeys(NODE, 0.0),
-        accepted=True,
-        problem=None,
-        full=None,
-        quarantined=(),
-        drained_by=None,
-        labels={},
-        is_starting=False,
-        is_released=False,
-        is_never_released=False,
-    )

@@ -58,7 +58,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Case:
-    """What runs on one service."""
+    """The jobs that run on one service."""
 
     database: str
     num_running: int

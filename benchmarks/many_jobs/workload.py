@@ -1,4 +1,4 @@
-"""What each job reports: groups of eight ranks with a step a second, as recipes report it."""
+"""The reports of jobs: groups of eight ranks with a step a second, as recipes report it."""
 
 from __future__ import annotations
 

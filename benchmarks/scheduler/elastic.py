@@ -43,7 +43,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What jobs may choose, and what the policy knows."""
+    """The choice that jobs have, and the knowledge that the policy has."""
 
     name: str
     has_range: bool

@@ -48,7 +48,7 @@ class KnownAttempts:
     """The attempts that this process follows.
 
     The cursor of an attempt says whether all is still as it was here: it changes in the same
-    transaction, whoever makes that.
+    transaction of any process.
     """
 
     def __init__(self) -> None:

@@ -97,7 +97,11 @@ def test_a_job_leaves_its_trace_and_a_summary_of_it(tmp_path: Path) -> None:
     assert summary["wall_s"] < sum(measured[n] for n in (4, 5, 6)) + 1.0
     assert any(each["name"].startswith("aten::") for each in summary["top"])
     trace = json.loads(gzip.decompress((artifacts(tmp_path) / "trace.json.gz").read_bytes()))
-    assert sum(e.get("name") == "dray.step" for e in trace["traceEvents"]) == 3
+    names = [e.get("name") for e in trace["traceEvents"]]
+    assert names.count("dray.step") == 3
+    # On a busy machine the largest operations are those that wait, but each is in the trace.
+    assert "aten::addmm" in names
+    assert {each["name"] for each in summary["top"]} <= set(names)
     assert "steps 4 to 6" in (artifacts(tmp_path) / "summary.txt").read_text()
 
 

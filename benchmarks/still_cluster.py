@@ -1,0 +1,69 @@
+"""A cluster in memory on which nothing happens; benchmarks add what they measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, Recall
+from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
+from service.cluster.port import AttemptRef, ClusterNode
+
+READY = NodeEnvironment(JobNeed.ENVIRONMENT, BuildState.READY, "", packages=(), replaced=(), log="")
+
+
+class StillCluster:
+    """The part of the port `service.cluster.port` that does nothing; environments are ready."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def launch(self, spec: AttemptSpec) -> None: ...
+
+    async def give_up(self, ref: AttemptRef) -> None: ...
+
+    async def stop_attempt(self, ref: AttemptRef) -> None: ...
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None: ...
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None: ...
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None: ...
+
+    async def recall(self, ref: AttemptRef, recall: Recall) -> None: ...
+
+    async def acknowledge(self, ref: AttemptRef) -> None: ...
+
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None: ...
+
+    async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
+        return READY
+
+    async def kept_jobs(self) -> list[str]:
+        return []
+
+    async def drop_jobs(self, job_ids: Sequence[str]) -> None: ...
+
+
+def node(
+    node_id: str, resources: Mapping[str, float], available: Mapping[str, float]
+) -> ClusterNode:
+    """One that is accepted, and stays."""
+    return ClusterNode(
+        node_id=node_id,
+        hostname=node_id,
+        alive=True,
+        resources=resources,
+        available=available,
+        accepted=True,
+        problem=None,
+        full=None,
+        quarantined=(),
+        drained_by=None,
+        labels={},
+        is_starting=False,
+        is_released=False,
+        is_never_released=False,
+    )
