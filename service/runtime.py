@@ -202,7 +202,9 @@ class Runtime:
             self.prices,
         )
         forecaster = Forecaster(database, lambda: scheduler.view, signals, timings)
-        retention = Retention(self.database, self.jobs.storage_watch, self.jobs, settings, timings)
+        retention = Retention(
+            *(self.database, self.storage, self.jobs.storage_watch, self.jobs, settings, timings)
+        )
         return [
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),

@@ -154,6 +154,6 @@ def decode(key: str, data: bytes) -> Iterator[Frame]:
         try:
             raw = json.loads(line)
             kind, time, body = FrameKind(raw["kind"]), float(raw["time"]), dict(raw["body"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         yield Frame(rank=rank, incarnation=incarnation, kind=kind, time=time, body=body)

@@ -536,6 +536,14 @@ class LogChunkRow(Base):
     """Consecutive lines of one rank: in `text` while the chunk is open, then in storage."""
 
     __tablename__ = "log_chunks"
+    __table_args__ = (
+        Index(
+            "ix_log_chunks_refused",
+            "job_id",
+            sqlite_where=text("refused_at IS NOT NULL"),
+            postgresql_where=text("refused_at IS NOT NULL"),
+        ),
+    )
     job_id: Mapped[str] = _job_key()
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -552,6 +560,12 @@ class LogChunkRow(Base):
     left_out: Mapped[int | None]
     """Of the rank's newest lines, once the job's log has reached its limit: how many lines are left
     out before them. None for the lines before the limit."""
+    refused_at: Mapped[datetime | None]
+    """When the storage refused the chunk, which is closed all the same and stays in `text` until the
+    storage takes it."""
+    dropped_bytes: Mapped[int | None]
+    """Of a refused chunk whose lines were dropped for want of room, those of the ones before it
+    included: `text` is a note of it."""
 
 
 class CheckpointRow(Base):

@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    StatementError,
+)
 from sqlalchemy.orm import Session
 
 from service.config.home_lock import make_private
@@ -55,6 +62,12 @@ the middle of one must not hold its locks for ever."""
 RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03", "25P03"})
 """Serialization failure, deadlock, server shutting down or starting, lock not available, idle for
 too long in a transaction."""
+
+OF_VALUES = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    *(AssertionError, RecursionError, StatementError),
+)
+"""Errors of computing or storing with values of a form that nobody expected."""
 
 _NOTIFY = text("SELECT pg_notify(:channel, topic) FROM unnest(CAST(:topics AS text[])) AS topic")
 _TOPICS = "topics"
@@ -346,6 +359,14 @@ def _may_pass(error: DBAPIError) -> bool:
     return isinstance(error, OperationalError | InterfaceError) and (
         sqlstate is None or sqlstate.startswith("08")
     )
+
+
+def is_of_values(error: Exception) -> bool:
+    """Whether the values that were to be stored may be what the error comes from, and neither the
+    database, nor its schema, nor the connection."""
+    if isinstance(error, DBAPIError):
+        return isinstance(error, DataError | IntegrityError)
+    return isinstance(error, OF_VALUES)
 
 
 def _limit_idling(engine: Engine) -> None:

@@ -46,6 +46,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       Unavailable
         DatabaseUnavailable database_unavailable
         StorageUnavailable  storage_unavailable
+          FolderSpoilt
 """
 
 from __future__ import annotations
@@ -311,3 +312,8 @@ class DatabaseUnavailable(Unavailable):
 
 class StorageUnavailable(Unavailable):
     code = "storage_unavailable"
+
+
+class FolderSpoilt(StorageUnavailable):
+    """The storage works, and something is in the way in the folder of one job: a file where a
+    folder is to be, a link that leads out of it, missing permissions."""

@@ -9,7 +9,7 @@ comes twice is stored once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -49,6 +49,9 @@ from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import LogStore
 from service.telemetry.metric_writer import MetricStore
 
+LEFT_OUT = "reports_left_out"
+"""Type of the event."""
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -75,6 +78,8 @@ class Received:
     in_storage: Sequence[Frame] = ()
     """Reports of the attempt's checkpoints by `service.checkpoints.unreported`, for a reply with an
     outcome: those that no rank reported are stored with it."""
+    left_out: str | None = None
+    """Of a reply that can't be stored as it came: the reports that were taken out of it, and why."""
 
 
 def record(
@@ -147,22 +152,35 @@ class _Recorder:
             reported = [frame for frame in reply.frames if not is_from_supervisor(frame)]
             stored = RankFrames(session, self.storage, job, row, now, self.known).take(reported)
             row.cursor = dict(reply.cursor)
+        if received.left_out is not None:
+            remark(session, job, type_=LEFT_OUT, code=LEFT_OUT, message=received.left_out, now=now)
         self._follow_phase(reply)
         SupervisorFrames(session, job, row, now, self.prices).take(told)
-        has_succeeded = reply.outcome is not None and reply.outcome.cause is Cause.SUCCEEDED
+        outcome = reply.outcome and self._borne_out(reply.outcome)
+        has_succeeded = outcome is not None and outcome.cause is Cause.SUCCEEDED
         trials.follow(session, job, stored, now, may_stop=not has_succeeded)
-        if reply.outcome is not None:
-            lost = _log_lines_lost(session, row, reply.outcome)
+        if outcome is not None:
+            lost = _log_lines_lost(session, row, outcome)
             LogStore(session, self.storage, job, row, now, self.known).close(lost)
             MetricStore(session, job, row, now, self.known).close()
             self._take_unreported(received.in_storage)
-            self._end(reply.outcome, self._at(reply.phase_times.get(Phase.ENDED)))
+            self._end(outcome, self._at(reply.phase_times.get(Phase.ENDED)))
             return Recorded(changed=True, live=False)
         fell_silent = silent_processes.note(session, job, row, reply.silent, now)
         changed = fell_silent or before != (row.cursor, row.phase)
         if changed:
             notify(session, job.id)
         return Recorded(changed=changed, live=True, cursor=row.cursor)
+
+    def _borne_out(self, outcome: Outcome) -> Outcome:
+        """The outcome, unless it is a success whose reports were left out."""
+        session, job = self.session, self.job
+        if outcome.cause is not Cause.SUCCEEDED:
+            return outcome
+        if not repository.has_event(session, job.id, LEFT_OUT, self.row.attempt):
+            return outcome
+        message = "it came to its end, but not all that it reported could be stored"
+        return replace(outcome, cause=Cause.INFRASTRUCTURE, message=message)
 
     def _follow_phase(self, reply: PollReply) -> None:
         """Move a job that starts as its attempt does; frames report a recovery in place."""

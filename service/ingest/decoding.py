@@ -52,6 +52,8 @@ from service.ingest.frame_checks import (
 )
 
 MAX_KEY_CHARS = 128
+MAX_LINE = 2**40
+"""Highest number of a line of a log: gaps between the numbers are added up in a 64-bit column."""
 MAX_STRAGGLERS = 64
 MAX_MESSAGE_CHARS = 4096
 MAX_TRACEBACK_CHARS = 16 * 1024
@@ -94,7 +96,7 @@ def _log(body: Body) -> LogReport:
     line = body["text"]
     if not isinstance(line, str):
         raise BadFrame("text is not a string")
-    return LogReport(count(body, "line", 2**62), clean(line))
+    return LogReport(count(body, "line", MAX_LINE), clean(line))
 
 
 def _checkpoint(body: Body) -> CheckpointReport:
@@ -122,8 +124,8 @@ def _artifact(body: Body) -> ArtifactReport:
 
 def _url(body: Body) -> str:
     url = body["url"]
-    if not isinstance(url, str):
-        raise BadFrame("url is not a string")
+    if not isinstance(url, str) or clean(url) != url:
+        raise BadFrame(f"url is no text that can be stored: {url!r}")
     return url
 
 

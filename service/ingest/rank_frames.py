@@ -36,6 +36,7 @@ from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, time_of
 from service.lifecycle.transitions import remark
 from service.storage.storage import Storage, check_file_name
 from service.telemetry.known_attempts import KnownAttempt
+from service.telemetry.log_lines import MAX_TIME_S
 from service.telemetry.log_writer import LogLine, LogStore
 from service.telemetry.metric_writer import MetricStore, by_name
 
@@ -135,7 +136,8 @@ class RankFrames:
             case MetricsReport() as report:
                 self._take_metrics(report, frame)
             case LogReport() as report:
-                seconds = frame.time if math.isfinite(frame.time) else self._now.timestamp()
+                is_time = 0 <= frame.time <= MAX_TIME_S
+                seconds = frame.time if is_time else self._now.timestamp()
                 line = LogLine(frame.rank, frame.incarnation, report.line, seconds, report.text)
                 self._logs.add(line)
             case CheckpointReport() as report:

@@ -31,6 +31,7 @@ from service.loops.launches import Launches
 from service.loops.pace import rest_after
 from service.loops.reply_writer import ReplyWriter
 from service.loops.timings import LoopTimings
+from service.loops.unstorable_replies import Leniency
 from service.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ class Reconciler:
         """Poll one attempt from this cursor on and have stored what it says, until its outcome is
         stored."""
         key, said = attempt.key, ""
-        loop = asyncio.get_running_loop()
+        loop, leniency = asyncio.get_running_loop(), Leniency()
         claimed_at = loop.time() - attempt.age_s
         given_up = False
         while True:
@@ -187,16 +188,17 @@ class Reconciler:
                 continue
             try:
                 in_storage = await self._checkpoints_of_ended(ref, reply.outcome)
-                recorded = await self._writer.store(
-                    Received(ref.job_id, ref.attempt, reply, cursor, in_storage)
-                )
-            except Exception:
+                received = Received(ref.job_id, ref.attempt, reply, cursor, in_storage)
+                recorded = await self._writer.store(leniency.reduce(received))
+            except Exception as error:
+                leniency.note(error)
                 logger.exception("could not store a reply of %s; asking again", ref.job_id)
                 await self._pause()
                 continue
             if not recorded.live:  # the end is stored, by this process or by another
                 return await self._close(ref)
             cursor = recorded.cursor
+            leniency.reset()
             if not reply.more:
                 took_s = loop.time() - asked_at
                 await asyncio.sleep(max(0.0, self._timings.reply_period_s - took_s))

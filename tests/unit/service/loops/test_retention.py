@@ -48,7 +48,8 @@ class Kept(Service):
         self.watch: StorageWatch = self.jobs.storage_watch
         timings = LoopTimings(retention_period_s=0.01)
         self.retention = Retention(
-            database, self.watch, self.jobs, self.settings, timings, clock=lambda: self.now
+            *(database, storage, self.watch, self.jobs, self.settings, timings),
+            clock=lambda: self.now,
         )
 
     async def finished(self, project: str = "vision", **fields: Any) -> str:
@@ -240,7 +241,8 @@ async def test_a_deletion_that_was_cut_off_is_taken_up_after_a_while(
     timings = LoopTimings()
     then = here.database.read_sync(here.database.time) + 2 * timings.deletion_grace
     later = Retention(
-        here.database, here.watch, here.jobs, here.settings, timings, clock=lambda: then
+        *(here.database, here.storage, here.watch, here.jobs, here.settings, timings),
+        clock=lambda: then,
     )
     await later.run_once()
     assert hidden() == []
