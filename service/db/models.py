@@ -561,8 +561,8 @@ class LogChunkRow(Base):
     """Of the rank's newest lines, once the job's log has reached its limit: how many lines are left
     out before them. None for the lines before the limit."""
     refused_at: Mapped[datetime | None]
-    """When the storage refused the chunk, which is closed all the same and stays in `text` until the
-    storage takes it."""
+    """When the storage refused the chunk, which is closed all the same and stays in `text` until
+    the storage takes it."""
     dropped_bytes: Mapped[int | None]
     """Of a refused chunk whose lines were dropped for want of room, those of the ones before it
     included: `text` is a note of it."""

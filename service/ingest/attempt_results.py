@@ -79,7 +79,7 @@ class Received:
     """Reports of the attempt's checkpoints by `service.checkpoints.unreported`, for a reply with an
     outcome: those that no rank reported are stored with it."""
     left_out: str | None = None
-    """Of a reply that can't be stored as it came: the reports that were taken out of it, and why."""
+    """Of a reply that can't be stored as it came: which reports were taken out of it, and why."""
 
 
 def record(

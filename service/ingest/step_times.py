@@ -10,6 +10,7 @@ from typing import Any
 
 from ray_workers.shared.contracts import BATCH_SIZE, NOISE_SCALE, Phase
 from service.db.models import AttemptRow, JobRow
+from service.ingest.frame_checks import MAX_SECONDS
 
 OF_BATCH = (BATCH_SIZE, NOISE_SCALE)
 """Metrics of a job with a range for its batch."""
@@ -56,6 +57,8 @@ def noted(
         if abs(seconds - before) < CHANGED * before:
             is_new = any(known.get(name) != value for name, value in in_force.items())
             return {**known, **in_force} if is_new else None
+    if not 0 < seconds < MAX_SECONDS:
+        return None  # nobody can step so fast, or so slowly
     times[tuple(size)] = float(f"{seconds:.3g}")
     return {**known, **in_force, "times": [[*key, value] for key, value in times.items()]}
 

@@ -1,8 +1,8 @@
 """Bytes by URL: logs, checkpoints and artifacts, on a folder or on what fsspec reaches.
 
 A *key* is a relative path with `/` between its parts; the first two name its owner, as in
-`jobs/ID`. Keys, and URLs that ranks report, can't lead out of the storage, nor from one owner's folder
-to another's: parts like `..` are refused, and on a folder links are followed first.
+`jobs/ID`. Keys, and URLs that ranks report, can't lead out of the storage, nor from one owner's
+folder to another's: parts like `..` are refused, and on a folder links are followed first.
 """
 
 from __future__ import annotations

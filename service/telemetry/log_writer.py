@@ -1,8 +1,8 @@
 """Log lines on their way into chunks.
 
 The last chunks of each rank are in SQL. A full one is written to storage before its row says so: a
-transaction that is tried again writes the same object again. One that the storage refuses because the
-job's own folder is spoilt stays in SQL (`service.telemetry.refused_logs`).
+transaction that is tried again writes the same object again. One that the storage refuses because
+the job's own folder is spoilt stays in SQL (`service.telemetry.refused_logs`).
 
 Once a job's log has reached its limit, each rank keeps its newest lines besides, in a chunk that
 stays in SQL and loses its oldest lines. Its first line says how many are left out.

@@ -1,7 +1,8 @@
 """Chunks of logs that the storage refuses, as where a job has spoilt its own folder there.
 
-They stay in SQL, closed, up to `MAX_BYTES` of a job, and are moved once the storage takes them. Of more
-the oldest are dropped, for each run of them a line in the log and an event at the attempt's end.
+They stay in SQL, closed, up to `MAX_BYTES` of a job, and are moved once the storage takes them.
+Beyond that the oldest are dropped: a line in the log, and an event at the attempt's end, say how
+many bytes of which rank.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,16 @@ async def test_a_deletion_that_was_cut_off_is_taken_up_after_a_while(
     )
     await later.run_once()
     assert hidden() == []
+
+
+async def test_sizes_that_a_job_made_up_do_not_keep_the_storage_from_being_measured(
+    service: Service, tmp_path: Path
+) -> None:
+    here = kept(service, tmp_path, storage_quota_bytes=100)
+    job_id = await here.running()
+    saved = [here.checkpoint(job_id, 1, step) for step in (1, 2, 3)]
+    here.report(job_id, 1, [replace(one, body={**one.body, "size_bytes": 2**62}) for one in saved])
+    assert "its quota" in (await here.watch.look(here.now) or "")
 
 
 async def test_a_deletion_is_done_though_nobody_heard_that_its_commit_arrived(

@@ -1,4 +1,4 @@
-"""Logs of jobs that have spoilt their own folders: read, bounded, and stored when there is a way."""
+"""Logs of jobs that have spoilt their own folders: read, bounded, and stored later."""
 
 from __future__ import annotations
 
