@@ -12,6 +12,7 @@ import dray
 from api import openapi, problems
 from api.context import Context
 from api.http.connections import Admission, Limits
+from api.http.turns import TurnLimits, Turns
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
 from api.routes import (
@@ -82,7 +83,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = runtime or await Runtime.open(settings, loops=loops)
-        context = Context(running, authority, telemetry)
+        context = Context(running, authority, telemetry, Turns(TurnLimits()))
         app.state.context = context
         try:
             yield

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict
 
+from api.http.turns import Turns
 from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
@@ -30,6 +32,7 @@ class Context:
     runtime: Runtime
     authority: Authority
     telemetry: Telemetry
+    turns: Turns
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server was asked to stop: long polls should answer now."""
 
@@ -58,6 +61,17 @@ def caller_of(request: Request) -> str:
     name = context_of(request).authority.caller(request)
     request.state.caller = name
     return name
+
+
+def turn(request: Request) -> AbstractAsyncContextManager[None]:
+    """The turn of the request's caller at a question that takes long to answer.
+
+    A caller is the name of a token, and on a server without tokens an address.
+    """
+    context = context_of(request)
+    host = request.client.host if request.client else ""
+    who = caller_of(request) if context.authority.has_tokens else host
+    return context.turns.turn(who)
 
 
 async def actor(request: Request) -> str:

@@ -74,6 +74,7 @@ STATUS: Mapping[str, int] = {
     "dependency_never_satisfied": 422,
     "init_from_not_found": 422,
     "init_from_differs": 422,
+    "too_many_requests": 429,
     "headers_too_large": 431,
     "internal_error": 500,
     "unavailable": 503,
@@ -83,7 +84,7 @@ STATUS: Mapping[str, int] = {
 }
 
 RETRY_AFTER_S = 1
-RETRIED = frozenset({"idempotency_in_flight"})
+RETRIED = frozenset({"idempotency_in_flight", "too_many_requests"})
 """Codes that are worth a retry, besides all of status 503."""
 
 

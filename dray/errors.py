@@ -21,6 +21,7 @@
           |   + BodyTooLarge         body_too_large
           |   + HeadersTooLarge      headers_too_large
           |   + RequestTooSlow       request_too_slow
+          |   + TooManyRequests      too_many_requests
           |   + RangeNotSatisfiable  range_not_satisfiable
           |   + Unsatisfiable        unsatisfiable
           |   |   + OutOfMemory      out_of_memory
@@ -260,6 +261,13 @@ class RequestTooSlow(BadRequest):
     """The request did not arrive completely in time; the clients send it again."""
 
     code = "request_too_slow"
+
+
+class TooManyRequests(BadRequest):
+    """The caller asks more questions of this kind at once than the server answers; the clients send
+    it again."""
+
+    code = "too_many_requests"
 
 
 class RangeNotSatisfiable(BadRequest):

@@ -68,6 +68,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "moved",
         "hint": f"`dray preempt {JOB_ID}` has it leave its slots and wait again",
     },
+    "too_many_requests": {
+        "detail": "2 questions of this kind are answered of a caller at a time, and 16 more wait",
+        "hint": "ask again when some of them are answered",
+    },
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
         "pointer": "/queue",

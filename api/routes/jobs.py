@@ -20,12 +20,14 @@ from api.context import (
     TheJobs,
     TheReading,
     refuse_unless_admin,
+    turn,
 )
 from api.http import body
 from api.http.caching import answer, fresh
 from api.http.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
 from api.http.idempotency import KeyHeader, check_key, named
 from api.http.times import Time
+from api.http.turns import TOO_MANY
 from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views
@@ -113,6 +115,7 @@ class SubmitQuery(Query):
         *IDEMPOTENCY_PROBLEMS,
         "invalid_parameter",
         "job_not_found",
+        TOO_MANY,
     ),
 )
 async def submit(
@@ -129,13 +132,15 @@ async def submit(
     again answers with the job of the first request.
 
     With `dry_run=true` the document is checked as it would be and nothing is stored: the answer is
-    200 and the explanation that the job would have, with its expected start.
+    200 and the explanation that the job would have, with its expected start. A caller has two such
+    questions answered at once, and more wait; beyond these the answer is 429.
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
     _refuse_functions(spec, context.runtime.settings)
     if query.dry_run:
-        return fresh(await jobs.dry_run(spec, owner=owner, project=DEFAULT_PROJECT), 200)
+        async with turn(request):
+            return fresh(await jobs.dry_run(spec, owner=owner, project=DEFAULT_PROJECT), 200)
     job, _created = await jobs.submit(
         spec,
         owner=owner,
@@ -300,8 +305,9 @@ async def preempt(
     operation_id="explain_job",
     response_model=views.Explanation,
     dependencies=[NoParameters],
-    responses=declare("invalid_parameter", "job_not_found"),
+    responses=declare("invalid_parameter", "job_not_found", TOO_MANY),
 )
 async def explain(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
     """Explain why the job is in its state, and what it waits for."""
-    return answer(request, await reading.explain(job_id))
+    async with turn(request):
+        return answer(request, await reading.explain(job_id))

@@ -202,7 +202,7 @@ def dropped_log_bytes(session: Session, job_id: str) -> dict[int, int]:
     query = select(row.rank, func.sum(row.dropped_bytes)).where(
         row.job_id == job_id, row.dropped_bytes.is_not(None)
     )
-    return {rank: int(size) for rank, size in session.execute(query.group_by(row.rank))}
+    return {rank: int(size or 0) for rank, size in session.execute(query.group_by(row.rank))}
 
 
 def log_ranks(session: Session, job_id: str, attempt: int) -> set[int]:
