@@ -212,7 +212,7 @@ class JobRow(Base):
 
 
 class QueueRow(Base):
-    """The rules of a queue: `service.domain.scheduling.queues.Queue`."""
+    """The rules of a queue: `service.domain.scheduling.rules.queues.Queue`."""
 
     __tablename__ = "queues"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)

@@ -23,7 +23,7 @@ from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.elastic_policy import ElasticPolicy
 from benchmarks.scheduler.replay import ReplayedJob
 from benchmarks.scheduler.tiresias import LONG_GPU_S, Tiresias
-from service.domain.scheduling import slots
+from service.domain.scheduling.placement import slots
 from service.domain.scheduling.policy import Wait, plan
 
 

@@ -7,17 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.eviction import MIN_RUN_S
-from service.domain.scheduling.policy import (
-    Holder,
-    Node,
-    Request,
-    RunningJob,
-    Snapshot,
-    WaitingJob,
-    held_on,
-    offered,
-)
+from service.domain.scheduling.placement.slots import held_on, offered
+from service.domain.scheduling.policy import Holder, Node, Request, RunningJob, Snapshot, WaitingJob
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HOUR = 3600.0

@@ -13,7 +13,6 @@ from ray_workers.shared.contracts import Slice
 from service.config.node_types import NodeType
 from service.domain.scheduling import autoscaling
 from service.domain.scheduling.autoscaling import Demand, may_come
-from service.domain.scheduling.dependencies import Dependency
 from service.domain.scheduling.policy import (
     Growing,
     Holder,
@@ -27,7 +26,8 @@ from service.domain.scheduling.policy import (
     WaitingJob,
     plan,
 )
-from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.rules.dependencies import Dependency
+from service.domain.scheduling.rules.queues import Queue
 
 NOW = datetime(2026, 1, 1, 14, 3, 7, tzinfo=UTC)
 SMALL = NodeType({"CPU": 4.0}, 3)

@@ -19,7 +19,7 @@ from service.domain.costs.budgets import (
 )
 from service.domain.costs.prices import HeldOnNode, PriceRule, Prices, cost_of, unreachable
 from service.domain.scheduling.policy import Grow, Node, Snapshot, Start, Stay, Wait, plan
-from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.test_growth import group
 from tests.unit.service.domain.test_limits import NOW, job
 

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from service.domain.scheduling import policy
-from service.domain.scheduling.counterfactuals import Choices, Counterfactual, JobQuestions
-from service.domain.scheduling.eviction import RunningJob
-from service.domain.scheduling.obstacles import Reason
-from service.domain.scheduling.outlook import RESOLUTION
+from service.domain.scheduling.outlook.counterfactuals import Choices, Counterfactual, JobQuestions
+from service.domain.scheduling.outlook.simulation import RESOLUTION
 from service.domain.scheduling.policy import (
     Decision,
     Impossible,
@@ -21,7 +19,9 @@ from service.domain.scheduling.policy import (
     WaitingJob,
     plan,
 )
-from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.rules.eviction import RunningJob
+from service.domain.scheduling.rules.obstacles import Reason
+from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.test_outlook import HOUR, NOW, in_s, runs, situation, waits
 
 

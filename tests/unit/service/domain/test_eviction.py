@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.scheduling import forecast, order
-from service.domain.scheduling.eviction import CLEARLY_LESS, MIN_RUN_S
+from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.placement import slots
 from service.domain.scheduling.policy import (
     Preempt,
     Request,
@@ -20,6 +20,8 @@ from service.domain.scheduling.policy import (
     WaitingJob,
     plan,
 )
+from service.domain.scheduling.rules import order
+from service.domain.scheduling.rules.eviction import CLEARLY_LESS, MIN_RUN_S
 from tests.unit.service.domain.snapshots import HOUR, NOW, running, snapshot, waiting
 
 
@@ -135,10 +137,10 @@ def test_progress_and_earlier_runs_tell_how_long_a_job_has_left() -> None:
 
 
 def test_a_gang_is_as_large_as_its_largest_share() -> None:
-    total = order.total_of([{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0}])
+    total = slots.total_of([{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0}])
     assert total == {"CPU": 16.0, "GPU": 4.0}
-    assert order.share_of(Request(2, {"CPU": 1.0, "GPU": 1.0}), total) == 0.5
-    assert order.share_of(Request(2, {"CPU": 1.0, "TPU": 1.0}), total) == 0.125
+    assert slots.share_of(Request(2, {"CPU": 1.0, "GPU": 1.0}), total) == 0.5
+    assert slots.share_of(Request(2, {"CPU": 1.0, "TPU": 1.0}), total) == 0.125
 
 
 GANGS = st.tuples(st.integers(1, 6), st.none() | st.floats(0, 10 * HOUR), st.integers(49, 51))

@@ -10,6 +10,7 @@ import pytest
 
 from dray.spec import Elastic, Resources
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.slots import count, held_on, offered, request_of
 from service.domain.scheduling.policy import (
     Decision,
     Grow,
@@ -24,12 +25,8 @@ from service.domain.scheduling.policy import (
     Wait,
     WaitingJob,
     can_ever_fit,
-    held_on,
-    offered,
     plan,
-    request_of,
 )
-from service.domain.scheduling.slots import count
 from tests.unit.service.domain.test_policy import NOW, decide, job, node, started
 
 CPU = {"CPU": 1.0}

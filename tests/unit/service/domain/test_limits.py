@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.limits import why_never
+from service.domain.scheduling.placement.slots import amounts
 from service.domain.scheduling.policy import (
     Decision,
     Grow,
@@ -25,7 +25,8 @@ from service.domain.scheduling.policy import (
     WaitingJob,
     plan,
 )
-from service.domain.scheduling.queues import Queue, amounts
+from service.domain.scheduling.rules.limits import why_never
+from service.domain.scheduling.rules.queues import Queue
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CPU = {"CPU": 1.0}

@@ -12,18 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling import forecast
-from service.domain.scheduling.dependencies import ArrayLimit, Dependency
-from service.domain.scheduling.eviction import MIN_RUN_S, RunningJob
-from service.domain.scheduling.lanes import Lanes
-from service.domain.scheduling.outlook import (
+from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.outlook.lanes import Lanes
+from service.domain.scheduling.outlook.simulation import (
     HORIZON_S,
     LEAVING_S,
     RESOLUTION,
     Expected,
     Simulation,
-    Situation,
 )
+from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.placement.slots import with_shared_gpus
 from service.domain.scheduling.policy import (
     Preempt,
     Request,
@@ -32,8 +31,9 @@ from service.domain.scheduling.policy import (
     WaitingJob,
     plan,
 )
-from service.domain.scheduling.queues import Queue
-from service.domain.scheduling.slots import with_shared_gpus
+from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
+from service.domain.scheduling.rules.eviction import MIN_RUN_S, RunningJob
+from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.snapshots import HOUR, NOW, running, snapshot, waiting
 
 

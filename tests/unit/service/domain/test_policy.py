@@ -10,6 +10,7 @@ import pytest
 from dray.spec import Resources
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import label_resources
+from service.domain.scheduling.placement.slots import fits, held_on, needs, offered, request_of
 from service.domain.scheduling.policy import (
     SOON_S,
     Decision,
@@ -22,13 +23,8 @@ from service.domain.scheduling.policy import (
     Wait,
     WaitingJob,
     can_ever_fit,
-    fits,
-    held_on,
-    offered,
     plan,
-    request_of,
 )
-from service.domain.scheduling.slots import needs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

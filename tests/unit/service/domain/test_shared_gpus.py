@@ -7,6 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.slots import (
+    add,
+    fits,
+    held_on,
+    offered,
+    parts_on,
+    with_shared_gpus,
+)
 from service.domain.scheduling.policy import (
     Decision,
     Holder,
@@ -17,11 +25,8 @@ from service.domain.scheduling.policy import (
     Wait,
     WaitingJob,
     can_ever_fit,
-    held_on,
-    offered,
     plan,
 )
-from service.domain.scheduling.slots import add, fits, parts_on, with_shared_gpus
 from tests.unit.service.domain.test_limits import NOW
 
 HALF = {"GPU": 0.5}

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from service.domain.scheduling.dependencies import ArrayLimit
-from service.domain.scheduling.eviction import MIN_RUN_S
-from service.domain.scheduling.order import LONGEST_WAIT_S
 from service.domain.scheduling.policy import (
     Preempt,
     RunningJob,
@@ -21,8 +18,11 @@ from service.domain.scheduling.policy import (
     WaitingJob,
     plan,
 )
-from service.domain.scheduling.queues import Queue
-from service.domain.scheduling.shares import (
+from service.domain.scheduling.rules.dependencies import ArrayLimit
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
+from service.domain.scheduling.rules.order import LONGEST_WAIT_S
+from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.shares import (
     HALF_LIFE_S,
     QUEUE_SLACK_S,
     USER_SLACK_S,

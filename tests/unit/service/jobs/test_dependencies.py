@@ -19,7 +19,7 @@ from service.domain.errors import (
 )
 from service.domain.scheduling import policy
 from service.domain.scheduling.policy import Node, Snapshot, Start, Wait
-from service.loops.queue_view import snapshot
+from service.loops.shared.queue_view import snapshot
 from tests.unit.service.helpers import Service, events_of
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import NODE_LEVEL, labels_in
-from service.domain.scheduling import order
-from service.domain.scheduling.eviction import CLEARLY_LESS, MIN_RUN_S
-from service.domain.scheduling.limits import why_never
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.placement.gangs import SIZE_POWER
+from service.domain.scheduling.placement.slots import amounts, count, fits
 from service.domain.scheduling.policy import (
     Decision,
     Grow,
@@ -28,10 +28,11 @@ from service.domain.scheduling.policy import (
     Stay,
     Wait,
     WaitingJob,
-    fits,
 )
-from service.domain.scheduling.queues import Queue, amounts
-from service.domain.scheduling.slots import count
+from service.domain.scheduling.rules import order
+from service.domain.scheduling.rules.eviction import CLEARLY_LESS, MIN_RUN_S
+from service.domain.scheduling.rules.limits import why_never
+from service.domain.scheduling.rules.queues import Queue
 
 Asks = Preempt | Shrink
 Free = dict[str, dict[str, float]]
@@ -52,7 +53,7 @@ class Oracle:
         self.nodes = [node for node in snapshot.nodes if node.accepted]
         self.levels = (*snapshot.topology, NODE_LEVEL)
         self.queues = {queue.name: queue for queue in snapshot.queues}
-        self.total = order.total_of(node.total for node in self.nodes)
+        self.total = slots.total_of(node.total for node in self.nodes)
         self.free, self.now_free, self.soon_free = self.copy(), self.copy(), self.copy()
         self.aside: dict[bool, list[tuple[Request, int]]] = {False: [], True: []}
         """Of jobs ahead: for those that may not pass on what is reserved, and for those that may
@@ -85,8 +86,8 @@ class Oracle:
             return -1.0
         if job.left_s is None:
             return 0.0
-        share = order.share_of(job.request, self.total)
-        return (job.left_s + order.SETTLING_S) * share**order.SIZE_POWER
+        share = slots.share_of(job.request, self.total)
+        return (job.left_s + order.SETTLING_S) * share**SIZE_POWER
 
     def key(self, job: WaitingJob | RunningJob) -> tuple[float, ...]:
         first = job.job_id not in self.guaranteed

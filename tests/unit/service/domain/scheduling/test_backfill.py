@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.backfill import MAX_BLOCKED
-from service.domain.scheduling.eviction import MIN_RUN_S
-from service.domain.scheduling.order import SETTLING_S
 from service.domain.scheduling.policy import (
     Holder,
     Node,
@@ -21,6 +18,9 @@ from service.domain.scheduling.policy import (
     WaitingJob,
     plan,
 )
+from service.domain.scheduling.rules.backfill import MAX_BLOCKED
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
+from service.domain.scheduling.rules.order import SETTLING_S
 from tests.unit.service.domain.snapshots import GPU, HOUR, NOW, snapshot
 
 LARGE = WaitingJob("large", 0, 50, 1, Request(4, GPU), waited_s=0.0)

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.dependencies import ArrayLimit, Dependency
-from service.domain.scheduling.eviction import MIN_RUN_S
+from service.domain.scheduling.elastic.resizing import spare
+from service.domain.scheduling.placement.slots import count, held_on, offered
 from service.domain.scheduling.policy import (
     Decision,
     Grow,
@@ -36,13 +36,11 @@ from service.domain.scheduling.policy import (
     Snapshot,
     Start,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
-from service.domain.scheduling.queues import Queue
-from service.domain.scheduling.resizing import spare
-from service.domain.scheduling.slots import count
+from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
+from service.domain.scheduling.rules.queues import Queue
 from tests.marks import soak
 from tests.unit.service.domain.scheduling.oracle import Oracle
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.eviction import MIN_RUN_S
+from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.policy import (
     Decision,
     Preempt,
@@ -20,7 +20,7 @@ from service.domain.scheduling.policy import (
     WaitingJob,
     plan,
 )
-from service.domain.scheduling.resizing import spare
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
 from tests.unit.service.domain.snapshots import NOW, snapshot
 
 A, B, C = Slice("a", 2), Slice("b", 1), Slice("c", 1)
