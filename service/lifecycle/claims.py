@@ -33,13 +33,7 @@ from service.domain.progress import without_rates
 from service.domain.scheduling.placement.slots import workers
 from service.domain.states import Trigger, transition
 from service.lifecycle import held_slots
-from service.lifecycle.transitions import (
-    changes_of,
-    move,
-    runtime_left_s,
-    state_event,
-    tell_moved,
-)
+from service.lifecycle.transitions import changes_of, move, runtime_left_s, state_event, tell_moved
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,7 @@ from statistics import mean
 import pytest
 
 from benchmarks import report
-from benchmarks.scheduler import (
-    locality,
-    measure,
-    replay,
-    snapshots,
-    traces,
-    workloads,
-)
+from benchmarks.scheduler import locality, measure, replay, snapshots, traces, workloads
 from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.elastic_policy import ElasticPolicy
 from benchmarks.scheduler.replay import ReplayedJob

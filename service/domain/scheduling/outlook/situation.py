@@ -10,9 +10,7 @@ from typing import TypeVar
 
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.lanes import Lanes
-from service.domain.scheduling.placement.slots import (
-    Node,
-)
+from service.domain.scheduling.placement.slots import Node
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.eviction import RunningJob

@@ -11,10 +11,7 @@ from service.domain.scheduling.elastic import sizing
 from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, targets
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
-from service.domain.scheduling.placement.slots import (
-    count,
-    workers,
-)
+from service.domain.scheduling.placement.slots import count, workers
 from service.domain.scheduling.policy.ranking import is_kept_back
 from service.domain.scheduling.policy.records import Preempt, Shrink, Snapshot, WaitingJob
 from service.domain.scheduling.rules import eviction, order

@@ -37,10 +37,7 @@ from datetime import datetime
 
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.gangs import Gangs
-from service.domain.scheduling.placement.slots import (
-    WHOLE_GPUS,
-    Node,
-)
+from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node
 from service.domain.scheduling.policy.ranking import Ranking, at_the_front
 from service.domain.scheduling.policy.records import Decision, Snapshot, Stay, Wait
 from service.domain.scheduling.policy.round import Round, waits_for_jobs

@@ -9,12 +9,7 @@ from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.elastic.sizing import ElasticJob
-from service.domain.scheduling.placement.slots import (
-    Holder,
-    Node,
-    Request,
-    count,
-)
+from service.domain.scheduling.placement.slots import Holder, Node, Request, count
 from service.domain.scheduling.rules import eviction, shares
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.eviction import RunningJob

@@ -9,11 +9,7 @@ from datetime import datetime
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
-from service.domain.scheduling.placement.slots import (
-    Node,
-    count,
-    workers,
-)
+from service.domain.scheduling.placement.slots import Node, count, workers
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.departures import Departures
 from service.domain.scheduling.policy.feasibility import can_ever_fit

@@ -19,7 +19,7 @@ from service.loops.scheduling import decision_recorder
 from service.loops.shared.timings import LoopTimings
 from service.outlook import codec, decisions
 from service.outlook.decisions import SeenRound
-from tests.unit.service.domain.test_outlook import NOW, runs, situation, waits
+from tests.unit.service.domain.scheduling.outlook.test_outlook import NOW, runs, situation, waits
 from tests.unit.service.helpers import Service
 
 

@@ -37,7 +37,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.rules.eviction import MIN_RUN_S
-from tests.unit.service.domain.scheduling.oracle import Oracle
+from tests.unit.service.domain.scheduling.policy.oracle import Oracle
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = 3600.0

@@ -21,7 +21,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.rules.eviction import MIN_RUN_S
-from tests.unit.service.domain.snapshots import NOW, snapshot
+from tests.unit.service.domain.scheduling.snapshots import NOW, snapshot
 
 A, B, C = Slice("a", 2), Slice("b", 1), Slice("c", 1)
 

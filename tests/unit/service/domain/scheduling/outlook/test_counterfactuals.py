@@ -22,7 +22,14 @@ from service.domain.scheduling.policy import (
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
-from tests.unit.service.domain.test_outlook import HOUR, NOW, in_s, runs, situation, waits
+from tests.unit.service.domain.scheduling.outlook.test_outlook import (
+    HOUR,
+    NOW,
+    in_s,
+    runs,
+    situation,
+    waits,
+)
 
 
 def answers(

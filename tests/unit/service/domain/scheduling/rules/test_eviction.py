@@ -22,7 +22,7 @@ from service.domain.scheduling.policy import (
 )
 from service.domain.scheduling.rules import order
 from service.domain.scheduling.rules.eviction import CLEARLY_LESS, MIN_RUN_S
-from tests.unit.service.domain.snapshots import HOUR, NOW, running, snapshot, waiting
+from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW, running, snapshot, waiting
 
 
 def test_a_job_of_which_nobody_knows_how_long_it_takes_is_tried_at_once() -> None:

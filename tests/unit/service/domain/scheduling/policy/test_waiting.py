@@ -9,7 +9,7 @@ import pytest
 from dray.views import JobState
 from service.domain.scheduling.policy import Decision, Snapshot, Start, Wait, WaitingJob, plan
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency, Prospect, prospect
-from tests.unit.service.domain.test_policy import NOW, job, node, started
+from tests.unit.service.domain.scheduling.policy.test_policy import NOW, job, node, started
 
 FIRST = Dependency("job-1", on_success=True, is_now="RUNNING")
 

@@ -23,18 +23,11 @@ from service.domain.scheduling.outlook.simulation import (
 )
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement.slots import with_shared_gpus
-from service.domain.scheduling.policy import (
-    Preempt,
-    Request,
-    Shrink,
-    Start,
-    WaitingJob,
-    plan,
-)
+from service.domain.scheduling.policy import Preempt, Request, Shrink, Start, WaitingJob, plan
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.eviction import MIN_RUN_S, RunningJob
 from service.domain.scheduling.rules.queues import Queue
-from tests.unit.service.domain.snapshots import HOUR, NOW, running, snapshot, waiting
+from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW, running, snapshot, waiting
 
 
 def waits(name: str, gpus: int = 1, **more: Any) -> WaitingJob:

@@ -42,7 +42,7 @@ from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.eviction import MIN_RUN_S
 from service.domain.scheduling.rules.queues import Queue
 from tests.marks import soak
-from tests.unit.service.domain.scheduling.oracle import Oracle
+from tests.unit.service.domain.scheduling.policy.oracle import Oracle
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LEVELS = ("zone", "rack")

@@ -12,7 +12,6 @@ from ray_workers.shared.contracts import Slice
 from service.config.node_types import label_resources
 from service.domain.scheduling.placement.slots import fits, held_on, needs, offered, request_of
 from service.domain.scheduling.policy import (
-    SOON_S,
     Decision,
     Holder,
     Impossible,
@@ -25,6 +24,7 @@ from service.domain.scheduling.policy import (
     can_ever_fit,
     plan,
 )
+from service.domain.scheduling.policy.round import SOON_S
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

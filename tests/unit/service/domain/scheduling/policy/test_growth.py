@@ -27,7 +27,7 @@ from service.domain.scheduling.policy import (
     can_ever_fit,
     plan,
 )
-from tests.unit.service.domain.test_policy import NOW, decide, job, node, started
+from tests.unit.service.domain.scheduling.policy.test_policy import NOW, decide, job, node, started
 
 CPU = {"CPU": 1.0}
 

@@ -21,7 +21,7 @@ from service.domain.scheduling.policy import (
 from service.domain.scheduling.rules.backfill import MAX_BLOCKED
 from service.domain.scheduling.rules.eviction import MIN_RUN_S
 from service.domain.scheduling.rules.order import SETTLING_S
-from tests.unit.service.domain.snapshots import GPU, HOUR, NOW, snapshot
+from tests.unit.service.domain.scheduling.snapshots import GPU, HOUR, NOW, snapshot
 
 LARGE = WaitingJob("large", 0, 50, 1, Request(4, GPU), waited_s=0.0)
 SMALL = WaitingJob("small", 0, 50, 2, Request(1, GPU), waited_s=0.0, ends_within_s=600.0)

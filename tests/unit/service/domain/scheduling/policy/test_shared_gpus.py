@@ -27,7 +27,7 @@ from service.domain.scheduling.policy import (
     can_ever_fit,
     plan,
 )
-from tests.unit.service.domain.test_limits import NOW
+from tests.unit.service.domain.scheduling.rules.test_limits import NOW
 
 HALF = {"GPU": 0.5}
 WHOLE = {"GPU": 1.0}

@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.domain.scheduling.policy import (
-    Preempt,
-    RunningJob,
-    Snapshot,
-    Start,
-    WaitingJob,
-    plan,
-)
+from service.domain.scheduling.policy import Preempt, RunningJob, Snapshot, Start, WaitingJob, plan
 from service.domain.scheduling.rules.dependencies import ArrayLimit
 from service.domain.scheduling.rules.eviction import MIN_RUN_S
 from service.domain.scheduling.rules.order import LONGEST_WAIT_S
@@ -29,8 +22,8 @@ from service.domain.scheduling.rules.shares import (
     Standings,
     Used,
 )
-from tests.unit.service.domain import snapshots
-from tests.unit.service.domain.snapshots import HOUR, NOW
+from tests.unit.service.domain.scheduling import snapshots
+from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
 
 GPUS = 8
 DAY = 24 * HOUR
