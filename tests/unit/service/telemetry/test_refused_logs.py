@@ -16,7 +16,7 @@ from ray_workers.shared.contracts import Cause, attempt_prefix
 from service.db.models import LogChunkRow
 from service.domain.errors import FolderSpoilt, StorageUnavailable
 from service.loops.retention import Retention
-from service.loops.timings import LoopTimings
+from service.loops.shared.timings import LoopTimings
 from service.storage import storage as storage_module
 from service.storage.storage import Storage
 from service.telemetry import refused_logs
