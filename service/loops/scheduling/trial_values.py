@@ -48,8 +48,8 @@ class _SamplerQuestion:
 
 
 class TrialValues:
-    """Asks the samplers beside the scheduler's rounds, that of a sweep one question after the other:
-    a sampler may take a second, and must see the trials that were asked for before.
+    """Asks the samplers beside the scheduler's rounds, that of a sweep one question at a time: it
+    may take a second, and must see the trials that were asked for before.
 
     The slots of a trial wait for its first answer for `PATIENCE_S`. A sampler that takes longer, or
     fails, keeps none: the trials of its sweep that lack values are passed over until it has

@@ -20,8 +20,8 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 EXPLORED = 2
 """Times the largest size that was reported: beyond that nobody knows the job's speed."""
@@ -91,6 +91,10 @@ class Sized:
     """It keeps what it has, and may get more."""
     comes_first: bool = False
     """It gets its least size before anybody gets more."""
+    has_grown: bool = False
+    """It was given slots of late: it keeps them from jobs that run, not from those that start."""
+    has_shrunk: bool = False
+    """It gave slots back of late for the gain of others: it gets more when nobody else does."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -257,8 +261,24 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
 
 
 def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]:
-    """Workers of each job, of `capacity` in all: 0 for a job that gets none now."""
+    """Workers of each job, of `capacity` in all: 0 for a job that gets none now.
+
+    Groups do not pass slots to and fro: those that have changed their size of late keep it, unless
+    there is no other room for jobs that start.
+    """
     worth = {each.job_id: worths(each, per_node) for each in jobs}
+    given = _by_gain(jobs, worth, capacity)
+    if not any(each.has_grown for each in jobs):
+        return given
+    started = sum(given[each.job_id] for each in jobs if not each.held)
+    settled = [replace(each, stays=each.stays or each.has_grown) for each in jobs]
+    kept = sum(each.held if each.stays else min(each.held, given[each.job_id]) for each in settled)
+    return given if started + kept > capacity else _by_gain(settled, worth, capacity)
+
+
+def _by_gain(
+    jobs: Sequence[Sized], worth: Mapping[str, Mapping[int, float]], capacity: int
+) -> dict[str, int]:
     given = {each.job_id: each.held if each.stays else 0 for each in jobs}
     left = capacity - sum(given.values())
     for each in sorted(jobs, key=lambda each: not each.held):
@@ -266,6 +286,7 @@ def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]
             given[each.job_id] = each.job.least
             left -= each.job.least
     heap: list[tuple[float, int, int, int]] = []
+    bounds = [each.held if each.has_shrunk else capacity for each in jobs]
 
     def offer(place: int) -> None:
         """The next size of a job: the one that gains most by the worker."""
@@ -274,21 +295,25 @@ def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]
         gains = [
             ((value - of_job.get(at, 0.0)) / (size - at), -size)
             for size, value in of_job.items()
-            if at < size <= at + left
+            if at < size <= min(at + left, bounds[place])
         ]
         gain, size = max(gains, default=(0.0, 0))
         if gain > 0:
             heapq.heappush(heap, (-gain, place, at, -size))
 
-    for place in range(len(jobs)):
-        offer(place)
-    while heap and left > 0:
-        _, place, at, size = heapq.heappop(heap)
-        name = jobs[place].job_id
-        if size - at > left:
+    for _ in range(2):  # what is left then is for those that have shrunk, too
+        for place in range(len(jobs)):
             offer(place)
-            continue
-        given[name] = size
-        left -= size - at
-        offer(place)
+        while heap and left > 0:
+            _, place, at, size = heapq.heappop(heap)
+            name = jobs[place].job_id
+            if size - at > left:
+                offer(place)
+                continue
+            given[name] = size
+            left -= size - at
+            offer(place)
+        if left <= 0 or not any(each.has_shrunk for each in jobs):
+            break
+        bounds = [capacity] * len(jobs)
     return given

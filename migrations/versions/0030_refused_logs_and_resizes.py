@@ -1,4 +1,4 @@
-"""Chunks of logs that the storage refuses stay in SQL, within bounds."""
+"""Refused chunks of logs stay in SQL; and when elastic groups have grown and shrunk."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("log_chunks", sa.Column("refused_at", UtcDateTime(), nullable=True))
     op.add_column("log_chunks", sa.Column("dropped_bytes", sa.BigInteger(), nullable=True))
+    op.add_column("attempts", sa.Column("grown_at", UtcDateTime(), nullable=True))
+    op.add_column("attempts", sa.Column("shrunk_at", UtcDateTime(), nullable=True))
     op.create_index(
         "ix_log_chunks_refused",
         "log_chunks",
