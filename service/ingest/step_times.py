@@ -16,6 +16,7 @@ OF_BATCH = (BATCH_SIZE, NOISE_SCALE)
 """Metrics of a job with a range for its batch."""
 CHANGED = 0.05
 """Relative change that is noted: a fit for each report would gain nothing."""
+LEAST_SECONDS = 1e-6
 SMOOTHING = 0.3
 """The weight of a new time in the mean of those with the same size."""
 
@@ -57,7 +58,7 @@ def noted(
         if abs(seconds - before) < CHANGED * before:
             is_new = any(known.get(name) != value for name, value in in_force.items())
             return {**known, **in_force} if is_new else None
-    if not 0 < seconds < MAX_SECONDS:
+    if not LEAST_SECONDS < seconds < MAX_SECONDS:
         return None  # nobody can step so fast, or so slowly
     times[tuple(size)] = float(f"{seconds:.3g}")
     return {**known, **in_force, "times": [[*key, value] for key, value in times.items()]}

@@ -41,6 +41,8 @@ CLEARLY_BETTER = 1.05
 TRIED = 1.15
 """The same for a batch that is larger than all that were reported. Only a report of it tells the
 time that each step takes whatever its batch, so it is tried where it loses little."""
+LEAST_SHARE = 1e-4
+"""Of the shortest step that was reported: no step of any size takes less."""
 PRIOR = 1e-3
 """Weight of the assumption that steps cost only their samples, in squares of relative errors."""
 
@@ -179,7 +181,9 @@ def step_s(
     coefficients = fitted(job.step_times, job.micro_batch_size)
     num_nodes = math.ceil(num_workers / per_node)
     terms = _terms(num_workers, num_nodes, batch_size or job.batch_size, job.micro_batch_size)
-    return sum(each * term for each, term in zip(coefficients, terms, strict=True))
+    seconds = sum(each * term for each, term in zip(coefficients, terms, strict=True))
+    # A model of reports by several workers may have no term that is left with a single one.
+    return max(seconds, LEAST_SHARE * min(each.seconds for each in job.step_times))
 
 
 def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
@@ -292,10 +296,11 @@ def _by_gain(
         """The next size of a job: the one that gains most by the worker."""
         name = jobs[place].job_id
         of_job, at = worth[name], given[name]
+        bound = min(at + left, bounds[place])
         gains = [
             ((value - of_job.get(at, 0.0)) / (size - at), -size)
             for size, value in of_job.items()
-            if at < size <= min(at + left, bounds[place])
+            if at < size <= bound
         ]
         gain, size = max(gains, default=(0.0, 0))
         if gain > 0:

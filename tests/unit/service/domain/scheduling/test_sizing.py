@@ -63,6 +63,15 @@ def test_the_fit_tells_the_times_that_were_reported_and_those_of_other_sizes() -
     assert sizing.step_s(larger, 4, PER_NODE) == pytest.approx(seconds(4, 256, 0.1), rel=0.05)
 
 
+def test_a_job_that_was_slower_with_more_workers_is_tried_with_one() -> None:
+    times = (ReportedStep(2, 1, 64, 0.3), ReportedStep(4, 1, 64, 0.9), ReportedStep(8, 2, 64, 1.8))
+    job = replace(elastic(), step_times=times, micro_batch_size=16, in_place=True)
+    assert sizing.fitted(times, 16)[:2] == (0.0, 0.0), "nothing of it is put down to its samples"
+    there = running("there", job, Slice("a", 1), Slice("a", 1))
+    made = planned({"there": job, "new": elastic()}, (there,), (waiting("new"),))
+    assert isinstance(made["new"], Start)
+
+
 def test_no_coefficient_is_negative() -> None:
     times = (ReportedStep(1, 1, 64, 1.0), ReportedStep(2, 1, 64, 0.3), ReportedStep(4, 1, 64, 0.4))
     assert min(sizing.fitted(times, 64)) >= 0
