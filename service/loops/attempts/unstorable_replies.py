@@ -19,7 +19,7 @@ without any."""
 
 @dataclass
 class Leniency:
-    """What is left out of the next reply of one attempt."""
+    """Takes out of the replies of one attempt the reports that keep them from being stored."""
 
     _failures: int = 0
     _why: str = ""
