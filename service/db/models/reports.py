@@ -1,4 +1,4 @@
-"""What attempts report and leave behind: metrics, log lines, checkpoints, artifacts."""
+"""Rows that attempts report and leave behind: metrics, log lines, checkpoints, artifacts."""
 
 from __future__ import annotations
 

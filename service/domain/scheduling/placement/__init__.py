@@ -1,1 +1,1 @@
-"""What nodes have, which slots of it a gang gets, and how much is left."""
+"""Resources of nodes, which slots of them a gang gets, and how much is left."""

@@ -1,4 +1,4 @@
-"""What goes into a plan, and what comes out: the snapshot, and the decisions."""
+"""Records that go into a plan and come out of it: the snapshot and the decisions."""
 
 from __future__ import annotations
 
