@@ -45,6 +45,7 @@ from service.ingest.supervisor_frames import SupervisorFrames, generation, is_fr
 from service.lifecycle import resizing
 from service.lifecycle.transitions import Ends, move, remark, runtime_left_s
 from service.storage.storage import Storage
+from service.telemetry import system_metrics
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import LogStore
 from service.telemetry.metric_writer import MetricStore
@@ -148,13 +149,14 @@ class _Recorder:
             stored = RankFrames(session, self.storage, job, row, now, self.known).take(reported)
             row.cursor = dict(reply.cursor)
         self._follow_phase(reply)
-        SupervisorFrames(session, job, row, now, self.prices).take(told)
+        SupervisorFrames(session, job, row, now, self.known, self.prices).take(told)
         has_succeeded = reply.outcome is not None and reply.outcome.cause is Cause.SUCCEEDED
         trials.follow(session, job, stored, now, may_stop=not has_succeeded)
         if reply.outcome is not None:
             lost = _log_lines_lost(session, row, reply.outcome)
             LogStore(session, self.storage, job, row, now, self.known).close(lost)
             MetricStore(session, job, row, now, self.known).close()
+            system_metrics.close(session, job.id, self.known)
             self._take_unreported(received.in_storage)
             self._end(reply.outcome, self._at(reply.phase_times.get(Phase.ENDED)))
             return Recorded(changed=True, live=False)

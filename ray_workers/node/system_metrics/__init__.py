@@ -1,0 +1,1 @@
+"""System metrics: what the ranks of an attempt use, and their node, sampled by the node's agent."""
