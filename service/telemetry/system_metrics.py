@@ -111,16 +111,15 @@ def read(
 
 def newest(session: Session, job_id: str) -> views.SystemSample:
     """The newest sample of every rank."""
-    samples = joined(
-        one.of(len(one.times) - 1, len(one.times))
-        for one in map(unpack, repository.newest_points(session, job_id))
-    )
+    times: list[int] = []
     ranks: dict[int, dict[str, float]] = {}
-    for (key, rank), (value,) in samples.columns.items():
-        if value == value:
-            ranks.setdefault(rank, {})[key] = _shown(value)
+    for samples in map(unpack, repository.newest_points(session, job_id)):
+        times.append(samples.times[-1])
+        for (key, rank), values in samples.columns.items():
+            if values[-1] == values[-1]:
+                ranks.setdefault(rank, {})[key] = _shown(values[-1])
     return views.SystemSample(
-        time=samples.times[-1] if samples.times else None,
+        time=max(times, default=None),
         ranks=[views.RankSample(rank=r, values=values) for r, values in sorted(ranks.items())],
     )
 

@@ -9,7 +9,7 @@ import typer
 from dray.cli.base import AsJson, Follow, JobIds, Rank, app, connect, interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from dray.cli.display.plot import Curve
     from dray.client import Client
@@ -57,6 +57,9 @@ def metrics(
             job_id = client.resolve(jobs[0])
             if draw or as_csv:
                 answer = client.system_metrics(job_id, key, rank=rank, max_points=max_points)
+                if set(key or ()) - answer.series.keys():
+                    every = client.system_metrics(job_id, rank=rank, max_points=2)
+                    _refuse_unknown(key or (), every.series)
                 _show_system_series(answer, together=together, log=log, as_csv=as_csv)
             else:
                 _show_system_sample(client.newest_system_metrics(job_id), rank, as_json=as_json)
@@ -84,7 +87,7 @@ def _show_system_series(answer: SystemMetrics, *, together: bool, log: bool, as_
     from dray.cli.display.system_metrics import by_seconds
 
     if not as_csv:
-        _draw({"": by_seconds(answer)}, together=together, log=log)
+        _draw({"": by_seconds(answer)}, together=together, log=log, axis="second")
         return
     _write_row(("key", "time", "value"))
     for key, one in answer.series.items():
@@ -125,15 +128,19 @@ def _check_keys(
 ) -> None:
     """Raise BadParameter for a key without a series in any job, if the jobs have other series."""
     found = {key for answer in answers.values() for key, _ in _series(answer)}
-    unknown = [key for key in keys if key not in found]
-    if not unknown:
+    if found.issuperset(keys):
         return
     known = {
         key
         for job_id in answers
         for key, _ in _series(client.metrics(job_id, None, rank=rank, max_points=2))
     }
-    unknown = [key for key in unknown if key not in known]
+    _refuse_unknown(keys, known)
+
+
+def _refuse_unknown(keys: Sequence[str], known: Collection[str]) -> None:
+    """Raise BadParameter for a key that is not among the known ones, if there are any."""
+    unknown = [key for key in keys if key not in known]
     if known and unknown:
         listed = ", ".join(sorted(known))
         raise typer.BadParameter(
@@ -230,7 +237,7 @@ def _extremes(values: Sequence[float | str]) -> tuple[float | None, float | None
     return (min(numbers), max(numbers)) if numbers else (None, None)
 
 
-def _draw(answers: Mapping[str, Metrics], *, together: bool, log: bool) -> None:
+def _draw(answers: Mapping[str, Metrics], *, together: bool, log: bool, axis: str = "step") -> None:
     from dray.cli.display import terminal
     from dray.cli.display.output import write, write_drawn
     from dray.cli.display.plot import Style, chart
@@ -240,6 +247,7 @@ def _draw(answers: Mapping[str, Metrics], *, together: bool, log: bool) -> None:
         log=log,
         colours=terminal.has_colours(),
         unicode=terminal.has_unicode(),
+        axis=axis,
     )
     charts = _curves(answers)
     if not charts:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dray.cli.display.output import number, size
 
 if TYPE_CHECKING:
-    from dray.views import Metrics, SystemMetrics, SystemSample
+    from dray.views import Metrics, RankSample, SystemMetrics, SystemSample
 
 _Column = tuple[str, Callable[[float], str]]
 """Heading, and how a value is written."""
@@ -59,13 +59,8 @@ def tabulate(sample: SystemSample, rank: int | None) -> None:
     if not shown:
         write("there are no samples yet")
         return
-    headings = ("RANK", *(h for h, _ in (*_RANK.values(), *_GPU.values())))
-    rows = [
-        (one.rank if gpu == 0 else "", *_cells(one.values, _RANK if gpu == 0 else {}, len(_RANK)))
-        + _cells(one.values, {f"system/gpu/{gpu}/{w}": c for w, c in _GPU.items()}, len(_GPU))
-        for one in shown
-        for gpu in range(_num_gpus(one.values))
-    ]
+    headings = ("RANK", *(heading for heading, _ in (*_RANK.values(), *_GPU.values())))
+    rows = [_line(one, gpu) for one in shown for gpu in range(_num_gpus(one.values))]
     table(headings, rows, optional=tuple(reversed(headings[3:])))
     nodes = [one for one in shown if _NODE.keys() & one.values.keys()]
     if nodes:
@@ -73,7 +68,7 @@ def tabulate(sample: SystemSample, rank: int | None) -> None:
         headings = ("NODE OF RANK", *(heading for heading, _ in _NODE.values()))
         table(
             headings,
-            [(one.rank, *_cells(one.values, _NODE, len(_NODE))) for one in nodes],
+            [(one.rank, *_cells(one.values, _NODE)) for one in nodes],
             optional=tuple(reversed(headings[3:])),
         )
 
@@ -84,11 +79,15 @@ def _num_gpus(values: Mapping[str, float]) -> int:
     return max(numbers, default=0) + 1
 
 
-def _cells(
-    values: Mapping[str, float], columns: Mapping[str, _Column], width: int
-) -> tuple[str | None, ...]:
-    cells = [form(values[key]) if key in values else None for key, (_, form) in columns.items()]
-    return (*cells, *[None] * (width - len(cells)))
+def _line(one: RankSample, gpu: int) -> tuple[object, ...]:
+    """The rank with its first GPU, or a further GPU alone."""
+    of_gpu = {f"system/gpu/{gpu}/{what}": column for what, column in _GPU.items()}
+    of_rank = (one.rank, *_cells(one.values, _RANK)) if gpu == 0 else ("", *[None] * len(_RANK))
+    return (*of_rank, *_cells(one.values, of_gpu))
+
+
+def _cells(values: Mapping[str, float], columns: Mapping[str, _Column]) -> list[str | None]:
+    return [form(values[key]) if key in values else None for key, (_, form) in columns.items()]
 
 
 def by_seconds(answer: SystemMetrics) -> Metrics:
