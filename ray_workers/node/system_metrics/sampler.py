@@ -69,12 +69,14 @@ class SystemMetricsSampler:
 
     def _sample_or_nothing(self, key: Attempt) -> dict[int, Values]:
         try:
-            return self._sample(key)
+            return self.read(*key)
         except Exception:  # a file in /proc that nobody expected is no reason to see no ranks
             traceback.print_exc()
             return {}
 
-    def _sample(self, key: Attempt) -> dict[int, Values]:
+    def read(self, job_id: str, attempt: int) -> dict[int, Values]:
+        """A sample, in the thread that asks for it."""
+        key = (job_id, attempt)
         records = {r.rank: r for r in session_records.sessions_of(self._sessions, *key)}
         read = {rank: read_rank(record) for rank, record in records.items()}
         ranks = {rank: reading for rank, reading in sorted(read.items()) if reading is not None}

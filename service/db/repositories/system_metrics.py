@@ -34,7 +34,7 @@ def first_ranks_of_lone(session: Session, job_id: str) -> list[int]:
     return list(session.connection().execute(query).scalars())
 
 
-def rows_of(session: Session, job_id: str, first_rank: int) -> Sequence[Row[Any]]:
+def rows_of(session: Session, job_id: str, first_rank: int) -> Sequence[Row[Any, Any, Any, Any]]:
     """(id, is_lone, mean_of, num_samples), in the order in which they were added."""
     query = (
         select(_C.id, _C.is_lone, _C.mean_of, _C.num_samples)
