@@ -40,6 +40,8 @@ class KnownAttempt:
     """By rank."""
     num_lone_samples: int = 0
     """Samples of system metrics that have rows of their own."""
+    mean_of: int = 1
+    """How many samples one of those that were joined is the mean of, as far as it is known."""
 
     @property
     def num_streams(self) -> int:

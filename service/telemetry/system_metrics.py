@@ -38,7 +38,7 @@ def store(
     for rank, samples in of_report(time, columns).items():
         repository.add(session, _row(job_id, rank, samples, is_lone=True, mean_of=1))
     known.num_lone_samples += 1
-    if known.num_lone_samples >= LONE_SAMPLES:
+    if known.num_lone_samples >= max(LONE_SAMPLES, known.mean_of):
         close(session, job_id, known)
 
 
@@ -47,10 +47,11 @@ def close(session: Session, job_id: str, known: KnownAttempt) -> None:
     if known.num_lone_samples:
         known.num_lone_samples = 0
         for rank in repository.first_ranks_of_lone(session, job_id):
-            _join(session, job_id, rank)
+            known.mean_of = _join(session, job_id, rank)
 
 
-def _join(session: Session, job_id: str, rank: int) -> None:
+def _join(session: Session, job_id: str, rank: int) -> int:
+    """How many samples one is the mean of now."""
     rows = repository.rows_of(session, job_id, rank)
     whole = [row for row in rows if not row.is_lone]
     mean_of = max((row.mean_of for row in whole), default=1)
@@ -66,6 +67,7 @@ def _join(session: Session, job_id: str, rank: int) -> None:
     for start in range(0, len(samples.times), SAMPLES_OF_ROW):
         part = samples.of(start, start + SAMPLES_OF_ROW)
         repository.add(session, _row(job_id, rank, part, is_lone=False, mean_of=mean_of))
+    return mean_of
 
 
 def _row(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from ray_workers.node.system_metrics.machine import MachineReading
 from ray_workers.node.system_metrics.memory_limit import RoomOfMemory
 from ray_workers.node.system_metrics.processes import RankReading, read_rank
 from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
-from ray_workers.shared.processes.procfs import children_of, started_ticks
+from ray_workers.shared.processes.procfs import children_of, started_ticks, stat_fields
+from tests.unit.workers.forked import Server, light, server
+
+__all__ = ["light", "server"]
 
 pytestmark = pytest.mark.anyio
 
@@ -30,13 +34,6 @@ BUSY = (
 )
 """Uses some processor time, says so, and waits for the end of its input."""
 RANK = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
-INIT = (
-    "import subprocess, sys\n"
-    "two = [subprocess.Popen([sys.executable, '-c', sys.argv[1]]) for _ in range(2)]\n"
-    "print(two[0].pid, flush=True)\n"
-    "sys.stdin.read()"
-)
-
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -88,17 +85,34 @@ def test_a_rank_is_counted_with_all_that_it_started(start: Start) -> None:
     assert whole.memory_bytes > alone.memory_bytes > 2**20
 
 
-def test_what_lost_its_parent_belongs_to_the_ranks_init_whose_memory_does_not_count(
-    start: Start,
-) -> None:
-    """This process is the forkserver, the child the init, and the first grandchild the rank."""
-    pid = next(int(line) for line in lines_of(start(INIT), 3) if line.strip())
-    whole = read_rank(record(pid, server_pid=os.getpid()))
-    alone = read_rank(record(pid, server_pid=1))
+async def test_a_forked_rank_is_counted_with_what_it_left_to_its_init(server: Server) -> None:
+    """The init has the forkserver's memory, which does not count."""
+    rank = (
+        "import os, time\n"
+        "if not os.fork():\n"
+        "    if os.fork():\n"
+        "        os._exit(0)\n"
+        "    while time.process_time() < 0.2: pass\n"
+        "    print('done', flush=True)\n"
+        "    time.sleep(600)\n"
+        "os.wait()\n"
+        "time.sleep(600)\n"
+    )
+    forked = await server.fork(rank, job_id="job", attempt=1, rank=3)
+    assert await forked.line() == "done"
+    sessions = session_records.sessions_dir(Path(server.path).parent)
+    (found,) = session_records.sessions_of(sessions, "job", 1)
+    init = int(stat_fields(found.pid)[1])
+    assert children_of(found.pid) == []
+    whole, alone = read_rank(found), read_rank(replace(found, server_pid=1))
     assert whole is not None
     assert alone is not None
-    assert whole.cpu_s > 1.3 * alone.cpu_s > 0.05
-    assert 1.5 * alone.memory_bytes < whole.memory_bytes < 2.5 * alone.memory_bytes
+    assert whole.cpu_s > 0.15 > alone.cpu_s
+    resident = [int(stat_fields(pid)[21]) for pid in (*children_of(init),)]
+    assert whole.memory_bytes == pytest.approx(sum(resident) * processes.PAGE_BYTES, rel=0.05)
+    samples: Any = SystemMetricsSampler(sessions)
+    assert (await samples.sample("job", 1))[3]["system/memory_rss"] > 2**20
+    forked.process.abandon()
 
 
 def test_a_pid_that_is_anothers_by_now_is_no_rank() -> None:
