@@ -98,13 +98,13 @@ def read(
     samples = joined(unpack(row, rank) for row in rows)
     series = {}
     for (key, _), column in sorted(samples.columns.items()):
-        points = [
-            (time, value)
+        points = {
+            time: value
             for time, value in zip(samples.times, column, strict=True)
             if time > after_time and value == value
-        ]
+        }
         if points and (keys is None or key in keys):
-            times, values = downsample(*map(list, zip(*points, strict=True)), max_points)
+            times, values = downsample([*points], [*points.values()], max_points)
             series[key] = views.SystemSeries(times=times, values=list(map(_shown, values)))
     return views.SystemMetrics(
         series=series, next_time=samples.times[-1] if samples.times else after_time
