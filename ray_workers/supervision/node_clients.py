@@ -18,7 +18,7 @@ from ray_workers.shared.processes.machine_pace import USUAL, MachinePace
 from ray_workers.shared.processes.procfs import Activity
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.system_metrics import SystemMetrics
+from ray_workers.supervision.system_metrics import SystemMetricsReporter
 
 
 class CodeUnavailable(Exception):
@@ -37,7 +37,7 @@ class NodeClients:
         spec: AttemptSpec,
         agents: dict[str, Any],
         pace: MachinePace,
-        system_metrics: SystemMetrics,
+        system_metrics: SystemMetricsReporter,
         timings: Timings,
     ) -> None:
         """agents: node agents by node id; `know` and `forget` change it."""

@@ -51,7 +51,7 @@ from ray_workers.supervision.rules.failure_attribution import excused, judge
 from ray_workers.supervision.rules.slot_time import SlotTimeLedger
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders
-from ray_workers.supervision.system_metrics import SystemMetrics
+from ray_workers.supervision.system_metrics import SystemMetricsReporter
 from ray_workers.supervision.worker_group import SlotsUnavailable, WorkerGroup
 
 
@@ -82,7 +82,7 @@ class Supervisor:
             paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
             spec.spool_limit_bytes,
         )
-        self._system_metrics = SystemMetrics(self._reporter, spec.system_metrics_s)
+        self._system_metrics = SystemMetricsReporter(self._reporter, spec.system_metrics_s)
         self._nodes = NodeClients(spec, self._agents, pace, self._system_metrics, timings)
         self._folders = ScriptFolders(spec, self._nodes, timings)
         self._drills = FaultInjector(self._reporter)

@@ -20,7 +20,7 @@ def boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class SystemMetrics:
+class SystemMetricsReporter:
     """The samples of one attempt.
 
     A sample makes no call of its own: the next observation of the ranks brings it along. Its time

@@ -23,16 +23,16 @@ SAMPLES_OF_ROW = 128
 
 
 @dataclass(frozen=True)
-class Samples:
+class SystemSamples:
     """times: Unix seconds, rising. columns: of each series a value for each time, NaN for none."""
 
     times: Sequence[int]
     columns: Mapping[Series, Sequence[float]]
 
-    def of(self, start: int, stop: int) -> Samples:
+    def of(self, start: int, stop: int) -> SystemSamples:
         """Those from one place to another."""
         columns = {series: values[start:stop] for series, values in self.columns.items()}
-        return Samples(self.times[start:stop], columns)
+        return SystemSamples(self.times[start:stop], columns)
 
 
 def first_rank(rank: int) -> int:
@@ -40,7 +40,7 @@ def first_rank(rank: int) -> int:
     return rank - rank % RANKS_OF_ROW
 
 
-def pack(samples: Samples) -> bytes:
+def pack(samples: SystemSamples) -> bytes:
     """A line of JSON that names the series; after it the times as int64 and the values as float32,
     little-endian."""
     keys: dict[int, list[str]] = {}
@@ -61,7 +61,7 @@ def pack(samples: Samples) -> bytes:
     return b"".join((head.encode(), b"\n", times, values.tobytes()))
 
 
-def unpack(row: bytes, rank: int | None = None) -> Samples:
+def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
     """Of all ranks, or of one."""
     head, _, data = row.partition(b"\n")
     num_samples, alike = json.loads(head)
@@ -78,10 +78,10 @@ def unpack(row: bytes, rank: int | None = None) -> Samples:
                 if rank is None or each == rank:
                     columns[key, each] = values[at : at + num_samples].tolist()
                 at += num_samples
-    return Samples(times, columns)
+    return SystemSamples(times, columns)
 
 
-def joined(parts: Iterable[Samples]) -> Samples:
+def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
     """All samples in the order of their times, whatever the order of the parts: the clocks of two
     attempts may differ. Of several at the same time the first."""
     columns: dict[Series, list[float]] = {}
@@ -95,19 +95,21 @@ def joined(parts: Iterable[Samples]) -> Samples:
     for column in columns.values():
         column += [math.nan] * (len(times) - len(column))
     if all(earlier < later for earlier, later in pairwise(times)):
-        return Samples(times, columns)
+        return SystemSamples(times, columns)
     first: dict[int, int] = {}
     for place, time in enumerate(times):
         first.setdefault(time, place)
     ordered = sorted(first)
     places = [first[time] for time in ordered]
-    return Samples(ordered, {s: [column[p] for p in places] for s, column in columns.items()})
+    return SystemSamples(ordered, {s: [column[p] for p in places] for s, column in columns.items()})
 
 
-def thinned(samples: Samples, count: int) -> Samples:
+def thinned(samples: SystemSamples, count: int) -> SystemSamples:
     """The mean of each `count` samples in a row, at the time of the last of them."""
+    if count == 1:
+        return samples
     starts = range(0, len(samples.times), count)
-    return Samples(
+    return SystemSamples(
         [samples.times[start : start + count][-1] for start in starts],
         {
             series: [_mean(values[start : start + count]) for start in starts]
@@ -126,11 +128,11 @@ def _mean(values: Sequence[float]) -> float:
 
 def of_report(
     time: int, columns: Iterable[tuple[Sequence[int], Mapping[str, Sequence[float]]]]
-) -> dict[int, Samples]:
+) -> dict[int, SystemSamples]:
     """One sample by the first rank of its row. columns: ranks, and the values of each by name."""
     found: dict[int, dict[Series, list[float]]] = {}
     for ranks, values in columns:
         for place, rank in enumerate(ranks):
             of_row = found.setdefault(first_rank(rank), {})
             of_row.update({(key, rank): [column[place]] for key, column in values.items()})
-    return {rank: Samples([time], found[rank]) for rank in sorted(found)}
+    return {rank: SystemSamples([time], found[rank]) for rank in sorted(found)}

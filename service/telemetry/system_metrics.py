@@ -19,7 +19,7 @@ from service.domain.system_metrics import (
     LONE_SAMPLES,
     MAX_SAMPLES,
     SAMPLES_OF_ROW,
-    Samples,
+    SystemSamples,
     first_rank,
     joined,
     of_report,
@@ -71,7 +71,7 @@ def _join(session: Session, job_id: str, rank: int) -> int:
 
 
 def _row(
-    job_id: str, rank: int, samples: Samples, *, is_lone: bool, mean_of: int
+    job_id: str, rank: int, samples: SystemSamples, *, is_lone: bool, mean_of: int
 ) -> SystemMetricsRow:
     return SystemMetricsRow(
         job_id=job_id,

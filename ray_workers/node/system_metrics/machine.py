@@ -50,7 +50,7 @@ class MachineReading:
         return {name: value / passed_s for name, value in found.items()}
 
 
-class Machine:
+class MachineMeter:
     """Reads the machine that this process runs on."""
 
     def __init__(self, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:

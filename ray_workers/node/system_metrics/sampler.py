@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ray_workers.node import session_records
 from ray_workers.node.system_metrics.gpus import GpuMeter
-from ray_workers.node.system_metrics.machine import Machine, MachineReading
+from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
 from ray_workers.node.system_metrics.processes import RankReading, read_rank
 from ray_workers.node.system_metrics.rates import Values, rounded
 
@@ -38,13 +38,13 @@ class SystemMetricsSampler:
         self,
         sessions: Path,
         *,
-        machine: Machine | None = None,
+        machine: MachineMeter | None = None,
         gpus: GpuMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """sessions: the folder of the node's session records."""
         self._sessions = sessions
-        self._machine = machine or Machine()
+        self._machine = machine or MachineMeter()
         self._gpus = gpus or GpuMeter()
         self._clock = clock
         self._before: dict[Attempt, _Reading] = {}

@@ -29,7 +29,7 @@ from service.db.repositories.bulk import table_of
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS, pack, summarise
 from service.domain.series_rows import pack_row
-from service.domain.system_metrics import Samples
+from service.domain.system_metrics import SystemSamples
 from service.domain.system_metrics import pack as pack_samples
 from service.ingest.decoding import decode
 from service.ingest.hangs import bounded
@@ -220,7 +220,7 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
             "mean_of": 1,
             "num_samples": 1,
             "last_time": 100,
-            "points": pack_samples(Samples([100], {("system/cpu", 0): [1.5]})),
+            "points": pack_samples(SystemSamples([100], {("system/cpu", 0): [1.5]})),
         },
     )
     line = json.dumps([START.timestamp(), "hello"]) + "\n"

@@ -1,4 +1,4 @@
-"""Samples of system metrics: packed, joined in the order of time, and made fewer."""
+"""SystemSamples of system metrics: packed, joined in the order of time, and made fewer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from service.domain.system_metrics import (
     RANKS_OF_ROW,
-    Samples,
+    SystemSamples,
     first_rank,
     joined,
     of_report,
@@ -19,7 +19,7 @@ from service.domain.system_metrics import (
 )
 
 
-def same(one: Samples, other: Samples) -> bool:
+def same(one: SystemSamples, other: SystemSamples) -> bool:
     """Whether they are equal, with NaN equal to itself."""
     return list(one.times) == list(other.times) and {
         series: [str(value) for value in values] for series, values in one.columns.items()
@@ -27,7 +27,7 @@ def same(one: Samples, other: Samples) -> bool:
 
 
 def test_a_row_holds_the_samples_of_its_ranks_and_gives_those_of_one() -> None:
-    samples = Samples(
+    samples = SystemSamples(
         [100, 110, 120],
         {
             ("system/cpu", 0): [0.5, math.nan, 2.0],
@@ -47,21 +47,23 @@ def test_a_row_holds_the_samples_of_its_ranks_and_gives_those_of_one() -> None:
 def test_parts_are_joined_in_the_order_of_time_each_time_once() -> None:
     """The clock of a later attempt's node may be behind."""
     parts = [
-        Samples([100, 110], {("a", 0): [1.0, 2.0]}),
-        Samples([105, 110, 120], {("a", 0): [3.0, 4.0, 5.0], ("b", 0): [6.0, 7.0, 8.0]}),
-        Samples([130], {("b", 0): [9.0]}),
+        SystemSamples([100, 110], {("a", 0): [1.0, 2.0]}),
+        SystemSamples([105, 110, 120], {("a", 0): [3.0, 4.0, 5.0], ("b", 0): [6.0, 7.0, 8.0]}),
+        SystemSamples([130], {("b", 0): [9.0]}),
     ]
     nan = math.nan
     columns = {("a", 0): [1.0, 3.0, 2.0, 5.0, nan], ("b", 0): [nan, 6.0, nan, 8.0, 9.0]}
-    assert same(joined(parts), Samples([100, 105, 110, 120, 130], columns))
-    assert joined([]) == Samples([], {})
+    assert same(joined(parts), SystemSamples([100, 105, 110, 120, 130], columns))
+    assert joined([]) == SystemSamples([], {})
 
 
 def test_samples_become_their_means_at_the_time_of_the_last() -> None:
     nan = math.nan
-    samples = Samples([1, 2, 3, 4, 5], {("a", 0): [1.0, 3.0, nan, 8.0, 7.0], ("b", 0): [nan] * 5})
+    samples = SystemSamples(
+        [1, 2, 3, 4, 5], {("a", 0): [1.0, 3.0, nan, 8.0, 7.0], ("b", 0): [nan] * 5}
+    )
     columns = {("a", 0): [2.0, 8.0, 7.0], ("b", 0): [nan] * 3}
-    assert same(thinned(samples, 2), Samples([2, 4, 5], columns))
+    assert same(thinned(samples, 2), SystemSamples([2, 4, 5], columns))
     assert same(thinned(samples, 1), samples)
     assert list(thinned(samples, 64).times) == [5]
 
@@ -71,8 +73,8 @@ def test_a_report_is_divided_by_the_rows_of_its_ranks() -> None:
     columns = [([0, last], {"a": [1.0, 2.0], "n": [3.0, 4.0]}), ([1], {"a": [5.0]})]
     found = of_report(100, columns)
     assert found == {
-        0: Samples([100], {("a", 0): [1.0], ("n", 0): [3.0], ("a", 1): [5.0]}),
-        last: Samples([100], {("a", last): [2.0], ("n", last): [4.0]}),
+        0: SystemSamples([100], {("a", 0): [1.0], ("n", 0): [3.0], ("a", 1): [5.0]}),
+        last: SystemSamples([100], {("a", last): [2.0], ("n", last): [4.0]}),
     }
     assert [first_rank(rank) for rank in (0, last - 1, last, last + 1)] == [0, 0, last, last]
 
@@ -87,5 +89,5 @@ def test_whatever_is_packed_is_unpacked(seed: int) -> None:
         ]
         for _ in range(chance.randrange(30))
     }
-    samples = Samples(sorted(chance.sample(range(1000), count)), columns)
+    samples = SystemSamples(sorted(chance.sample(range(1000), count)), columns)
     assert same(unpack(pack(samples)), samples)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ray_workers.node.system_metrics import machine
-from ray_workers.node.system_metrics.machine import Machine, MachineReading
+from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
 from ray_workers.node.system_metrics.memory_limit import RoomOfMemory
 from ray_workers.node.system_metrics.rates import growth, rounded
 
@@ -21,7 +21,7 @@ class Files:
 
     def __init__(self, root: Path) -> None:
         self.proc, self.sys = root / "proc", root / "sys"
-        self.machine = Machine(self.proc, self.sys)
+        self.machine = MachineMeter(self.proc, self.sys)
 
     def write(self, path: str, text: str) -> None:
         """A path that begins with `proc` or `sys`."""

@@ -16,7 +16,7 @@ from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.system_metrics import SystemMetrics
+from ray_workers.supervision.system_metrics import SystemMetricsReporter
 from tests.unit.workers.supervision.observed import observation
 from tests.wire import attempt_spec
 
@@ -55,9 +55,9 @@ class Reports(Reporter):
 
 
 def clients_of(
-    pace: MachinePace, timings: Timings, metrics: SystemMetrics | None = None, **agents: Any
+    pace: MachinePace, timings: Timings, metrics: SystemMetricsReporter | None = None, **agents: Any
 ) -> NodeClients:
-    metrics = metrics or SystemMetrics(Reports(), None)
+    metrics = metrics or SystemMetricsReporter(Reports(), None)
     return NodeClients(attempt_spec(), agents, pace, metrics, timings)
 
 
@@ -100,7 +100,7 @@ async def test_without_an_answer_the_machines_are_as_slow_as_before() -> None:
 async def test_system_metrics_come_with_the_next_observation_and_make_no_call() -> None:
     reports, agents = Reports(), {"a": Agent(0, 2.0), "b": Agent(1, 7.0)}
     now = [100.0]
-    metrics = SystemMetrics(reports, 10.0, clock=lambda: now[0], wall_clock=lambda: 5000.0)
+    metrics = SystemMetricsReporter(reports, 10.0, clock=lambda: now[0], wall_clock=lambda: 5000.0)
     clients = clients_of(MachinePace(), Timings(), metrics, **agents)
     await clients.observations()
     for now[0] in (100.0, 105.0, 109.5):  # the last is due, as it goes along with another call
@@ -115,7 +115,7 @@ async def test_system_metrics_come_with_the_next_observation_and_make_no_call() 
 
 async def test_system_metrics_that_are_turned_off_are_never_asked_for() -> None:
     reports, agent = Reports(), Agent(0, 2.0)
-    metrics = SystemMetrics(reports, None)
+    metrics = SystemMetricsReporter(reports, None)
     clients = clients_of(MachinePace(), Timings(), metrics, a=agent)
     metrics.ask()
     await clients.observations()
@@ -126,7 +126,9 @@ async def test_system_metrics_that_are_turned_off_are_never_asked_for() -> None:
 def test_times_of_samples_rise_while_the_nodes_clock_is_set_back() -> None:
     reports, wall = Reports(), [5000.0, 1400.0]
     now = [0.0]
-    metrics = SystemMetrics(reports, 10.0, clock=lambda: now[0], wall_clock=lambda: wall.pop(0))
+    metrics = SystemMetricsReporter(
+        reports, 10.0, clock=lambda: now[0], wall_clock=lambda: wall.pop(0)
+    )
     for now[0] in (0.0, 10.0, 20.0):
         metrics.report([{0: {"system/cpu": 1.0}}])
     assert [body["time"] for body in reports.bodies] == [5000, 5010, 5020]
@@ -134,7 +136,7 @@ def test_times_of_samples_rise_while_the_nodes_clock_is_set_back() -> None:
 
 def test_ranks_with_the_same_series_share_a_column_and_none_without_a_rank() -> None:
     reports = Reports()
-    metrics = SystemMetrics(reports, 10.0, clock=lambda: 0.0, wall_clock=lambda: 1.0)
+    metrics = SystemMetricsReporter(reports, 10.0, clock=lambda: 0.0, wall_clock=lambda: 1.0)
     metrics.report([{}, {}])
     of_nodes = [
         {first: {"c": 1.0, "n": 2.0}, first + 1: {"c": 3.0}, first + 2: {}} for first in (0, 3)
@@ -150,6 +152,6 @@ def test_ranks_with_the_same_series_share_a_column_and_none_without_a_rank() -> 
 def test_a_report_of_512_ranks_is_small() -> None:
     reports = Reports()
     values = {f"system/metric_{n}": 1234567.89 for n in range(8)}
-    metrics = SystemMetrics(reports, 10.0)
+    metrics = SystemMetricsReporter(reports, 10.0)
     metrics.report([dict.fromkeys(range(512), values)])
     assert len(json.dumps(reports.bodies)) < 64 * 1024
