@@ -302,7 +302,7 @@ class Client:
         after_time: int | None = None,
         max_points: int | None = None,
     ) -> views.SystemMetrics:
-        """What rank 0 (or `rank`) uses, in samples over time, and its node if it is the lowest rank
+        """System metrics of rank 0 (or `rank`) over time, and of its node if it is the lowest rank
         there: all series or those of `keys`, with at most `max_points` points each."""
         return self._driver.run(
             self._flows.system_metrics(job_id, keys, rank, after_time, max_points)

@@ -292,7 +292,7 @@ class SystemMetricsColumns:
 
 @dataclass(frozen=True)
 class SystemMetricsReport(Report):
-    """What the ranks and their nodes use: one sample."""
+    """One sample of the processors, memory and devices that ranks and nodes use."""
 
     KIND = FrameKind.SYSTEM_METRICS
     time: int

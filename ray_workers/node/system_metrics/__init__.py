@@ -1,1 +1,1 @@
-"""System metrics: what the ranks of an attempt use, and their node, sampled by the node's agent."""
+"""System metrics: the node's agent samples what the ranks of an attempt use, and their node."""

@@ -25,7 +25,7 @@ Counters = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class MachineReading:
-    """The state of a machine at one moment. What can't be read is missing, or None."""
+    """The state of a machine at one moment. Values that can't be read are missing, or None."""
 
     cpu_s: float | None
     """Processor time that anything but idling took, of all processors together."""

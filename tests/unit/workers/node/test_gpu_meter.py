@@ -16,7 +16,7 @@ PATIENCE_S = 10.0
 SHOWN = {"utilization": 0.5, "memory_used": 7e9, "power_w": 250.5, "temperature_c": 61.0}
 
 
-class FakeNvml:
+class TwoGpus:
     """Two GPUs, of which the second can't tell its power."""
 
     class NVMLError(Exception):
@@ -53,17 +53,17 @@ class FakeNvml:
 
 
 @pytest.fixture
-def nvml() -> Iterator[FakeNvml]:
-    nvml = FakeNvml()
+def nvml() -> Iterator[TwoGpus]:
+    nvml = TwoGpus()
     yield nvml
     nvml.answers.set()
 
 
-def meter_of(nvml: FakeNvml, now: list[float], wait_s: float = PATIENCE_S) -> GpuMeter:
+def meter_of(nvml: TwoGpus, now: list[float], wait_s: float = PATIENCE_S) -> GpuMeter:
     return GpuMeter(lambda: nvml, wait_s=wait_s, clock=lambda: now[0])
 
 
-def test_gpus_are_read_by_index_and_by_uuid_as_far_as_they_know(nvml: FakeNvml) -> None:
+def test_gpus_are_read_by_index_and_by_uuid_as_far_as_they_know(nvml: TwoGpus) -> None:
     meter = meter_of(nvml, [0.0])
     without_power = {name: value for name, value in SHOWN.items() if name != "power_w"}
     assert meter.read({"0", "1"}) == {"0": SHOWN, "1": without_power}
@@ -71,7 +71,7 @@ def test_gpus_are_read_by_index_and_by_uuid_as_far_as_they_know(nvml: FakeNvml) 
     assert meter.read({"7"}) == {"7": {}}, "there is no such GPU"
 
 
-def test_nothing_is_asked_without_gpus_and_without_nvml(nvml: FakeNvml) -> None:
+def test_nothing_is_asked_without_gpus_and_without_nvml(nvml: TwoGpus) -> None:
     assert meter_of(nvml, [0.0]).read(()) == {}
     loads = []
     meter = GpuMeter(lambda: loads.append(1), wait_s=PATIENCE_S)
@@ -80,7 +80,7 @@ def test_nothing_is_asked_without_gpus_and_without_nvml(nvml: FakeNvml) -> None:
 
 
 def test_a_call_that_hangs_holds_nobody_up_and_begins_no_other(
-    nvml: FakeNvml, capsys: pytest.CaptureFixture[str]
+    nvml: TwoGpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
     meter = meter_of(nvml, now, wait_s=0.01)
@@ -102,7 +102,7 @@ def test_a_call_that_hangs_holds_nobody_up_and_begins_no_other(
         pass  # it goes on once the call returns
 
 
-def test_a_meter_is_not_asked_twice_while_it_is_busy(nvml: FakeNvml) -> None:
+def test_a_meter_is_not_asked_twice_while_it_is_busy(nvml: TwoGpus) -> None:
     meter = meter_of(nvml, [0.0])
     found: list[Any] = []
     names = ["0", "1", "0", "1"]

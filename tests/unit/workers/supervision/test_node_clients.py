@@ -44,7 +44,7 @@ class Agent:
         return NodeObservation(self._ranks, self._slowness if with_pace else None, metrics)
 
 
-class Reports(Reporter):
+class KeptReports(Reporter):
     """Keeps them."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Reports(Reporter):
 def clients_of(
     pace: MachinePace, timings: Timings, metrics: SystemMetricsReporter | None = None, **agents: Any
 ) -> NodeClients:
-    metrics = metrics or SystemMetricsReporter(Reports(), None)
+    metrics = metrics or SystemMetricsReporter(KeptReports(), None)
     return NodeClients(attempt_spec(), agents, pace, metrics, timings)
 
 
@@ -98,7 +98,7 @@ async def test_without_an_answer_the_machines_are_as_slow_as_before() -> None:
 
 
 async def test_system_metrics_come_with_the_next_observation_and_make_no_call() -> None:
-    reports, agents = Reports(), {"a": Agent(0, 2.0), "b": Agent(1, 7.0)}
+    reports, agents = KeptReports(), {"a": Agent(0, 2.0), "b": Agent(1, 7.0)}
     now = [100.0]
     metrics = SystemMetricsReporter(reports, 10.0, clock=lambda: now[0], wall_clock=lambda: 5000.0)
     clients = clients_of(MachinePace(), Timings(), metrics, **agents)
@@ -114,7 +114,7 @@ async def test_system_metrics_come_with_the_next_observation_and_make_no_call() 
 
 
 async def test_system_metrics_that_are_turned_off_are_never_asked_for() -> None:
-    reports, agent = Reports(), Agent(0, 2.0)
+    reports, agent = KeptReports(), Agent(0, 2.0)
     metrics = SystemMetricsReporter(reports, None)
     clients = clients_of(MachinePace(), Timings(), metrics, a=agent)
     metrics.ask()
@@ -124,7 +124,7 @@ async def test_system_metrics_that_are_turned_off_are_never_asked_for() -> None:
 
 
 def test_times_of_samples_rise_while_the_nodes_clock_is_set_back() -> None:
-    reports, wall = Reports(), [5000.0, 1400.0]
+    reports, wall = KeptReports(), [5000.0, 1400.0]
     now = [0.0]
     metrics = SystemMetricsReporter(
         reports, 10.0, clock=lambda: now[0], wall_clock=lambda: wall.pop(0)
@@ -135,7 +135,7 @@ def test_times_of_samples_rise_while_the_nodes_clock_is_set_back() -> None:
 
 
 def test_ranks_with_the_same_series_share_a_column_and_none_without_a_rank() -> None:
-    reports = Reports()
+    reports = KeptReports()
     metrics = SystemMetricsReporter(reports, 10.0, clock=lambda: 0.0, wall_clock=lambda: 1.0)
     metrics.report([{}, {}])
     of_nodes = [
@@ -150,7 +150,7 @@ def test_ranks_with_the_same_series_share_a_column_and_none_without_a_rank() -> 
 
 
 def test_a_report_of_512_ranks_is_small() -> None:
-    reports = Reports()
+    reports = KeptReports()
     values = {f"system/metric_{n}": 1234567.89 for n in range(8)}
     metrics = SystemMetricsReporter(reports, 10.0)
     metrics.report([dict.fromkeys(range(512), values)])
