@@ -205,6 +205,22 @@ class AsyncClient:
     ) -> AsyncGenerator[views.Point, None]:
         return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank))
 
+    async def system_metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after_time: int | None = None,
+        max_points: int | None = None,
+    ) -> views.SystemMetrics:
+        return await self._driver.run(
+            self._flows.system_metrics(job_id, keys, rank, after_time, max_points)
+        )
+
+    async def newest_system_metrics(self, job_id: str) -> views.SystemSample:
+        return await self._driver.run(self._flows.newest_system_metrics(job_id))
+
     def logs(
         self,
         job_id: str,

@@ -293,6 +293,25 @@ class Client:
         over."""
         return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank))
 
+    def system_metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after_time: int | None = None,
+        max_points: int | None = None,
+    ) -> views.SystemMetrics:
+        """System metrics of rank 0 (or `rank`) over time, and of its node if it is the lowest rank
+        there: all series or those of `keys`, with at most `max_points` points each."""
+        return self._driver.run(
+            self._flows.system_metrics(job_id, keys, rank, after_time, max_points)
+        )
+
+    def newest_system_metrics(self, job_id: str) -> views.SystemSample:
+        """The newest sample of what each rank uses."""
+        return self._driver.run(self._flows.newest_system_metrics(job_id))
+
     def logs(
         self,
         job_id: str,

@@ -308,6 +308,24 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "series": {"train/loss": {"steps": [1, 2, 3], "values": [2.31, 1.87, "NaN"]}},
         "next_step": 3,
     },
+    "SystemMetrics": {
+        "series": {"system/cpu": {"times": [1769853600, 1769853610], "values": [1.02, 0.98]}},
+        "next_time": 1769853610,
+    },
+    "SystemSample": {
+        "time": 1769853610,
+        "ranks": [
+            {
+                "rank": 0,
+                "values": {
+                    "system/cpu": 0.98,
+                    "system/memory_rss": 734110000.0,
+                    "system/node/cpu": 2.11,
+                },
+            },
+            {"rank": 1, "values": {"system/cpu": 0.97, "system/memory_rss": 728330000.0}},
+        ],
+    },
     "LogPage": {
         "items": [{"attempt": 1, "rank": 0, "time": STEPPED, "text": "epoch 1: loss 1.87"}],
         "next_cursor": "b7Qp2c1feJyrVkpUsjLUUUpSsjKoBQAVYQMb",

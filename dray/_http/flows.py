@@ -234,6 +234,25 @@ class Flows(Calls):
     ) -> Stream[views.Point]:
         return following.follow_metrics(self, job_id, keys, rank)
 
+    def system_metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None,
+        rank: int | None,
+        after_time: int | None,
+        max_points: int | None,
+    ) -> Flow[views.SystemMetrics]:
+        query = (
+            *(("keys", key) for key in keys or ()),
+            *params(rank=rank, after_time=after_time, max_points=max_points),
+        )
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/metrics/system", query)
+        return (yield from self.read(views.SystemMetrics, call))
+
+    def newest_system_metrics(self, job_id: str) -> Flow[views.SystemSample]:
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/metrics/system/newest")
+        return (yield from self.read(views.SystemSample, call))
+
     def logs(
         self, job_id: str, rank: int | None, attempt: int | None, follow: bool
     ) -> Stream[views.LogLine]:

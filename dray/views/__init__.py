@@ -73,5 +73,9 @@ from dray.views.reports import LogLine as LogLine
 from dray.views.reports import LogPage as LogPage
 from dray.views.reports import Metrics as Metrics
 from dray.views.reports import Point as Point
+from dray.views.reports import RankSample as RankSample
 from dray.views.reports import Reset as Reset
 from dray.views.reports import Series as Series
+from dray.views.reports import SystemMetrics as SystemMetrics
+from dray.views.reports import SystemSample as SystemSample
+from dray.views.reports import SystemSeries as SystemSeries

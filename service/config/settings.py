@@ -156,6 +156,8 @@ class Settings(BaseSettings):
     """Most log text that is kept of one job; further lines are counted."""
     spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)
     """Most undelivered bytes that one rank keeps on its node, for logs and for metrics each."""
+    system_metrics_s: float = Field(10.0, ge=0, le=3600)
+    """Seconds between two samples of what ranks and nodes use, at least 10; 0 turns them off."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
     """Finished jobs are deleted after so many days; unset or 0 keeps them."""
     retention_jobs: int | None = Field(None, ge=0)

@@ -45,6 +45,7 @@ from service.ingest.supervisor_frames import SupervisorFrames, generation, is_fr
 from service.lifecycle import resizing
 from service.lifecycle.transitions import Ends, move, remark, runtime_left_s
 from service.storage.storage import Storage
+from service.telemetry import system_metrics
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import LogStore
 from service.telemetry.metric_writer import MetricStore
@@ -155,7 +156,7 @@ class _Recorder:
         if received.left_out is not None:
             remark(session, job, type_=LEFT_OUT, code=LEFT_OUT, message=received.left_out, now=now)
         self._follow_phase(reply)
-        SupervisorFrames(session, job, row, now, self.prices).take(told)
+        SupervisorFrames(session, job, row, now, self.known, self.prices).take(told)
         outcome = reply.outcome and self._borne_out(reply.outcome)
         has_succeeded = outcome is not None and outcome.cause is Cause.SUCCEEDED
         trials.follow(session, job, stored, now, may_stop=not has_succeeded)
@@ -163,6 +164,7 @@ class _Recorder:
             lost = _log_lines_lost(session, row, outcome)
             LogStore(session, self.storage, job, row, now, self.known).close(lost)
             MetricStore(session, job, row, now, self.known).close()
+            system_metrics.close(session, job.id, self.known)
             self._take_unreported(received.in_storage)
             self._end(outcome, self._at(reply.phase_times.get(Phase.ENDED)))
             return Recorded(changed=True, live=False)

@@ -32,7 +32,7 @@ from service.lifecycle import resizing
 from service.nodes import quarantine
 from service.outlook import answers, decisions, forecasts
 from service.storage.storage import Storage
-from service.telemetry import log_reader, metric_reader
+from service.telemetry import log_reader, metric_reader, system_metrics
 
 MAX_POINTS = 100_000
 MAX_LINES = 10_000
@@ -72,15 +72,47 @@ class Queries:
         wanted = None if keys is None else [key for key in keys if storable(key)]
 
         def work(session: Session) -> views.Metrics:
-            state = repository.state_of(session, job_id) if storable(job_id) else None
-            if state is None:
-                raise not_found(job_id)
+            state = _must_exist(session, job_id)
             series = metric_reader.read(
                 session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
             )
             return metric_reader.as_view(
                 series, after_step=max(after, 0), live=not state.is_terminal
             )
+
+        return await self._database.read(work)
+
+    async def system_metrics(
+        self,
+        job_id: str,
+        *,
+        keys: Sequence[str] | None = None,
+        rank: int = 0,
+        after_time: int = 0,
+        max_points: int = 2000,
+    ) -> views.SystemMetrics:
+        """The use of processors, memory and more by a rank; only samples after `after_time`, Unix
+        seconds. At most `max_points` points of each series."""
+
+        def work(session: Session) -> views.SystemMetrics:
+            _must_exist(session, job_id)
+            return system_metrics.read(
+                session,
+                job_id,
+                keys=keys,
+                rank=rank,
+                after_time=after_time,
+                max_points=max(1, min(max_points, MAX_POINTS)),
+            )
+
+        return await self._database.read(work)
+
+    async def newest_system_metrics(self, job_id: str) -> views.SystemSample:
+        """The newest sample of every rank."""
+
+        def work(session: Session) -> views.SystemSample:
+            _must_exist(session, job_id)
+            return system_metrics.newest(session, job_id)
 
         return await self._database.read(work)
 
@@ -382,3 +414,11 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
         )
         for node in cluster_repository.nodes(session)
     ]
+
+
+def _must_exist(session: Session, job_id: str) -> JobState:
+    """The state of the job; NotFound without one."""
+    state = repository.state_of(session, job_id) if storable(job_id) else None
+    if state is None:
+        raise not_found(job_id)
+    return state

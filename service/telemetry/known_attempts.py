@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
-from service.db.repositories import chunks, open_chunks, recent_metrics
+from service.db.repositories import chunks, open_chunks, recent_metrics, system_metrics
 from service.domain.series_rows import Series, unpack_row
 
 MAX_STREAMS = 400_000
@@ -38,6 +38,10 @@ class KnownAttempt:
     num_bytes: int = 0
     logs: dict[int, OpenLog] = field(default_factory=dict)
     """By rank."""
+    num_lone_samples: int = 0
+    """Samples of system metrics that have rows of their own."""
+    mean_of: int = 1
+    """How many samples one of those that were joined is the mean of, as far as it is known."""
 
     @property
     def num_streams(self) -> int:
@@ -81,6 +85,7 @@ class KnownAttempts:
 def learn(session: Session, job_id: str, attempt: int) -> KnownAttempt:
     """Read it, without the points and lines of the chunks."""
     known = KnownAttempt(open_chunks.last_steps(session, job_id, attempt))
+    known.num_lone_samples = system_metrics.num_lone(session, job_id)
     for row in recent_metrics.of_attempt(session, job_id, attempt):
         known.num_rows += 1
         known.num_bytes += len(row)

@@ -32,6 +32,7 @@ from service.db.models.reports import CheckpointRow as CheckpointRow
 from service.db.models.reports import LogChunkRow as LogChunkRow
 from service.db.models.reports import MetricChunkRow as MetricChunkRow
 from service.db.models.reports import RecentMetricsRow as RecentMetricsRow
+from service.db.models.reports import SystemMetricsRow as SystemMetricsRow
 from service.db.models.sweeps import SweepRow as SweepRow
 from service.db.models.sweeps import TrialRow as TrialRow
 from service.db.models.sweeps import TrialRungRow as TrialRungRow

@@ -65,6 +65,26 @@ class RecentMetricsRow(Base):
     """`service.domain.series_rows`"""
 
 
+class SystemMetricsRow(Base):
+    """Samples of the system metrics of some ranks of a job, over all of its attempts."""
+
+    __tablename__ = "system_metrics"
+    __table_args__ = (Index("ix_system_metrics_job_id_first_rank", "job_id", "first_rank"),)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
+    first_rank: Mapped[int]
+    """The first of the ranks that may be in it (`service.domain.system_metrics.RANKS_OF_ROW`)."""
+    is_lone: Mapped[bool]
+    """It has one sample as it came, and is joined with others later."""
+    mean_of: Mapped[int]
+    """How many samples as they came one of it is the mean of."""
+    num_samples: Mapped[int]
+    last_time: Mapped[int]
+    """Unix seconds of its newest sample."""
+    points: Mapped[bytes]
+    """`service.domain.system_metrics.pack`"""
+
+
 class LogChunkRow(Base):
     """Consecutive lines of one rank: in `text` while the chunk is open, then in storage."""
 

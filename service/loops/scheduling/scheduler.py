@@ -372,6 +372,7 @@ class Scheduler:
             recovers_in_place=_recovers_in_place(claimed, bundle),
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
             silence_limit_s=self._settings.silence_limit_s,
+            system_metrics_s=self._settings.system_metrics_s or None,
             array_index=claimed.array_index,
             parameters=claimed.parameters,
         )

@@ -49,6 +49,7 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
             f"{job}/{name}"
             for name in (
                 *("cancel", "metrics", "logs", "events", "attempts", "checkpoints", "artifacts"),
+                *("metrics/system", "metrics/system/newest"),
                 *("artifacts/{artifact_id}", "explain", "code", "code/archive"),
                 *("preempt", "hangs", "drill", "drills", "drills/{drill_id}"),
                 *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}"),

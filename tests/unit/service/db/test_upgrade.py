@@ -29,6 +29,8 @@ from service.db.repositories.bulk import table_of
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS, pack, summarise
 from service.domain.series_rows import pack_row
+from service.domain.system_metrics import SystemSamples
+from service.domain.system_metrics import pack as pack_samples
 from service.ingest.decoding import decode
 from service.ingest.hangs import bounded
 from service.storage.storage import Storage
@@ -207,6 +209,18 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
             "points": pack_row(
                 {("loss", 0): ([2 * CHUNK_POINTS + 1], [1.0 / (2 * CHUNK_POINTS + 1)])}
             ),
+        },
+    )
+    yield (
+        models.SystemMetricsRow,
+        {
+            "job_id": JOB,
+            "first_rank": 0,
+            "is_lone": True,
+            "mean_of": 1,
+            "num_samples": 1,
+            "last_time": 100,
+            "points": pack_samples(SystemSamples([100], {("system/cpu", 0): [1.5]})),
         },
     )
     line = json.dumps([START.timestamp(), "hello"]) + "\n"
