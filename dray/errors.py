@@ -40,6 +40,9 @@
           |   + InvalidQueue         invalid_queue
           |   + DrillImpossible      drill_impossible
           |   + IdempotencyMismatch  idempotency_key_reused
+          |   + InvalidSearch        invalid_search
+          |   + NotComparable        not_comparable
+          |   + TooManyTags          too_many_tags
           |   + MethodNotAllowed     method_not_allowed
           + Unauthorized        unauthorized
           + Forbidden           forbidden
@@ -54,6 +57,7 @@
           |   + DecisionNotFound     decision_not_found
           |   + ArrayNotFound        array_not_found
           |   + SweepNotFound        sweep_not_found
+          |   + ExperimentNotFound   experiment_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -377,6 +381,24 @@ class IdempotencyMismatch(BadRequest):
     code = "idempotency_key_reused"
 
 
+class InvalidSearch(BadRequest):
+    """The search expression can't be read; the message begins with the column at fault."""
+
+    code = "invalid_search"
+
+
+class NotComparable(BadRequest):
+    """There is nothing to compare the jobs with, or the baseline is no job of the experiment."""
+
+    code = "not_comparable"
+
+
+class TooManyTags(BadRequest):
+    """The job would have more tags than a job can have."""
+
+    code = "too_many_tags"
+
+
 class MethodNotAllowed(BadRequest):
     code = "method_not_allowed"
 
@@ -451,6 +473,12 @@ class SweepNotFound(NotFound):
     code = "sweep_not_found"
 
 
+class ExperimentNotFound(NotFound):
+    """No job has this experiment."""
+
+    code = "experiment_not_found"
+
+
 class RouteNotFound(NotFound):
     """The server has no such path: it may be older than the client, or no dray server."""
 
@@ -503,6 +531,12 @@ class CheckpointInUse(Conflict):
     """A job that has not ended starts from a checkpoint of this one, so it can't be deleted."""
 
     code = "checkpoint_in_use"
+
+
+class AnnotationsChanged(Conflict):
+    """Somebody changed the tags or notes since they were read: read them again."""
+
+    code = "annotations_changed"
 
 
 class IdempotencyInFlight(Conflict):

@@ -37,7 +37,8 @@ from service.lifecycle.transitions import remark
 from service.storage.storage import Storage, check_file_name
 from service.telemetry.known_attempts import KnownAttempt
 from service.telemetry.log_writer import LogLine, LogStore
-from service.telemetry.metric_writer import MetricStore, by_name
+from service.telemetry.chunk_columns import by_name
+from service.telemetry.metric_writer import MetricStore
 
 MAX_PATH_CHARS = 1024
 MAX_ERRORS = 8

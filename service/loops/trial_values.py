@@ -16,10 +16,12 @@ from dray.spec.sweep import with_values
 from dray.validation import Fault, check
 from dray.views import JobState
 from service.db.notifications import QUEUE, Signals
+from service.db.repositories import document_values
 from service.db.repositories import sweeps as repository
 from service.domain.scheduling import policy
 from service.domain.states import STOPPED_EARLY
 from service.domain.text import clean
+from service.domain.tracking.document_values import differing
 from service.lifecycle import transitions
 from service.loops.fencing import LoopDatabase
 from service.sweeps import optuna_sampler
@@ -108,7 +110,7 @@ class TrialValues:
             optuna_sampler.ask, question.sweep, question.index, question.earlier
         )
         document = _document(question.base, values)
-        await self._database.write(lambda s, _: repository.set_values(s, job_id, values, document))
+        await self._database.write(lambda s, _: _set_values(s, job_id, values, document))
 
 
 def _question(session: Session, job_id: str) -> _SamplerQuestion | None:
@@ -120,6 +122,17 @@ def _question(session: Session, job_id: str) -> _SamplerQuestion | None:
     sweep = Sweep.model_validate(row.sweep)
     earlier = [_earlier(one) for one in repository.told(session, trial.array_id)]
     return _SamplerQuestion(sweep, row.base, trial.array_index, earlier)
+
+
+def _set_values(
+    session: Session, job_id: str, values: Mapping[str, Any], document: Mapping[str, Any]
+) -> None:
+    """Give a trial its values, unless it has changed meanwhile."""
+    trial = repository.trial(session, job_id)
+    if trial is not None and repository.set_values(session, job_id, values, document):
+        shared = document_values.of_holder(session, trial.array_id)
+        own = differing(document, shared)
+        document_values.replace(session, job_id, trial.array_id, own)
 
 
 def _earlier(row: repository.ToldRow) -> EarlierTrial:

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import FIRST_POSITIONS, AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
-from service.db.repositories import attempts, sweeps
+from service.db.repositories import attempts, document_values, sweeps
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
@@ -410,6 +410,7 @@ def erase(session: Session, job_ids: Sequence[str]) -> None:
     """Delete the rows, and by their foreign keys everything that belongs to the jobs but the slots
     that they had."""
     attempts.keep_ended(session, job_ids)
+    document_values.drop(session, job_ids)
     found = session.scalars(
         delete(JobRow)
         .where(JobRow.id.in_(job_ids))

@@ -17,7 +17,9 @@ from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow
+from service.db.repositories import search
 from service.domain.ids import ids_since, ids_up_to, last_id
+from service.domain.tracking.search import SearchNode
 
 
 def page(
@@ -35,6 +37,7 @@ def page(
     job_labels: Mapping[str, str],
     created_after: datetime | None,
     created_before: datetime | None,
+    where: SearchNode | None,
     before_id: str | None,
     limit: int,
 ) -> list[JobRow]:
@@ -58,6 +61,8 @@ def page(
         query = query.where(order >= ids_since(created_after), JobRow.created_at >= created_after)
     if created_before is not None:
         query = query.where(order < ids_up_to(created_before), JobRow.created_at < created_before)
+    if where is not None:
+        query = query.where(search.condition(where))
     if before_id is not None:
         query = query.where(order < before_id)
     query = query.order_by(order.desc()).limit(limit)
