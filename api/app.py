@@ -36,6 +36,7 @@ from api.routes import (
     schema,
     status,
     sweeps,
+    tracking,
 )
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
@@ -50,6 +51,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     outlook.router,
     arrays.router,
     sweeps.router,
+    tracking.router,
     plan.router,
     metrics.router,
     logs.router,

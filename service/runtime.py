@@ -57,6 +57,7 @@ from service.nodes import node_table
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.storage.storage import Storage
+from service.tracking.service import Tracking
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Runtime:
         self.changes = JobChanges(database)
         self.queues = Queues(database, prices)
         self.costs = Costs(database, prices)
+        self.tracking = Tracking(database)
         self.plans = Plans(database)
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)

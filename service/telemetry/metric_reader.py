@@ -66,9 +66,7 @@ def summaries(session: Session, job_id: str) -> dict[str, Summary]:
     """The summary of each series of rank 0, over the steps that count."""
     recent = _recent(session, job_id, 0, None, -1)
     pieces = _pieces(session, job_id, 0, None, -1, recent)
-    cut = {
-        chunk.id for found in pieces.values() for chunk, end in found if chunk.last_step > end
-    }
+    cut = {chunk.id for found in pieces.values() for chunk, end in found if chunk.last_step > end}
     points = repository.metric_points(session, cut - recent.keys())
     points |= {number: packed for number, (_, packed) in recent.items()}
 

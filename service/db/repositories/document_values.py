@@ -57,9 +57,7 @@ def of_holder(session: Session, holder: str) -> dict[str, StoredValue]:
 
 def replace(session: Session, job_id: str, holder: str, own: Values) -> None:
     """Store the values of a job whose document has changed."""
-    session.connection().execute(
-        delete(DocumentValueRow).where(DocumentValueRow.holder == job_id)
-    )
+    session.connection().execute(delete(DocumentValueRow).where(DocumentValueRow.holder == job_id))
     insert(session, holder, {job_id: own})
 
 

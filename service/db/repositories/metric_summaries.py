@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Row, case, delete, func, or_, select
+from sqlalchemy import ColumnElement, Insert, case, delete, or_, select
 from sqlalchemy import insert as sql_insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
@@ -73,20 +73,3 @@ def of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, M
         for job_id, key, *values in session.connection().execute(query):
             found[job_id][key] = MetricSummary(*values)
     return found
-
-
-def ranges(session: Session, job_ids: Sequence[str]) -> Sequence[Row[Any]]:
-    """(key, number of jobs, least and greatest newest value) over these jobs, by key."""
-    c = _TABLE.c
-    query = (
-        select(
-            c.key,
-            func.count().label("num_jobs"),
-            func.min(c.last_value).label("least"),
-            func.max(c.last_value).label("greatest"),
-        )
-        .where(c.job_id.in_(job_ids))
-        .group_by(c.key)
-        .order_by(c.key)
-    )
-    return session.connection().execute(query).all()

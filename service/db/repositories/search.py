@@ -1,13 +1,15 @@
 """Search expressions as conditions of SQL, with bound values.
 
-Each condition that is not on a column of the job is a set of job ids that an index gives, so that a
-search costs what its matches cost and not what all jobs do.
+Most conditions are sets of job ids that an index gives, so that a search costs what its matches
+cost, and not what all jobs do.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, assert_never
 
 from sqlalchemy import (
@@ -19,14 +21,19 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    text,
     union_all,
 )
-from sqlalchemy.orm import aliased
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, aliased
 
 from service.db.models import DocumentValueRow, JobLabelRow, JobRow, JobTagRow, MetricSummaryRow
 from service.db.repositories.document_values import SHARES
-from service.domain.tracking.document_values import ABSENT, StoredValue, stored
+from service.domain.errors import InvalidSearch
+from service.domain.ids import last_id
+from service.domain.tracking.document_values import ABSENT, DEFAULTS, StoredValue, stored
 from service.domain.tracking.search import (
+    POINTER,
     AllOf,
     AnyOf,
     Compared,
@@ -44,6 +51,43 @@ from service.domain.tracking.search import (
     SearchNode,
 )
 
+LIMIT_S = 5.0
+"""After which a search is given up: 32 conditions that nearly all jobs match, and one that none
+does, take a while."""
+_STEPS = 10_000
+"""Instructions of SQLite after which it looks at the clock."""
+_CANCELLED = "57014"
+"""PostgreSQL's code of a statement that took too long."""
+
+
+@contextmanager
+def limited(session: Session) -> Iterator[None]:
+    """InvalidSearch if the statements of the block take longer than `LIMIT_S`."""
+    connection: Any = session.connection().connection.driver_connection
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    until = time.monotonic() + LIMIT_S
+    if is_sqlite:
+        connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+    else:
+        session.execute(text(f"SET LOCAL statement_timeout = {LIMIT_S * 1000:.0f}"))
+    try:
+        yield
+    except DBAPIError as error:
+        is_late = is_sqlite and time.monotonic() > until
+        if not is_late and getattr(error.orig, "sqlstate", None) != _CANCELLED:
+            raise
+        raise InvalidSearch(
+            f"the search took longer than {LIMIT_S:.0f} s",
+            pointer=POINTER,
+            hint="narrow it by a metric, a label or a time",
+        ) from None
+    finally:
+        if is_sqlite:
+            connection.set_progress_handler(None, _STEPS)
+
+
+_JOBS = "job-"
+"""How the ids of jobs begin: those of arrays, and of defaults, come before them."""
 _ORDERS = {
     Order.LESS: operator.lt,
     Order.AT_MOST: operator.le,
@@ -52,19 +96,19 @@ _ORDERS = {
 }
 
 
-def condition(node: SearchNode) -> ColumnElement[bool]:
+def condition(session: Session, node: SearchNode) -> ColumnElement[bool]:
     """True of the jobs that the expression matches; it is never NULL."""
     match node:
         case AllOf(items):
-            return and_(*map(condition, items))
+            return and_(*(condition(session, item) for item in items))
         case AnyOf(items):
-            return or_(*map(condition, items))
+            return or_(*(condition(session, item) for item in items))
         case Negated(inner):
-            return not_(condition(inner))
+            return not_(condition(session, inner))
         case HasTag(tag):
             return JobRow.id.in_(select(JobTagRow.job_id).where(JobTagRow.tag == tag))
         case Exists(field) | IsOneOf(field) | Compared(field):
-            return _on_field(field, node)
+            return _on_field(session, field, node)
         case _:
             assert_never(node)
 
@@ -72,7 +116,7 @@ def condition(node: SearchNode) -> ColumnElement[bool]:
 _OnField = Exists | IsOneOf | Compared
 
 
-def _on_field(field: SearchField, node: _OnField) -> ColumnElement[bool]:
+def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnElement[bool]:
     match field:
         case JobColumn(name):
             column: Any = getattr(JobRow, name)
@@ -87,7 +131,7 @@ def _on_field(field: SearchField, node: _OnField) -> ColumnElement[bool]:
             has_series = isinstance(node, Exists)
             return JobRow.id.in_(series if has_series else series.where(_holds(value, node)))
         case DocumentField(pointer):
-            return JobRow.id.in_(_with_value(pointer, node))
+            return _in_document(session, pointer, node)
         case _:
             assert_never(field)
 
@@ -112,19 +156,36 @@ def _in(column: Any, literals: Sequence[Literal]) -> ColumnElement[bool]:
     return found
 
 
-def _with_value(pointer: str, node: _OnField) -> Any:
-    """Holders whose document has such a value there: its own, or one that it shares."""
-    own, shared, sharer = DocumentValueRow, aliased(DocumentValueRow), aliased(DocumentValueRow)
-    overriding = aliased(DocumentValueRow)
-    is_overridden = exists().where(
-        overriding.holder == sharer.holder, overriding.pointer == pointer
+def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElement[bool]:
+    """The document has such a value there: of its own, or one that it shares."""
+    own, shares, shared = (aliased(DocumentValueRow) for _ in range(3))
+    if _is_default(session, pointer, node):
+        # Most jobs match, so one job after the other is looked at.
+        of_job = (own.holder == JobRow.id, own.pointer == pointer)
+        of_shared = (shared.holder == shares.text, shared.pointer == pointer)
+        of_shares = (shares.holder == JobRow.id, shares.pointer == SHARES)
+        return or_(
+            exists().where(*of_job, _value_holds(own, node)),
+            and_(
+                ~exists().where(*of_job),
+                exists().where(*of_shares, *of_shared, _value_holds(shared, node)),
+            ),
+        )
+    is_overridden = exists().where(own.holder == shares.holder, own.pointer == pointer)
+    holders = _holders(shared, pointer, node).where(shared.holder < _JOBS)
+    by_sharing = select(shares.holder).where(
+        shares.pointer == SHARES, shares.text.in_(holders), ~is_overridden
     )
-    by_sharing = select(sharer.holder).where(
-        sharer.pointer == SHARES,
-        sharer.text.in_(_holders(shared, pointer, node)),
-        ~is_overridden,
+    return JobRow.id.in_(union_all(_holders(DocumentValueRow, pointer, node), by_sharing))
+
+
+def _is_default(session: Session, pointer: str, node: _OnField) -> bool:
+    """Whether a document that says nothing matches."""
+    row = DocumentValueRow
+    holders = _holders(row, pointer, node).where(
+        row.holder >= DEFAULTS, row.holder <= last_id(DEFAULTS)
     )
-    return union_all(_holders(own, pointer, node), by_sharing)
+    return session.execute(holders.limit(1)).first() is not None
 
 
 def _holders(row: Any, pointer: str, node: _OnField) -> Select[Any]:

@@ -17,6 +17,9 @@ MAX_POINTER = 255
 MAX_ITEMS = 64
 """Items of a list, and entries of an object, that can be searched."""
 
+DEFAULTS = "defaults-"
+"""How the holders begin whose values a document has that says nothing."""
+
 NOT_SEARCHED = frozenset({"version", "name", "queue", "priority", "labels"})
 """Top-level fields that are columns of the job, some of which change after the submit."""
 
@@ -115,4 +118,4 @@ def defaults() -> SharedValues:
     document: dict[str, Any] = JobSpec(recipe="image_classification").model_dump(mode="json")
     values = searchable(document)
     digest = hashlib.sha256(json.dumps(sorted(values.items())).encode()).hexdigest()
-    return SharedValues(f"defaults-{digest[:32]}", document, values)
+    return SharedValues(f"{DEFAULTS}{digest[:32]}", document, values)

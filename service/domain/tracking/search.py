@@ -149,7 +149,7 @@ def parse_search(text: str) -> SearchNode:
             f"the expression has {len(text):,} characters, and {MAX_CHARS:,} are taken",
             pointer=POINTER,
         )
-    return _Parser(_tokens(text), text).whole()
+    return _Parser(_tokens(text)).whole()
 
 
 class _Kind(StrEnum):
@@ -210,7 +210,7 @@ def _why_no_token(text: str, at: int) -> str:
         return f"the text that begins here has no {text[at]} at its end"
     if text[at].isdigit() or text[at] in "+-.":
         return "expected a number, such as 0.1 or 1e-3"
-    return f"{ascii(text[at])} has no meaning here"
+    return f"{text[at]!a} has no meaning here"
 
 
 def _refuse(at: int, said: str, hint: str | None = None) -> NoReturn:
@@ -220,9 +220,8 @@ def _refuse(at: int, said: str, hint: str | None = None) -> NoReturn:
 class _Parser:
     """Recursive descent, of bounded depth."""
 
-    def __init__(self, tokens: Sequence[_Token], text: str) -> None:
+    def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens = tokens
-        self._text = text
         self._next = 0
         self._depth = 0
         self._num_conditions = 0
@@ -310,13 +309,11 @@ class _Parser:
         return Compared(field, Order(sign.text), self._bound(field, sign))
 
     def _has_tag(self, tag: str) -> SearchNode:
-        if self._takes("not"):
-            self._need("in")
-            self._need("tags")
-            return Negated(HasTag(tag))
-        if self._takes("in") and self._takes("tags"):
-            return HasTag(tag)
-        self._expected('"in tags"', "a text stands to the right of a comparison, or before in tags")
+        is_negated = self._takes("not")
+        if not self._takes("in"):
+            self._expected('"in tags"', "a text stands after a comparison, or before: in tags")
+        self._need("tags")
+        return Negated(HasTag(tag)) if is_negated else HasTag(tag)
 
     def _one_of(self, field: SearchField) -> IsOneOf:
         self._need("(")
