@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dray.errors import FrameworkMissing
-
 if TYPE_CHECKING:
     import pandas
 
@@ -17,18 +15,20 @@ EXPERIMENT = "experiment"
 """The label that groups jobs."""
 
 
-def pandas_of() -> Any:
-    """The module. FrameworkMissing says how to get it where it is not installed."""
+def require_pandas() -> Any:
+    """The module. ImportError says how to get it where it is not installed."""
     try:
         return importlib.import_module("pandas")
-    except ImportError as error:
-        raise FrameworkMissing(f"frames need pandas: pip install pandas ({error})") from None
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"frames need the package {error.name}: pip install 'dray[frames]'", name=error.name
+        ) from error
 
 
 def of_jobs(jobs: Sequence[views.Job]) -> pandas.DataFrame:
     """A row for each job, by its id: how it did, the fields of the documents that differ, by their
     path, and the newest value of each metric."""
-    pandas = pandas_of()
+    pandas = require_pandas()
     documents = [_flat(job.spec) for job in jobs]
     paths = [
         path
@@ -86,7 +86,7 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def of_series(found: Iterable[tuple[str, views.Metrics]]) -> pandas.DataFrame:
     """A row for each point, of each job by its id: columns job, key, step and value."""
-    pandas = pandas_of()
+    pandas = require_pandas()
     columns: dict[str, list[Any]] = {"job": [], "key": [], "step": [], "value": []}
     for job_id, metrics in found:
         for key, series in metrics.series.items():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from dray import views
+from dray._http import following
 from dray._http.calls import Calls, params
 from dray._http.transport import Call, Flow, Item, Stream, segment
 
@@ -54,6 +55,31 @@ def annotate(
     headers = HEADERS if revision is None else {**HEADERS, "If-Match": f'"{revision}"'}
     call = Call("PATCH", _annotations(job_id), (), headers, json.dumps(given).encode())
     return (yield from calls.read(views.Annotations, call))
+
+
+def jobs_of(calls: Calls, jobs: Iterable[views.Job | str]) -> Flow[list[views.Job]]:
+    """The jobs that are given, and those whose ids are."""
+    found = []
+    for job in jobs:
+        found.append(
+            (yield from following.get(calls, job, 0.0, None)) if isinstance(job, str) else job
+        )
+    return found
+
+
+def series_of(
+    calls: Calls,
+    jobs: Iterable[views.Job | str],
+    keys: Sequence[str] | None,
+    max_points: int | None,
+) -> Flow[list[tuple[str, views.Metrics]]]:
+    """The series of rank 0 of each job, by its id."""
+    found = []
+    for job in jobs:
+        job_id = job if isinstance(job, str) else job.id
+        call = following.metrics_call(job_id, keys, None, None, max_points)
+        found.append((job_id, (yield from calls.read(views.Metrics, call))))
+    return found
 
 
 def _path(name: str) -> str:
