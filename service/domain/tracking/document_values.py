@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,14 +26,16 @@ NOT_SEARCHED = frozenset({"version", "name", "queue", "priority", "labels"})
 
 
 class StoredValue(NamedTuple):
-    """A value of a document as it is stored: a number has no text, a text no number; true and
-    false have both; ABSENT has neither."""
+    """A value of a document as it is stored: a number has no text, a text no number; true, false
+    and PARTS have both; ABSENT has neither."""
 
     number: float | None
     text: str | None
 
 
 ABSENT = StoredValue(None, None)
+PARTS = StoredValue(-1.0, "parts")
+"""Of an object or a list that is not empty."""
 Values = Mapping[str, StoredValue]
 """By JSON pointer."""
 
@@ -50,7 +53,7 @@ class SharedValues(NamedTuple):
 
 
 def stored(value: Any) -> StoredValue:
-    """A literal as it is stored; ABSENT of null, and of a number that no double holds."""
+    """A value as it is stored; ABSENT of null, and of a number that no double holds."""
     if isinstance(value, bool):
         return StoredValue(float(value), "true" if value else "false")
     if isinstance(value, str):
@@ -61,7 +64,7 @@ def stored(value: Any) -> StoredValue:
         except OverflowError:
             return ABSENT
         return StoredValue(number, None) if number == number else ABSENT
-    return ABSENT
+    return PARTS if value else ABSENT
 
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -77,7 +80,7 @@ def searchable(document: Mapping[str, Any]) -> dict[str, StoredValue]:
 
 
 def _searchable(document: Mapping[str, Any], field: str) -> Iterator[tuple[str, StoredValue]]:
-    for pointer, value in leaves(document[field], f"/{escaped(field)}", MAX_ITEMS):
+    for pointer, value in nodes(document[field], f"/{escaped(field)}", MAX_ITEMS):
         if (kept := stored(value)) != ABSENT and len(pointer) <= MAX_POINTER:
             yield pointer, kept
 
@@ -93,18 +96,16 @@ def differing(
     return {at: value for at, value in (there | here).items() if base_values.get(at) != value}
 
 
-def leaves(value: Any, pointer: str, max_items: int | None = None) -> Iterator[tuple[str, Any]]:
-    """(pointer, value) of each value that is neither an object nor a list, and of empty ones."""
-    if isinstance(value, Mapping) and value:
-        for number, (name, inner) in enumerate(value.items()):
-            if number == max_items:
-                return
-            yield from leaves(inner, f"{pointer}/{escaped(str(name))}", max_items)
-    elif isinstance(value, list) and value:
-        for number, inner in enumerate(value[:max_items]):
-            yield from leaves(inner, f"{pointer}/{number}", max_items)
-    else:
-        yield pointer, value
+def nodes(value: Any, pointer: str, max_items: int | None = None) -> Iterator[tuple[str, Any]]:
+    """(pointer, value) of the value and of all within it."""
+    yield pointer, value
+    parts: Iterable[tuple[object, Any]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    for name, inner in islice(parts, max_items):
+        yield from nodes(inner, f"{pointer}/{escaped(str(name))}", max_items)
 
 
 def escaped(name: str) -> str:
