@@ -67,6 +67,7 @@
           |   + QueueFull            queue_full
           |   + QueueInUse           queue_in_use
           |   + CheckpointInUse      checkpoint_in_use
+          |   + AnnotationsChanged   annotations_changed
           |   + IdempotencyInFlight  idempotency_in_flight
           + ServerError         the fault is the server's
               + InternalError        internal_error
@@ -588,6 +589,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     403: Forbidden,
     404: NotFound,
     409: Conflict,
+    412: Conflict,
 }
 
 

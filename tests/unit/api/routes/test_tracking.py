@@ -61,7 +61,7 @@ def test_a_search_at_fault_is_answered_with_its_column(
 def test_a_search_with_a_nul_or_of_100_kb_is_refused(site: LiveServer, ann: httpx.Client) -> None:
     check(site, ann.get("/v1/jobs", params={"where": "name = '\0'"}), 400, "malformed_request")
     long = get_raw(ann, f"/v1/jobs?where={'x' * 100_000}")
-    check(site, long, 431, "headers_too_large")
+    assert (long.status_code, long.json()["code"]) == (431, "headers_too_large")
 
 
 def test_jobs_are_compared(server: LiveServer, http: httpx.Client) -> None:
@@ -148,15 +148,12 @@ def test_what_can_not_be_compared_is_refused(site: LiveServer, ann: httpx.Client
 def test_experiments_are_listed_page_by_page(server: LiveServer, http: httpx.Client) -> None:
     for name in ("page-b", "page-a", "page-c", "page-a"):
         newest = server.submit(labels={"experiment": name})
-    names, cursor = [], None
-    while True:
-        page = http.get(
-            "/v1/experiments", params={"limit": 2, **({"cursor": cursor} if cursor else {})}
-        )
-        names += [(one["name"], one["num_jobs"]) for one in page.json()["items"]]
-        query["cursor"] = page.json()["next_cursor"]
-        if query["cursor"] is None:
-            break
+    names: list[tuple[str, int]] = []
+    query: dict[str, Any] = {"limit": 2}
+    while query.get("cursor", "") is not None:
+        page = http.get("/v1/experiments", params=query).json()
+        names += [(one["name"], one["num_jobs"]) for one in page["items"]]
+        query["cursor"] = page["next_cursor"]
     ours = [one for one in names if one[0].startswith("page-")]
     assert ours == [("page-a", 2), ("page-b", 1), ("page-c", 1)]
     assert names == sorted(names)
