@@ -54,6 +54,7 @@ def compare(
 
 
 def _show(found: Comparison, wanted: Sequence[str] | None, extremes: bool) -> None:
+    from dray.cli.display.output import write
     from dray.cli.display.tables import shortest_prefixes, table
 
     ids = shortest_prefixes([job.id for job in found.jobs])
@@ -61,7 +62,25 @@ def _show(found: Comparison, wanted: Sequence[str] | None, extremes: bool) -> No
     for one in found.metrics:
         if wanted is None or one.key in wanted:
             rows += _metric(one, extremes)
-    table(("", *ids), rows, flexible=ids)
+    num_jobs = _that_fit(rows, len(ids))
+    for first in range(0, len(ids), num_jobs):
+        if first:
+            write("")
+        block = slice(1 + first, 1 + first + num_jobs)
+        some = ids[first : first + num_jobs]
+        table(("", *some), [(row[0], *row[block]) for row in rows], flexible=some)
+
+
+def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
+    """The number of jobs that stand beside each other: on a narrow terminal the others follow
+    below."""
+    from dray.cli.display import terminal
+    from dray.cli.display.tables import GAP, LEAST
+
+    if not sys.stdout.isatty():
+        return num_jobs
+    longest = max(len(str(row[0])) for row in rows)
+    return max(1, (terminal.width() - longest) // (LEAST + len(GAP)))
 
 
 def _about(found: Comparison) -> Iterator[tuple[object, ...]]:
