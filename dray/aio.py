@@ -218,7 +218,7 @@ class AsyncClient:
         return await self._driver.run(tracking.pin_baseline(self._flows, name, job_id))
 
     async def annotations(self, job_id: str) -> views.Annotations:
-        return await self._driver.run(tracking.annotations(self._flows, job_id))
+        return await self._driver.run(tracking.get_annotations(self._flows, job_id))
 
     async def annotate(
         self,

@@ -298,7 +298,7 @@ class Client:
 
     def annotations(self, job_id: str) -> views.Annotations:
         """The tags and notes of a job."""
-        return self._driver.run(tracking.annotations(self._flows, job_id))
+        return self._driver.run(tracking.get_annotations(self._flows, job_id))
 
     def annotate(
         self,

@@ -43,7 +43,7 @@ def pin_baseline(calls: Calls, name: str, job_id: str | None) -> Flow[views.Expe
     return (yield from calls.read(views.ExperimentSummary, call))
 
 
-def annotations(calls: Calls, job_id: str) -> Flow[views.Annotations]:
+def get_annotations(calls: Calls, job_id: str) -> Flow[views.Annotations]:
     return (yield from calls.read(views.Annotations, Call("GET", _annotations(job_id))))
 
 

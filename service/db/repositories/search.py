@@ -10,6 +10,7 @@ import operator
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, assert_never
 
 from sqlalchemy import (
@@ -22,6 +23,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    true,
     union_all,
 )
 from sqlalchemy.exc import DBAPIError
@@ -30,7 +32,7 @@ from sqlalchemy.orm import Session, aliased
 from service.db.models import DocumentValueRow, JobLabelRow, JobRow, JobTagRow, MetricSummaryRow
 from service.db.repositories.document_values import SHARES
 from service.domain.errors import InvalidSearch
-from service.domain.ids import last_id
+from service.domain.ids import ids_since, ids_up_to, last_id
 from service.domain.tracking.document_values import ABSENT, DEFAULTS, StoredValue, stored
 from service.domain.tracking.search import (
     POINTER,
@@ -120,7 +122,7 @@ def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnEle
     match field:
         case JobColumn(name):
             column: Any = getattr(JobRow, name)
-            return and_(column.is_not(None), _holds(column, node))
+            return and_(column.is_not(None), _holds(column, node), _id_bound(name, node))
         case LabelField(key):
             labels = select(JobLabelRow.job_id).where(JobLabelRow.key == key)
             return JobRow.id.in_(labels.where(_holds(JobLabelRow.value, node)))
@@ -134,6 +136,17 @@ def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnEle
             return _in_document(session, pointer, node)
         case _:
             assert_never(field)
+
+
+def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
+    """Ids begin with the time of the submit, so an index has them in its order."""
+    if name != "created_at" or not isinstance(node, Compared):
+        return true()
+    assert isinstance(node.literal, datetime)
+    job_id = JobRow.id.expression
+    if node.order in (Order.MORE, Order.AT_LEAST):
+        return job_id >= ids_since(node.literal)
+    return job_id <= ids_up_to(node.literal)
 
 
 def _holds(column: Any, node: _OnField) -> ColumnElement[bool]:

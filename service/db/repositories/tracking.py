@@ -37,7 +37,7 @@ def set_tags(session: Session, job_id: str, tags: Collection[str]) -> None:
     session.flush()
 
 
-def experiments(session: Session, after: str, limit: int) -> Sequence[Row[Any]]:
+def experiments(session: Session, after: str, limit: int) -> Sequence[Row[str, int, str]]:
     """(name, number of jobs, id of the newest) of experiments by name, after that name."""
     label = JobLabelRow
     query = (

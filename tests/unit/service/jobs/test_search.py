@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import insert, text
+from sqlalchemy import event, insert, text
 from sqlalchemy.orm import Session
 
 from dray.requests import AnnotationRequest
@@ -43,6 +43,7 @@ from service.domain.tracking.search import (
     Order,
     SearchField,
     SearchNode,
+    parse_search,
 )
 from service.jobs.listing import JobQuery
 from service.storage.storage import Storage
@@ -159,6 +160,41 @@ async def test_tags_are_found(service: Service) -> None:
     await use_cases.annotate(job_id, AnnotationRequest(add_tags=("good",)))
     assert await found(service, "'good' in tags") == [job_id]
     assert await found(service, "'good' not in tags") == [other]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "val/accuracy > 0.9",
+        "min(val/loss) < 1 and train.optimizer.lr > 7",
+        "model.name in ('a', 'b') and experiment = 'x'",
+        "exists(train.ema) and not 'good' in tags",
+        "created_at > '2026-01-01' and labels.team = 'a'",
+        "state = 'FAILED'",
+        "val/accuracy > 0.9 and train.precision = 'fp32'",  # a default
+    ],
+)
+def test_what_few_jobs_match_is_found_by_indexes_and_not_sorted(
+    sqlite_service: Service, where: str
+) -> None:
+    statements: list[tuple[str, Any]] = []
+    engine = sqlite_service.database.engine
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _keep(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        if "ORDER BY" in statement:
+            statements.append((statement, parameters))
+
+    def work(session: Session) -> list[str]:
+        document_values.insert_shared(session, defaults())
+        _all(session, parse_search(where), limit=10, id_prefix=None)
+        ((statement, parameters),) = statements
+        raw = session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        return [row[3] for row in raw]
+
+    plan = sqlite_service.database.write_sync(work)
+    assert plan[0].startswith("SEARCH jobs USING INDEX "), plan
+    assert not [step for step in plan if "SCAN" in step or "TEMP B-TREE" in step], plan
 
 
 async def test_a_search_that_takes_too_long_is_given_up(
@@ -360,7 +396,9 @@ def _write(session: Session, template: JobRow, job_id: str, job: Facts) -> None:
     tracking.set_tags(session, job_id, job.tags)
 
 
-def _all(session: Session, tree: SearchNode, limit: int) -> list[JobRow]:
+def _all(
+    session: Session, tree: SearchNode, limit: int, id_prefix: str | None = "job-0000"
+) -> list[JobRow]:
     return listing.page(
         session,
         states=(),
@@ -368,7 +406,7 @@ def _all(session: Session, tree: SearchNode, limit: int) -> list[JobRow]:
         owner=None,
         project=None,
         name=None,
-        id_prefix="job-0000",
+        id_prefix=id_prefix,
         array=None,
         array_index=None,
         collapse_arrays=False,
