@@ -129,10 +129,10 @@ def _set_values(
 ) -> None:
     """Give a trial its values, unless it has changed meanwhile."""
     trial = repository.trial(session, job_id)
-    if trial is not None and repository.set_values(session, job_id, values, document):
-        shared = document_values.of_holder(session, trial.array_id)
-        own = differing(document, shared)
-        document_values.replace(session, job_id, trial.array_id, own)
+    sweep = None if trial is None else repository.get(session, trial.array_id)
+    if sweep is not None and repository.set_values(session, job_id, values, document):
+        own = differing(document, sweep.base)
+        document_values.replace(session, job_id, sweep.array_id, own)
 
 
 def _earlier(row: repository.ToldRow) -> EarlierTrial:

@@ -48,13 +48,6 @@ def _rows(holder: str, values: Values) -> list[dict[str, Any]]:
     ]
 
 
-def of_holder(session: Session, holder: str) -> dict[str, StoredValue]:
-    c = DocumentValueRow.__table__.c
-    query = select(c.pointer, c.number, c.text).where(c.holder == holder)
-    rows = session.connection().execute(query)
-    return {pointer: StoredValue(number, text) for pointer, number, text in rows}
-
-
 def replace(session: Session, job_id: str, holder: str, own: Values) -> None:
     """Store the values of a job whose document has changed."""
     session.connection().execute(delete(DocumentValueRow).where(DocumentValueRow.holder == job_id))

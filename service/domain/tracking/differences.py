@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from service.domain.tracking.document_values import nodes
+from service.domain.tracking.document_values import escaped
 
 IDENTITY = frozenset({"/version", "/name"})
 """Fields that say which job it is, and not what it does."""
@@ -21,10 +21,7 @@ def differences(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         parts = [document.get(field) for document in documents]
         if field == "labels" or all(part == parts[0] for part in parts):
             continue
-        values = [
-            {at: value for at, value in nodes(part, f"/{field}") if not _has_parts(value)}
-            for part in parts
-        ]
+        values = [dict(_leaves(part, f"/{field}")) for part in parts]
         for pointer in dict.fromkeys(at for some in values for at in some):
             here = [some.get(pointer) for some in values]
             # As JSON, since 1 == True == 1.0 in Python.
@@ -33,8 +30,16 @@ def differences(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return found
 
 
-def _has_parts(value: Any) -> bool:
-    return isinstance(value, Mapping | list) and bool(value)
+def _leaves(value: Any, pointer: str) -> Iterator[tuple[str, Any]]:
+    """(pointer, value) of each value that has no parts."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{pointer}/{escaped(str(name))}")
+    elif isinstance(value, list) and value:
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{pointer}/{number}")
+    else:
+        yield pointer, value
 
 
 def _plain(value: Any) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dray.spec import JobSpec
@@ -49,7 +48,7 @@ class SharedValues(NamedTuple):
 
     def but_for(self, document: Mapping[str, Any]) -> dict[str, StoredValue]:
         """The values of a document where it differs."""
-        return differing(document, self.values, self.document)
+        return differing(document, self.document)
 
 
 def stored(value: Any) -> StoredValue:
@@ -67,45 +66,36 @@ def stored(value: Any) -> StoredValue:
     return PARTS if value else ABSENT
 
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
 def searchable(document: Mapping[str, Any]) -> dict[str, StoredValue]:
     """The values of a document that a search goes by."""
+    return differing(document, {})
+
+
+def differing(document: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, StoredValue]:
+    """The values of a document where they are not those of another one."""
     found: dict[str, StoredValue] = {}
-    for field in document:
-        if field not in NOT_SEARCHED:
-            found.update(_searchable(document, field))
+    for field in (document.keys() | base.keys()) - NOT_SEARCHED:
+        _differ(document.get(field), base.get(field), f"/{escaped(field)}", found)
     return found
 
 
-def _searchable(document: Mapping[str, Any], field: str) -> Iterator[tuple[str, StoredValue]]:
-    for pointer, value in nodes(document[field], f"/{escaped(field)}", MAX_ITEMS):
-        if (kept := stored(value)) != ABSENT and len(pointer) <= MAX_POINTER:
-            yield pointer, kept
+def _differ(value: Any, other: Any, pointer: str, found: dict[str, StoredValue]) -> None:
+    if value is other or len(pointer) > MAX_POINTER:
+        return
+    kept = stored(value)
+    if kept != stored(other):
+        found[pointer] = kept
+    here, there = _parts(value), _parts(other)
+    for name in here.keys() | there.keys():
+        _differ(here.get(name), there.get(name), f"{pointer}/{escaped(name)}", found)
 
 
-def differing(
-    document: Mapping[str, Any], base_values: Values, base: Mapping[str, Any] = NOTHING
-) -> dict[str, StoredValue]:
-    """The values of a document where it differs from another one, which has `base_values`. Fields
-    that are as in `base`, the other document if it is at hand, are not looked into."""
-    same = {field for field in document if field in base and document[field] == base[field]}
-    here = searchable({field: document[field] for field in document if field not in same})
-    there = {at: ABSENT for at in base_values if at.split("/", 2)[1] not in same}
-    return {at: value for at, value in (there | here).items() if base_values.get(at) != value}
-
-
-def nodes(value: Any, pointer: str, max_items: int | None = None) -> Iterator[tuple[str, Any]]:
-    """(pointer, value) of the value and of all within it."""
-    yield pointer, value
-    parts: Iterable[tuple[object, Any]] = ()
+def _parts(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
-        parts = value.items()
-    elif isinstance(value, list):
-        parts = enumerate(value)
-    for name, inner in islice(parts, max_items):
-        yield from nodes(inner, f"{pointer}/{escaped(str(name))}", max_items)
+        return {str(name): inner for name, inner in islice(value.items(), MAX_ITEMS)}
+    if isinstance(value, list):
+        return {str(number): inner for number, inner in enumerate(value[:MAX_ITEMS])}
+    return {}
 
 
 def escaped(name: str) -> str:
