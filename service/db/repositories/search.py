@@ -143,10 +143,11 @@ def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
     if name != "created_at" or not isinstance(node, Compared):
         return true()
     assert isinstance(node.literal, datetime)
-    job_id = JobRow.id.expression
-    if node.order in (Order.MORE, Order.AT_LEAST):
-        return job_id >= ids_since(node.literal)
-    return job_id <= ids_up_to(node.literal)
+    is_lower = node.order in (Order.MORE, Order.AT_LEAST)
+    bound: ColumnElement[bool] = (
+        JobRow.id >= ids_since(node.literal) if is_lower else JobRow.id <= ids_up_to(node.literal)
+    )
+    return bound
 
 
 def _holds(column: Any, node: _OnField) -> ColumnElement[bool]:
