@@ -10,7 +10,7 @@ import pytest
 from dray import views
 from dray.views import JobState
 from service.jobs.listing import JobQuery
-from service.loops import trial_values
+from service.loops.scheduling import trial_values
 from service.runtime import Runtime
 from service.sweeps import optuna_sampler
 from tests.fakes.attempt import FakeRank
