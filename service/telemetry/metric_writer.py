@@ -86,8 +86,7 @@ class MetricStore:
         stored = self._new_points(self._allowed() if begun else self._points)
         row = pack_row(stored)
         is_much = known.num_rows >= MAX_ROWS or known.num_bytes + len(row) > MAX_ROWS_BYTES
-        begins = not begun.isdisjoint(stored)
-        if is_much or begins:
+        if is_much or not begun.isdisjoint(stored):
             self._append(stored)
         elif stored:
             last_step = max(steps[-1] for steps, _ in stored.values())
@@ -95,7 +94,7 @@ class MetricStore:
             known.num_rows += 1
             known.num_bytes += len(row)
         self._points = {}
-        self._summarise(begins=begins)
+        self._summarise(begins=any(rank == 0 for _, rank in begun & stored.keys()))
         return stored
 
     def close(self) -> None:
@@ -108,13 +107,13 @@ class MetricStore:
         """Store the summaries of new points now and then, and when a series begins or ends."""
         known, now = self._known, self._now
         if begins and self._attempt.attempt > 1:
-            # A series of an earlier attempt may have steps that count no more.
+            # Series of an earlier attempt may have steps that count no more.
             self._session.flush()
             metric_summaries.replace(self._session, self._job.id)
-        elif not known.summaries or not (begins or known.are_summaries_due(now)):
-            return
-        else:
+        elif known.summaries and (begins or known.are_summaries_due(now)):
             metric_summaries.merge(self._session, self._job.id, known.summaries)
+        else:
+            return
         known.summaries, known.summarised_at = {}, now
 
     @property
