@@ -33,9 +33,11 @@ from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as repository
+from service.db.repositories import document_values
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
+from service.domain.tracking.document_values import defaults
 from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
@@ -148,6 +150,8 @@ class Runtime:
             opened.push_async_callback(asyncio.to_thread, database.close)
             damage.refuse_emptied(database.url, nonce_path(settings.storage_url))
             await asyncio.to_thread(migrate, database)
+            # A release may have other defaults than the one that was here before.
+            await database.write(lambda s: document_values.insert_shared(s, defaults()))
             database.listen()
             storage = _storage(settings.storage_url)
             runtime = cls(settings, database, storage, home, timings or LoopTimings(), prices)

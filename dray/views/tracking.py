@@ -49,7 +49,7 @@ class ComparedJob(View):
     cost: Cost | None
 
 
-class Difference(View):
+class FieldDifference(View):
     """A field in which the documents differ."""
 
     pointer: str
@@ -73,7 +73,7 @@ class Comparison(View):
     """The baseline, then the others as they were asked for."""
     baseline: str | None
     """Id of the job that is pinned as the baseline of their experiment."""
-    differences: list[Difference]
+    differences: list[FieldDifference]
     metrics: list[ComparedMetric]
 
 

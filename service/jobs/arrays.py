@@ -98,7 +98,6 @@ def insert(
     repository.add_events(session, [event])
     if many is None:
         shared = defaults()
-        document_values.insert_shared(session, shared)
         document_values.insert(session, shared.holder, {row.id: shared.but_for(row.spec)})
         return
     copies = [

@@ -43,7 +43,7 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
         jobs=[_job(row, labels[row.id].get(EXPERIMENT), tags[row.id], now) for row in rows],
         baseline=baseline,
         differences=[
-            views.Difference(pointer=pointer, values=values)
+            views.FieldDifference(pointer=pointer, values=values)
             for pointer, values in differences([shown(row.spec) for row in rows]).items()
         ],
         metrics=_metrics(session, ids, has_baseline=baseline is not None),

@@ -84,7 +84,7 @@ def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
 
 
 def _about(found: Comparison) -> Iterator[tuple[object, ...]]:
-    """What the jobs are and how they did; without rows that say nothing of any."""
+    """Rows that say which jobs they are and how they did, if they say something of one."""
     from dray.cli.display.output import duration
     from dray.units import money
 

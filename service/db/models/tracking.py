@@ -20,7 +20,7 @@ class JobTagRow(Base):
 
 
 class JobAnnotationRow(Base):
-    """What people wrote about a job, and who changed that or its tags last."""
+    """Notes about a job, and who changed them or its tags last."""
 
     __tablename__ = "job_annotations"
     job_id: Mapped[str] = job_key()
@@ -33,7 +33,7 @@ class JobAnnotationRow(Base):
 
 
 class ExperimentRow(Base):
-    """What is stored about an experiment besides the label of its jobs."""
+    """The baseline of an experiment, whose jobs are those with its label."""
 
     __tablename__ = "experiments"
     name: Mapped[str] = mapped_column(String(255), primary_key=True)

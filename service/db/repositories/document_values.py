@@ -20,7 +20,7 @@ SHARES = ""
 
 
 def insert_shared(session: Session, shared: SharedValues) -> None:
-    """Harmless to repeat."""
+    """Store the values that jobs share. Harmless to repeat."""
     known = select(DocumentValueRow.holder).where(DocumentValueRow.holder == shared.holder)
     if session.connection().execute(known.limit(1)).first() is not None:
         return

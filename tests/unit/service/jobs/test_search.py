@@ -186,7 +186,6 @@ def test_what_few_jobs_match_is_found_by_indexes_and_not_sorted(
             statements.append((statement, parameters))
 
     def work(session: Session) -> list[str]:
-        document_values.insert_shared(session, defaults())
         _all(session, parse_search(where), limit=10, id_prefix=None)
         ((statement, parameters),) = statements
         raw = session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
