@@ -153,7 +153,8 @@ def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
 def _holds(column: Any, node: _OnField) -> ColumnElement[bool]:
     match node:
         case Exists():
-            return column.is_not(None)
+            is_set: ColumnElement[bool] = column.is_not(None)
+            return is_set
         case IsOneOf(_, literals):
             return _in(column, literals)
         case Compared(_, order, literal):
