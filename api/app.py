@@ -37,6 +37,7 @@ from api.routes import (
     schema,
     status,
     sweeps,
+    tracking,
 )
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
@@ -51,6 +52,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     outlook.router,
     arrays.router,
     sweeps.router,
+    tracking.router,
     plan.router,
     metrics.router,
     logs.router,

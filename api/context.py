@@ -23,6 +23,7 @@ from service.jobs.service import Jobs
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.runtime import Runtime
+from service.tracking.service import Tracking
 
 
 @dataclass
@@ -134,6 +135,10 @@ async def _faults(request: Request) -> FaultService:
     return context_of(request).runtime.faults
 
 
+async def _tracking(request: Request) -> Tracking:
+    return context_of(request).runtime.tracking
+
+
 async def _plans(request: Request) -> Plans:
     return context_of(request).runtime.plans
 
@@ -146,6 +151,7 @@ TheChanges = Annotated[JobChanges, Depends(_changes)]
 TheQueues = Annotated[Queues, Depends(_queues)]
 TheCosts = Annotated[Costs, Depends(_costs)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
+TheTracking = Annotated[Tracking, Depends(_tracking)]
 ThePlans = Annotated[Plans, Depends(_plans)]
 Caller = Annotated[str, Depends(caller)]
 Actor = Annotated[str, Depends(actor)]

@@ -18,8 +18,10 @@ from api import examples
 from api.http.downloads import BINARY
 from api.problems import CODES, EVERYWHERE, STATUS, declare
 from dray.requests import (
+    AnnotationRequest,
     CodeRequest,
     DrillRequest,
+    ExperimentRequest,
     JobChangeRequest,
     PlanRequest,
     PreemptRequest,
@@ -48,6 +50,7 @@ JOB_SPEC_BODY: dict[str, Any] = {
 REQUESTS = (
     *(PreemptRequest, DrillRequest, CodeRequest),
     *(JobChangeRequest, QueueRequest, QueueChangeRequest),
+    *(AnnotationRequest, ExperimentRequest),
 )
 """The other bodies that `api.http.body` reads."""
 

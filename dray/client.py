@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import httpx
 
-from dray import functions, views
-from dray._http import costs, fault_injection, outlook, queues, sweeps
+from dray import frames, functions, views
+from dray._http import costs, fault_injection, outlook, queues, sweeps, tracking
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import SyncDriver
@@ -23,6 +23,9 @@ from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.code.packing import PackedCode, pack
 from dray.runs import JobRun
 from dray.views import DrillKind, JobState
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def http_options(url: str) -> dict[str, Any]:
@@ -191,6 +194,7 @@ class Client:
         collapse_arrays: bool = False,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
+        where: str | None = None,
         page_size: int = 100,
     ) -> Generator[views.Job, None, None]:
         """Yield the jobs that match all arguments, newest first, fetched page by page.
@@ -199,7 +203,9 @@ class Client:
         job must have every pair. array: the id of an array. collapse_arrays: yield one job alone of
         each array; with `state`, of those with a job in any of them. created_after,
         created_before: with a time zone; the job was submitted at the first or later, and before
-        the second.
+        the second. where: a search expression, such as
+        `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column at
+        fault.
         """
         chosen = JobFilter(
             *(state, queue, label, owner, project),
@@ -208,6 +214,7 @@ class Client:
             collapse_arrays=collapse_arrays,
             created_after=created_after,
             created_before=created_before,
+            where=where,
         )
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
@@ -248,6 +255,70 @@ class Client:
         """Yield the trials of a sweep by their index, with their values, fetched page by page; the
         best is marked."""
         return self._driver.iterate(sweeps.trials(self._flows, sweep_id, page_size))
+
+    def compare(self, jobs: Iterable[views.Job | str]) -> views.Comparison:
+        """Up to 50 jobs side by side: the fields in which their documents differ, their metrics,
+        times and costs. The pinned baseline of their experiment comes first. Raises NotComparable
+        for one job without a baseline."""
+        return self._driver.run(tracking.compare(self._flows, list(jobs)))
+
+    def frame(self, jobs: Iterable[views.Job | str]) -> pandas.DataFrame:
+        """A pandas frame with a row for each job, by its id: how it did, the fields of the
+        documents that differ, and the newest value of each metric. Raises ImportError without
+        pandas (`pip install 'dray[frames]'`)."""
+        frames.require_pandas()
+        return frames.of_jobs(self._driver.run(tracking.jobs_of(self._flows, list(jobs))))
+
+    def series_frame(
+        self,
+        jobs: Iterable[views.Job | str],
+        keys: Sequence[str] | None = None,
+        *,
+        max_points: int | None = None,
+    ) -> pandas.DataFrame:
+        """A pandas frame with a row for each point of all series of the jobs, or of those of
+        `keys`: columns job, key, step and value. `max_points` of each series, as of `metrics`."""
+        frames.require_pandas()
+        flow = tracking.series_of(self._flows, list(jobs), keys, max_points)
+        return frames.of_series(self._driver.run(flow))
+
+    def experiments(self, *, page_size: int = 100) -> Generator[views.Experiment, None, None]:
+        """Yield the experiments by name: the values of the label `experiment`."""
+        return self._driver.iterate(tracking.experiments(self._flows, page_size))
+
+    def experiment(self, name: str) -> views.ExperimentSummary:
+        """The experiment, with the states of its jobs and the range of each metric. Raises
+        ExperimentNotFound if no job is in it."""
+        return self._driver.run(tracking.experiment(self._flows, name))
+
+    def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
+        """Have the jobs of an experiment compared with this one, or with none. Raises
+        NotComparable for a job of another experiment."""
+        return self._driver.run(tracking.pin_baseline(self._flows, name, job_id))
+
+    def annotations(self, job_id: str) -> views.Annotations:
+        """The tags and notes of a job."""
+        return self._driver.run(tracking.get_annotations(self._flows, job_id))
+
+    def annotate(
+        self,
+        job_id: str,
+        *,
+        add_tags: Sequence[str] | None = None,
+        remove_tags: Sequence[str] | None = None,
+        notes: str | None = None,
+        revision: int | None = None,
+    ) -> views.Annotations:
+        """Add or remove tags of a job in any state, or replace its notes (Markdown). With
+        `revision`, that of `annotations`, raises AnnotationsChanged if somebody changed them
+        since."""
+        flow = tracking.annotate(
+            *(self._flows, job_id, revision),
+            add_tags=add_tags and list(add_tags),
+            remove_tags=remove_tags and list(remove_tags),
+            notes=notes,
+        )
+        return self._driver.run(flow)
 
     def wait(
         self,

@@ -41,6 +41,9 @@
           |   + InvalidQueue         invalid_queue
           |   + DrillImpossible      drill_impossible
           |   + IdempotencyMismatch  idempotency_key_reused
+          |   + InvalidSearch        invalid_search
+          |   + NotComparable        not_comparable
+          |   + TooManyTags          too_many_tags
           |   + MethodNotAllowed     method_not_allowed
           + Unauthorized        unauthorized
           + Forbidden           forbidden
@@ -55,6 +58,7 @@
           |   + DecisionNotFound     decision_not_found
           |   + ArrayNotFound        array_not_found
           |   + SweepNotFound        sweep_not_found
+          |   + ExperimentNotFound   experiment_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -64,6 +68,7 @@
           |   + QueueFull            queue_full
           |   + QueueInUse           queue_in_use
           |   + CheckpointInUse      checkpoint_in_use
+          |   + AnnotationsChanged   annotations_changed
           |   + IdempotencyInFlight  idempotency_in_flight
           + ServerError         the fault is the server's
               + InternalError        internal_error
@@ -385,6 +390,24 @@ class IdempotencyMismatch(BadRequest):
     code = "idempotency_key_reused"
 
 
+class InvalidSearch(BadRequest):
+    """The search expression can't be read; the message begins with the column at fault."""
+
+    code = "invalid_search"
+
+
+class NotComparable(BadRequest):
+    """There is nothing to compare the jobs with, or the baseline is no job of the experiment."""
+
+    code = "not_comparable"
+
+
+class TooManyTags(BadRequest):
+    """The job would have more tags than a job can have."""
+
+    code = "too_many_tags"
+
+
 class MethodNotAllowed(BadRequest):
     code = "method_not_allowed"
 
@@ -459,6 +482,12 @@ class SweepNotFound(NotFound):
     code = "sweep_not_found"
 
 
+class ExperimentNotFound(NotFound):
+    """No job has this experiment."""
+
+    code = "experiment_not_found"
+
+
 class RouteNotFound(NotFound):
     """The server has no such path: it may be older than the client, or no dray server."""
 
@@ -513,6 +542,12 @@ class CheckpointInUse(Conflict):
     code = "checkpoint_in_use"
 
 
+class AnnotationsChanged(Conflict):
+    """Somebody changed the tags or notes since they were read: read them again."""
+
+    code = "annotations_changed"
+
+
 class IdempotencyInFlight(Conflict):
     """A submit with this key is in progress; the clients try again by themselves."""
 
@@ -562,6 +597,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     403: Forbidden,
     404: NotFound,
     409: Conflict,
+    412: Conflict,
 }
 
 

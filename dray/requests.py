@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     StrictBool,
+    StringConstraints,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
@@ -87,6 +88,37 @@ class JobChangeRequest(Document):
         if not self.model_dump(exclude_none=True):
             raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
         return self
+
+
+Tag = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+]
+MAX_TAGS = 32
+"""Of one job."""
+MAX_NOTES = 32_768
+JobIdText = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")]
+
+
+class AnnotationRequest(Document):
+    """Change the tags and notes of a job; the fields that are not given stay as they are."""
+
+    add_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
+    remove_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
+    notes: Annotated[str, StringConstraints(max_length=MAX_NOTES)] | None = None
+    """Markdown, instead of the notes that there are; an empty text removes them."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not (self.add_tags or self.remove_tags or self.notes is not None):
+            raise ValueError("give at least one of add_tags, remove_tags and notes")
+        return self
+
+
+class ExperimentRequest(Document):
+    """Change what is stored about an experiment."""
+
+    baseline: JobIdText | None
+    """Id of the job of the experiment that the others are compared with; null for none."""
 
 
 MAX_AMOUNT = 2.0**60

@@ -33,9 +33,11 @@ from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as repository
+from service.db.repositories import document_values
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
+from service.domain.tracking.document_values import defaults
 from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
@@ -57,6 +59,7 @@ from service.nodes import node_table
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.storage.storage import Storage
+from service.tracking.service import Tracking
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +101,7 @@ class Runtime:
         self.changes = JobChanges(database)
         self.queues = Queues(database, prices)
         self.costs = Costs(database, prices)
+        self.tracking = Tracking(database)
         self.plans = Plans(database)
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
@@ -146,6 +150,8 @@ class Runtime:
             opened.push_async_callback(asyncio.to_thread, database.close)
             damage.refuse_emptied(database.url, nonce_path(settings.storage_url))
             await asyncio.to_thread(migrate, database)
+            # A release may have other defaults than the one that was here before.
+            await database.write(lambda s: document_values.insert_shared(s, defaults()))
             database.listen()
             storage = _storage(settings.storage_url)
             runtime = cls(settings, database, storage, home, timings or LoopTimings(), prices)

@@ -37,7 +37,8 @@ JOB: Mapping[str, Any] = {
     "name": "digits",
     "owner": "ann",
     "project": "default",
-    "labels": {"team": "vision"},
+    "labels": {"team": "vision", "experiment": "digits"},
+    "tags": ["good"],
     "state": "RUNNING",
     "reason": {"code": "running", "message": "trains on 2 workers"},
     "queue": "default",
@@ -149,6 +150,51 @@ _HANG: Mapping[str, Any] = {
     ],
 }
 
+_EXPERIMENT: Mapping[str, Any] = {
+    "name": "digits",
+    "num_jobs": 2,
+    "newest_job": JOB_ID,
+    "baseline": OTHER_ID,
+}
+
+
+def _compared(job_id: str) -> Mapping[str, Any]:
+    return {
+        **{name: JOB[name] for name in ("name", "owner", "world_size", "created_at", "goodput")},
+        "id": job_id,
+        "state": "SUCCEEDED",
+        "experiment": "digits",
+        "tags": ["good"] if job_id == JOB_ID else [],
+        "waited_s": 1.0,
+        "ran_s": 24.0,
+        "cost": _COST,
+    }
+
+
+def _final(last: float) -> Mapping[str, Any]:
+    return {
+        "last": last,
+        "last_step": 60,
+        "min": 0.35,
+        "min_step": 6,
+        "max": last,
+        "max_step": 60,
+    }
+
+
+_COMPARISON: Mapping[str, Any] = {
+    "jobs": [_compared(OTHER_ID), _compared(JOB_ID)],
+    "baseline": OTHER_ID,
+    "differences": [{"pointer": "/train/optimizer/lr", "values": [0.01, 0.001]}],
+    "metrics": [
+        {
+            "key": "val/accuracy",
+            "values": [_final(0.91), _final(0.93)],
+            "changes": [0.0, 0.02],
+        }
+    ],
+}
+
 DRILL_ID = "drill-01kamq6v3c7y2m5w9r4t8e1x0z"
 _DRILL: Mapping[str, Any] = {
     "id": DRILL_ID,
@@ -206,6 +252,8 @@ _QUEUE: Mapping[str, Any] = {
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "PreemptRequest": {"grace_s": 30},
     "JobChangeRequest": {"queue": "night", "priority": 70},
+    "AnnotationRequest": {"add_tags": ["good"], "notes": "Best so far."},
+    "ExperimentRequest": {"baseline": OTHER_ID},
     "QueueRequest": {**_RULES, "limit": {"GPU": 8, "memory": "64GiB"}},
     "QueueChangeRequest": {"limit": {"GPU": 16, "memory": None}, "max_queued": None},
     "PlanRequest": {**DOCUMENT, "memory_bytes_per_rank": 67_108_864},
@@ -468,6 +516,30 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             }
         ],
         "forecast_error": _STARTS,
+    },
+    "Comparison": _COMPARISON,
+    "ExperimentPage": {"items": [_EXPERIMENT], "next_cursor": None},
+    "ExperimentSummary": {
+        **_EXPERIMENT,
+        "states": {"RUNNING": 1, "SUCCEEDED": 1},
+        "num_summarised": 2,
+        "metrics": [
+            {
+                "key": "val/accuracy",
+                "num_jobs": 2,
+                "least": 0.91,
+                "least_job": OTHER_ID,
+                "greatest": 0.93,
+                "greatest_job": JOB_ID,
+            }
+        ],
+    },
+    "Annotations": {
+        "tags": ["good"],
+        "notes": "Best so far.",
+        "revision": 3,
+        "updated_at": STEPPED,
+        "updated_by": "ann",
     },
     "DecisionPage": {"items": [_ROUND], "next_before": None},
     "ReplayedDecision": {

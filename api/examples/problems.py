@@ -44,6 +44,27 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": f"the job {JOB_ID} has no drill drill-0",
         "hint": "the job's list of drills has the ids",
     },
+    "experiment_not_found": {
+        "detail": "no job has the experiment 'digits'",
+        "hint": "a job is in one by its label: `labels: {experiment: ...}`",
+    },
+    "invalid_search": {
+        "detail": "column 14: expected a number, found the end",
+        "pointer": "/where",
+    },
+    "not_comparable": {
+        "detail": f"{JOB_ID} is one job",
+        "hint": "name another one, or pin a baseline of its experiment: "
+        "dray experiment baseline EXPERIMENT JOB",
+    },
+    "too_many_tags": {
+        "detail": f"{JOB_ID} would have 33 tags, and 32 is the most",
+        "pointer": "/add_tags",
+    },
+    "annotations_changed": {
+        "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
+        "hint": "read them again, and put your change into what is there now",
+    },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
         "detail": "PUT is not allowed on /v1/jobs",

@@ -69,6 +69,9 @@ class ListQuery(Query):
     """Jobs submitted at this time (RFC 3339) or later."""
     created_before: Time | None = None
     """Jobs submitted earlier than this time (RFC 3339)."""
+    where: str | None = None
+    """Jobs that a search expression matches, such as `val/accuracy > 0.9 and state = "RUNNING"`:
+    docs/tracking.md has its grammar."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
     """`next_cursor` of the previous page; the filters must be the same."""
@@ -166,7 +169,7 @@ def _refuse_functions(spec: JobSpec, settings: Settings) -> None:
     "",
     operation_id="list_jobs",
     response_model=views.JobPage,
-    responses=declare("invalid_parameter", "bad_cursor"),
+    responses=declare("invalid_parameter", "invalid_search", "bad_cursor"),
 )
 async def list_jobs(
     request: Request, jobs: TheJobs, caller: Caller, query: Annotated[ListQuery, QueryParameters()]
@@ -188,6 +191,7 @@ async def list_jobs(
         collapse_arrays=query.collapse_arrays,
         created_after=query.created_after,
         created_before=query.created_before,
+        where=query.where,
     )
     return answer(request, await jobs.list(chosen, limit=query.limit, cursor=query.cursor))
 

@@ -93,6 +93,7 @@ class JobFilter:
     collapse_arrays: bool = False
     created_after: datetime | None = None
     created_before: datetime | None = None
+    where: str | None = None
 
     def params(self) -> list[tuple[str, str]]:
         return [
@@ -109,6 +110,7 @@ class JobFilter:
                 collapse_arrays="true" if self.collapse_arrays else None,
                 created_after=moment(self.created_after),
                 created_before=moment(self.created_before),
+                where=self.where,
             ),
         ]
 

@@ -24,7 +24,20 @@ if TYPE_CHECKING:
 ORDER = (
     *("init", "submit", "watch", "wait", "ls", "get", "explain", "metrics", "logs", "events"),
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
-    *("sweep", "plan", "schema", "cluster", "queue", "costs", "hold", "release", "move"),
+    *(
+        "compare",
+        "annotate",
+        "experiment",
+        "sweep",
+        "plan",
+        "schema",
+        "cluster",
+        "queue",
+        "costs",
+        "hold",
+        "release",
+        "move",
+    ),
     *("priority", "preempt", "drill", "hangs"),
 )
 """Commands in the order of the help: those needed first come first."""

@@ -79,3 +79,13 @@ from dray.views.reports import Series as Series
 from dray.views.reports import SystemMetrics as SystemMetrics
 from dray.views.reports import SystemSample as SystemSample
 from dray.views.reports import SystemSeries as SystemSeries
+from dray.views.tracking import Annotations as Annotations
+from dray.views.tracking import ComparedJob as ComparedJob
+from dray.views.tracking import ComparedMetric as ComparedMetric
+from dray.views.tracking import Comparison as Comparison
+from dray.views.tracking import Experiment as Experiment
+from dray.views.tracking import ExperimentPage as ExperimentPage
+from dray.views.tracking import ExperimentSummary as ExperimentSummary
+from dray.views.tracking import FieldDifference as FieldDifference
+from dray.views.tracking import FinalMetric as FinalMetric
+from dray.views.tracking import MetricRange as MetricRange

@@ -13,6 +13,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         DecisionNotFound    decision_not_found
         ArrayNotFound       array_not_found
         SweepNotFound       sweep_not_found
+        ExperimentNotFound  experiment_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
@@ -21,6 +22,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         QueueFull           queue_full
         QueueInUse          queue_in_use
         CheckpointInUse     checkpoint_in_use
+        AnnotationsChanged  annotations_changed
         IdempotencyInFlight idempotency_in_flight
       Unsatisfiable         unsatisfiable
         OutOfMemory         out_of_memory
@@ -42,6 +44,9 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       InitFromNotFound      init_from_not_found
       InitFromDiffers       init_from_differs
       QuotaExceeded         quota_exceeded
+      InvalidSearch         invalid_search
+      NotComparable         not_comparable
+      TooManyTags           too_many_tags
       BadCursor             bad_cursor
       Unavailable
         DatabaseUnavailable database_unavailable
@@ -120,6 +125,12 @@ class SweepNotFound(NotFound):
     code = "sweep_not_found"
 
 
+class ExperimentNotFound(NotFound):
+    """No job has this experiment."""
+
+    code = "experiment_not_found"
+
+
 class Conflict(DomainError):
     """The job's state does not allow what was asked."""
 
@@ -166,6 +177,12 @@ class CheckpointInUse(Conflict):
     """A live job starts from a checkpoint of this one, so it can't be deleted."""
 
     code = "checkpoint_in_use"
+
+
+class AnnotationsChanged(Conflict):
+    """Somebody changed the tags or notes since they were read."""
+
+    code = "annotations_changed"
 
 
 class Unsatisfiable(DomainError):
@@ -286,6 +303,24 @@ class QuotaExceeded(DomainError):
     """The storage is full by the operator's settings: no job is taken."""
 
     code = "quota_exceeded"
+
+
+class InvalidSearch(DomainError):
+    """The search expression can't be read; the message begins with the column at fault."""
+
+    code = "invalid_search"
+
+
+class NotComparable(DomainError):
+    """There is nothing to compare the jobs with, or the baseline is no job of the experiment."""
+
+    code = "not_comparable"
+
+
+class TooManyTags(DomainError):
+    """The job would have more tags than a job can have."""
+
+    code = "too_many_tags"
 
 
 class IdempotencyInFlight(Conflict):

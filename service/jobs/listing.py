@@ -21,6 +21,7 @@ from service.db.repositories import listing as repository
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
+from service.domain.tracking.search import parse_search
 from service.jobs import serializers
 
 MAX_PAGE = 500
@@ -47,6 +48,8 @@ class JobQuery:
     """At this time or later."""
     created_before: datetime | None = None
     """Earlier than this time."""
+    where: str | None = None
+    """A search expression: `service.domain.tracking.search`."""
 
     @property
     def scope(self) -> str:
@@ -64,6 +67,7 @@ class JobQuery:
             self.array_index,
             self.collapse_arrays,
             *(time and time.astimezone(UTC).isoformat() for time in times),
+            self.where,
         ]
         return f"jobs:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
@@ -82,7 +86,9 @@ class JobQuery:
 
 
 def page(session: Session, wanted: JobQuery, *, limit: int, before_id: str | None) -> views.JobPage:
-    """Up to `limit` jobs (at most 500) after the one that the page before ended with."""
+    """Up to `limit` jobs (at most 500) after the one that the page before ended with.
+    InvalidSearch if the expression can't be read."""
+    where = None if wanted.where is None else parse_search(wanted.where)
     limit = max(1, min(limit, MAX_PAGE))
     rows = repository.page(
         session,
@@ -98,6 +104,7 @@ def page(session: Session, wanted: JobQuery, *, limit: int, before_id: str | Non
         collapse_arrays=wanted.collapse_arrays,
         created_after=wanted.created_after,
         created_before=wanted.created_before,
+        where=where,
         before_id=before_id,
         limit=limit + 1,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import groupby
 from operator import attrgetter
 
@@ -20,6 +21,7 @@ from service.domain.series import (
     BLOCK_POINTS,
     CHUNK_POINTS,
     Points,
+    Summary,
     downsample,
     outlined,
     pack,
@@ -27,7 +29,7 @@ from service.domain.series import (
     unpack,
 )
 from service.domain.series_rows import Series, join, unpack_row
-from service.telemetry.metric_writer import by_name, columns_of, summary_of
+from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 
 Piece = tuple[MetricChunk, int]
 """A chunk and the last step of it that counts."""
@@ -43,19 +45,8 @@ def read(
     max_points: int,
 ) -> dict[str, Points]:
     """Each series' points with a step above `after_step`, at most `max_points` of each."""
-    attempts = attempts_repository.beginnings(session, job_id)
-    starts = {row.attempt: began_at_step(row) for row in attempts}
-    chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
     recent = _recent(session, job_id, rank, keys, after_step)
-    if recent:
-        chunks = sorted([*chunks, *(chunk for chunk, _ in recent.values())], key=_in_order)
-    first: dict[tuple[str, int], int] = {}
-    if len(attempts) > 1:
-        first = repository.first_metric_steps(session, job_id, rank, min(starts))
-    pieces = {
-        key: _counting(list(group), starts, first)
-        for key, group in groupby(chunks, key=attrgetter("key"))
-    }
+    pieces = _pieces(session, job_id, rank, keys, after_step, recent)
     whole: set[int] = set()
     in_blocks: set[int] = set()
     for found in pieces.values():
@@ -69,6 +60,54 @@ def read(
         if steps:
             series[key] = downsample(steps, values, max_points)
     return series
+
+
+def summaries(session: Session, job_id: str) -> dict[str, Summary]:
+    """The summary of each series of rank 0, over the steps that count."""
+    recent = _recent(session, job_id, 0, None, -1)
+    pieces = _pieces(session, job_id, 0, None, -1, recent)
+    cut = {chunk.id for found in pieces.values() for chunk, end in found if chunk.last_step > end}
+    points = repository.metric_points(session, cut - recent.keys())
+    points |= {number: packed for number, (_, packed) in recent.items()}
+
+    def summary(chunk: MetricChunk, end: int) -> Summary:
+        if chunk.last_step <= end:
+            return summary_of(chunk)
+        steps, values = unpack(points[chunk.id])
+        stop = bisect_right(steps, end)
+        return summarise(steps[:stop], values[:stop])
+
+    return {
+        key: reduce(Summary.then, (summary(chunk, end) for chunk, end in found))
+        for key, found in pieces.items()
+        if found
+    }
+
+
+_Recent = Mapping[int, tuple[MetricChunk, bytes]]
+
+
+def _pieces(
+    session: Session,
+    job_id: str,
+    rank: int,
+    keys: Sequence[str] | None,
+    after_step: int,
+    recent: _Recent,
+) -> dict[str, list[Piece]]:
+    """The pieces of each series; `recent` are those that no chunk has taken yet."""
+    attempts = attempts_repository.beginnings(session, job_id)
+    starts = {row.attempt: began_at_step(row) for row in attempts}
+    chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
+    if recent:
+        chunks = sorted([*chunks, *(chunk for chunk, _ in recent.values())], key=_in_order)
+    first: dict[tuple[str, int], int] = {}
+    if len(attempts) > 1:
+        first = repository.first_metric_steps(session, job_id, rank, min(starts))
+    return {
+        key: _counting(list(group), starts, first)
+        for key, group in groupby(chunks, key=attrgetter("key"))
+    }
 
 
 def _recent(

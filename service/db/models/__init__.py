@@ -36,3 +36,8 @@ from service.db.models.reports import SystemMetricsRow as SystemMetricsRow
 from service.db.models.sweeps import SweepRow as SweepRow
 from service.db.models.sweeps import TrialRow as TrialRow
 from service.db.models.sweeps import TrialRungRow as TrialRungRow
+from service.db.models.tracking import DocumentValueRow as DocumentValueRow
+from service.db.models.tracking import ExperimentRow as ExperimentRow
+from service.db.models.tracking import JobAnnotationRow as JobAnnotationRow
+from service.db.models.tracking import JobTagRow as JobTagRow
+from service.db.models.tracking import MetricSummaryRow as MetricSummaryRow

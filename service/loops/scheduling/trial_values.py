@@ -19,10 +19,12 @@ from dray.validation import Fault, check
 from dray.views import JobState
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import document_values
 from service.db.repositories import sweeps as repository
 from service.domain.scheduling import policy
 from service.domain.states import STOPPED_EARLY
 from service.domain.text import clean
+from service.domain.tracking.document_values import differing
 from service.lifecycle import transitions
 from service.loops.shared.fencing import LoopDatabase
 from service.sweeps import optuna_sampler
@@ -149,7 +151,7 @@ class TrialValues:
             self._threads, optuna_sampler.ask, question.sweep, question.index, question.earlier
         )
         document = _document(question.base, values)
-        await self._database.write(lambda s, _: repository.set_values(s, job_id, values, document))
+        await self._database.write(lambda s, _: _set_values(s, job_id, values, document))
 
 
 def _question(session: Session, job_id: str) -> _SamplerQuestion | None:
@@ -163,6 +165,17 @@ def _question(session: Session, job_id: str) -> _SamplerQuestion | None:
     sweep = Sweep.model_validate(row.sweep)
     earlier = [_earlier(one) for one in repository.told(session, trial.array_id)]
     return _SamplerQuestion(sweep, row.base, trial.array_index, earlier)
+
+
+def _set_values(
+    session: Session, job_id: str, values: Mapping[str, Any], document: Mapping[str, Any]
+) -> None:
+    """Give a trial its values, unless it has changed meanwhile."""
+    trial = repository.trial(session, job_id)
+    sweep = None if trial is None else repository.get(session, trial.array_id)
+    if sweep is not None and repository.set_values(session, job_id, values, document):
+        own = differing(document, sweep.base)
+        document_values.replace(session, job_id, sweep.array_id, own)
 
 
 def _earlier(row: repository.ToldRow) -> EarlierTrial:

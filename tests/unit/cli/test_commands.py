@@ -342,7 +342,7 @@ def test_the_list_has_what_one_asks_about_a_job(cli: Cli, server: LiveServer) ->
     head, line = cli("ls", "--name", "columns").splitlines()
     assert head.split() == [
         *("ID", "NAME", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY", "QUEUE"),
-        *("ATTEMPT", "CREATED", "REASON"),
+        *("ATTEMPT", "TAGS", "CREATED", "REASON"),
     ]
     assert line.startswith(f"{job_id}  columns  RUNNING  -      4/9   val/accuracy 0.75")
     assert "70        night" in line

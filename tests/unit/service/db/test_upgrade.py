@@ -129,6 +129,17 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     asked = {"id": 1, "num_nodes": 1, "bundles": [[{"CPU": 1.0}, 2]], "asked_at": START}
     yield models.AutoscalingRow, asked
     yield models.JobLabelRow, {"job_id": JOB, "key": "team", "value": "a"}
+    yield models.JobTagRow, {"job_id": JOB, "tag": "good"}
+    notes = {"job_id": JOB, "notes": "*good*", "revision": 2}
+    yield models.JobAnnotationRow, {**notes, "updated_at": START, "updated_by": "ann"}
+    yield models.ExperimentRow, {"name": "e", "baseline": JOB}
+    yield (
+        models.DocumentValueRow,
+        {"holder": JOB, "pointer": "/train/seed", "number": 1.0, "text": None},
+    )
+    steps = {"last_step": 9, "min_step": 1, "max_step": 2}
+    values = {"last_value": 0.5, "min_value": 0.1, "max_value": 0.9}
+    yield models.MetricSummaryRow, {"job_id": JOB, "key": "val/x", **steps, **values}
     dependency = {"waiter": WAITING, "after_id": "array-1", "on_success": True}
     yield models.JobDependencyRow, dependency
     sweep = {"array_id": "array-1", "sweep": {"metric": "x"}, "base": {"a": 1}, "num_trials": 2}

@@ -14,7 +14,8 @@ from service.db.models import MetricChunkRow
 from service.db.repositories import chunks as repository
 from service.db.repositories.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, outline, summarise, unpack
-from service.telemetry.metric_writer import MAX_KEYS, summary_of
+from service.telemetry.chunk_columns import summary_of
+from service.telemetry.metric_writer import MAX_KEYS
 from tests.marks import soak
 from tests.unit.service.helpers import Service, events_of, metrics, resumed
 

@@ -1,0 +1,1 @@
+"""Comparing jobs, experiments, and what people write about jobs."""
