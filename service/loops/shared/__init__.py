@@ -1,1 +1,1 @@
-"""Parts that all loops stand on: the fenced database, the jobs as loops see them, and their pace."""
+"""The ground of all loops: the fenced database, the jobs as loops see them, and their pace."""
