@@ -47,10 +47,17 @@ class WorkerKind:
         self.demand: tuple[tuple[int, float], ...] = ()
         """The amounts above zero, by their place in the vector."""
 
-    def fits(self, free: Sequence[float]) -> int:
-        """As `slots.fits`, with the free resources as a vector."""
-        workers = min([(free[at] + EPSILON) / each for at, each in self.demand], default=0.0)
-        return math.floor(workers) if workers > 0 else 0
+    def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
+        """As `slots.fits`, with the free resources, and those of them that are set aside, as
+        vectors."""
+        most = math.inf if self.demand else 0.0
+        for at, each in self.demand:
+            left = free[at] if aside is None else free[at] - aside[at]
+            workers = (left + EPSILON) / each
+            if workers < 1.0:  # most nodes are full
+                return 0
+            most = min(most, workers)
+        return math.floor(most)
 
 
 class Gang:
