@@ -133,11 +133,12 @@ class Departures:
     def make_room(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Have running jobs leave slots for this one; False where not enough may be asked. Jobs
         whose sizes are chosen leave none to each other but by these."""
+        if len(self.asked) >= MAX_PREEMPTED:
+            return False
         is_sized = job.job_id in self.targets
         key = gang.kind, job.yields, is_sized
         tried = self._unevictable.get(key)
-        is_weaker = tried is not None and gang.least > tried[1] and rank.may_less(tried[0])
-        if is_weaker or len(self.asked) >= MAX_PREEMPTED:
+        if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False
         kept = self._leaving.keys() | self.targets.keys() if is_sized else self._leaving
         candidates = self._candidates.of(rank, kept)

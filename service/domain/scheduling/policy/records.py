@@ -112,8 +112,11 @@ class Start:
     slices: tuple[Slice, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Wait:
+    """Not frozen: there is one for each waiting job, and a frozen one takes three times as long to
+    make."""
+
     job_id: str
     reason: Reason
     position: int | None

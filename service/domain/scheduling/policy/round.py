@@ -108,14 +108,16 @@ class Round:
             most = min(most, room.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
-        if target == 0 and offer.soon.has(kind, least):
+        # What is free now is free soon, too.
+        fits_soon = offer.soon.has(kind, least)
+        if target == 0 and fits_soon:
             message = f"{gang.needs}; other jobs gain more by the slots that there are"
             return Wait(job.job_id, Reason("others_gain_more", message), position)
         if target:
             most = max(least, min(most, target))
             if not offer.now.has(kind, most) and offer.soon.has(kind, most):
                 return self._promise(job, gang, offer, most, position)
-        slices = offer.now.pack_most(kind, least, most)
+        slices = offer.now.pack_most(kind, least, most) if fits_soon else None
         if slices is None and self._backfill.may_pass(job.ends_within_s):
             slices = self._unreserved.pack_most(kind, least, most)
         if slices is not None:
@@ -126,7 +128,7 @@ class Round:
             return Start(job.job_id, slices)
         if limits is not None:
             limits.keep_place(job.job_id, kind, most)
-        if offer.soon.has(kind, least) or self.departures.make_room(job, gang, rank, offer):
+        if fits_soon or self.departures.make_room(job, gang, rank, offer):
             self._count_in_array(job)
             return self._promise(job, gang, offer, most, position)
         reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
