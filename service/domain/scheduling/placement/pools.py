@@ -216,6 +216,8 @@ class Reserved:
     def __init__(self, stock: Stock) -> None:
         self._stock = stock
         self._workers: dict[WorkerKind, int] = {}
+        self._whole: set[WorkerKind] = set()
+        """Those of which all is set aside that any node could have."""
         self.on = [(0.0,) * len(total) for total in stock.totals]
         """By kind of node."""
         self.version = 0
@@ -223,10 +225,12 @@ class Reserved:
     def set_aside(self, kind: WorkerKind, num_workers: int) -> None:
         """On each node, as many slots as these workers could use there if it were empty; with those
         of others of the kind no more than it has."""
+        if kind in self._whole:
+            return
         before = self._workers.get(kind, 0)
         self._workers[kind] = before + num_workers
-        if before >= self._stock.largest(kind):
-            return
+        if before + num_workers >= self._stock.largest(kind):
+            self._whole.add(kind)
         for at, most in enumerate(self._stock.capacity(kind)):
             if most > before:
                 number = min(most, before + num_workers) - before
@@ -349,6 +353,7 @@ class _Room:
     def catch_up(self) -> None:
         free, is_first = self._free, self._version < 0
         if self._is_closed and not free.exceeds_total:
+            self.num_grown = free.num_grown
             return
         if self._version != self._reserved.version:
             self._count()

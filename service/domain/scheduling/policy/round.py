@@ -64,7 +64,8 @@ class Round:
         self._limits = limits_of(snapshot, gangs)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free)
         self._to_come = snapshot.to_come
-        self._impossible: dict[Gang, Reason | None] = {}
+        self._possible: set[Gang] = set()
+        self._impossible: dict[Gang, Reason] = {}
         self._too_large: dict[Gang, Reason | None] = {}
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
@@ -85,7 +86,7 @@ class Round:
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
         if job.after:
             return waits_for_jobs(job, position)
-        if (impossible := self._never_fits(gang)) is not None:
+        if gang not in self._possible and (impossible := self._never_fits(gang)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
@@ -103,8 +104,7 @@ class Round:
             room = limits.room(job.job_id, kind, least)
             if room.workers < least:
                 limits.keep_place(job.job_id, kind, least, room)
-                reason = Reason(room.code, f"{gang.needs}; {room.message}")
-                return Wait(job.job_id, reason, position, room.holders)
+                return Wait(job.job_id, room.reason(gang.needs), position, room.holders)
             most = min(most, room.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
@@ -160,12 +160,15 @@ class Round:
             self._obstacles.block(job.job_id, kind)
 
     def _never_fits(self, gang: Gang) -> Reason | None:
-        if self._stock.whole(gang.kind) >= gang.least:
-            return None
-        if gang not in self._impossible:
+        reason = self._impossible.get(gang)
+        if reason is None and self._stock.whole(gang.kind) < gang.least:
             nodes = [*self._nodes, *self._to_come]
-            self._impossible[gang] = can_ever_fit(gang.request, nodes, self._topology)
-        return self._impossible[gang]
+            reason = can_ever_fit(gang.request, nodes, self._topology)
+        if reason is None:
+            self._possible.add(gang)
+        else:
+            self._impossible[gang] = reason
+        return reason
 
     def _lacks_nodes(self, gang: Gang) -> Reason | None:
         """Why the nodes that are there could not run the gang even if they were empty."""
@@ -222,8 +225,7 @@ class Round:
         if limits is not None:
             room = limits.room(group.job_id, kind, 1)
             if not room.workers:
-                reason = Reason(room.code, f"{sentence}; {room.message}")
-                return Stay(group.job_id, reason, room.holders)
+                return Stay(group.job_id, room.reason(sentence), room.holders)
             most = min(most, room.workers)
         slices = self._open.now.pack_near(kind, 1, most, group.node_ids)
         if slices is not None:

@@ -22,7 +22,7 @@ from service.domain.scheduling.placement.slots import (
     needs,
     spoken,
 )
-from service.domain.scheduling.rules.obstacles import MAX_NAMED
+from service.domain.scheduling.rules.obstacles import MAX_NAMED, Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.domain.scheduling.rules.shares import Account
 
@@ -41,6 +41,15 @@ class Room:
     message: str = ""
     holders: tuple[str, ...] = ()
     """Jobs that hold what the limit counts, of many the first."""
+    _reasons: dict[str, Reason] = field(default_factory=dict, compare=False)
+
+    def reason(self, sentence: str) -> Reason:
+        """Why a job gets no more; sentence: on what it needs. Many wait for the same reason."""
+        found = self._reasons.get(sentence)
+        if found is None:
+            found = Reason(self.code, f"{sentence}; {self.message}")
+            self._reasons[sentence] = found
+        return found
 
 
 UNLIMITED = Room(1 << 40)

@@ -73,7 +73,7 @@ class Obstacles:
 
     def block(self, job_id: str, kind: WorkerKind) -> None:
         """The job has reserved slots."""
-        reach = self._reach(kind)
+        reach = self._reach_of.get(kind) or self._reach(kind)
         reach.num_blocked += 1
         if len(reach.blocked) < MAX_NAMED:
             reach.blocked.append((self._num_blocked, job_id))
@@ -86,7 +86,7 @@ class Obstacles:
             reach, free = self._counted(gang.kind), self._free.room(gang.kind)
             seen = self._seen[gang] = _Seen(reach, free, len(self._holders))
         if seen.free >= gang.least:
-            return self._behind(gang.needs, gang.kind, seen.free)
+            return self._behind(gang.needs, seen.reach, seen.free)
         if job_id in seen.reach.held_by:
             return self.why(gang.needs, job_id, gang.kind, gang.least)
         if seen.told is None:
@@ -101,7 +101,7 @@ class Obstacles:
         is_new = free is None
         free = self._free.room(kind) if free is None else free
         if free >= least:
-            return self._behind(sentence, kind, free)
+            return self._behind(sentence, self._reach(kind), free)
         reach = self._counted(kind)
         own = reach.held_by.get(job_id, 0)
         others = len(reach.held_by) - (job_id in reach.held_by)
@@ -120,8 +120,8 @@ class Obstacles:
             message += ", and it holds all that the cluster has"
         return Reason(code, message), in_the_way
 
-    def _behind(self, sentence: str, kind: WorkerKind, free: int) -> tuple[Reason, tuple[str, ...]]:
-        ahead, number = self._ahead(kind)
+    def _behind(self, sentence: str, reach: _Reach, free: int) -> tuple[Reason, tuple[str, ...]]:
+        ahead, number = self._ahead(reach)
         message = (
             f"{sentence}; {free} could start, but {jobs(ahead, number)} "
             f"{_is(number)} ahead in the queue and "
@@ -178,10 +178,9 @@ class Obstacles:
                 if reach is not new:
                     reach.rivals.append(new)
 
-    def _ahead(self, kind: WorkerKind) -> tuple[tuple[str, ...], int]:
-        """Blocked jobs ahead that have reserved slots of a node on which this job could run, and
-        how many there are."""
-        reach = self._reach(kind)
+    def _ahead(self, reach: _Reach) -> tuple[tuple[str, ...], int]:
+        """Blocked jobs ahead that have reserved slots of a node on which a job could run, and how
+        many there are."""
         number = sum([rival.num_blocked for rival in reach.rivals])
         first = self._first_ahead.get(reach)
         if first is None:
