@@ -371,8 +371,8 @@ class _Room:
         self._version, self._placement = self._reserved.version, None
         self._is_closed = not self._reserved.leaves(self._kind)
         if self._is_closed and not self._free.exceeds_total:
-            self._version = -1
             self._size_of, self.total = {}, 0
+            self._version = -1  # counted again, should a node come to have more than its total
             return
         # Where there was no room, there is none now that more is set aside.
         self._size_of = {group: 0 for group, size in self._size_of.items() if not size}

@@ -76,7 +76,7 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
     in_arrays = Counter(snapshot.running_of_arrays)
     limits = limits_of(snapshot, gangs)
     quotas = shares.Quotas(snapshot.queues, gangs.kinds)
-    found = set()
+    found: set[str] = set()
     for _, jobs in sorted(in_order.items(), key=itemgetter(0)):
         for job in sorted(jobs, key=attrgetter("place", "seq")):
             if quotas.are_spent:

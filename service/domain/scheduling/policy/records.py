@@ -114,8 +114,8 @@ class Start:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Wait:
-    """Not frozen: there is one for each waiting job, and a frozen one takes three times as long to
-    make."""
+    """Nobody changes it, but it is not frozen: there is one for each waiting job, and to make a
+    frozen one takes five times as long."""
 
     job_id: str
     reason: Reason

@@ -41,7 +41,7 @@ class Room:
     message: str = ""
     holders: tuple[str, ...] = ()
     """Jobs that hold what the limit counts, of many the first."""
-    _reasons: dict[str, Reason] = field(default_factory=dict, compare=False)
+    _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
         """Why a job gets no more; sentence: on what it needs. Many wait for the same reason."""
