@@ -1,4 +1,4 @@
-"""What attempts report and leave behind: metrics, log lines, checkpoints, artifacts."""
+"""The reports of attempts and what they leave behind: metrics, log lines, checkpoints, artifacts."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MAX_PREEMPTED = 100
 
 
 class Departures:
-    """What one plan asks of running jobs: to leave their slots, or some of them."""
+    """The requests of one plan to running jobs: to leave their slots, or some of them."""
 
     def __init__(
         self, snapshot: Snapshot, stock: Stock, gangs: Gangs, ranks: Mapping[str, order.Rank]

@@ -1,4 +1,4 @@
-"""What goes into a plan, and what comes out: the snapshot, and the decisions."""
+"""The records of a plan: the snapshot that goes into it, and the decisions that come out."""
 
 from __future__ import annotations
 

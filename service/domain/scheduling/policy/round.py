@@ -108,7 +108,7 @@ class Round:
             most = min(most, room.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
-        # What is free now is free soon, too.
+        # All that is free now is free soon, too.
         fits_soon = offer.soon.has(kind, least)
         if target == 0 and fits_soon:
             message = f"{gang.needs}; other jobs gain more by the slots that there are"

@@ -43,7 +43,7 @@ class _Reach:
 
 
 class _Seen:
-    """What is in the way of the gangs that ask for the same, until the next job starts."""
+    """The obstacles to all gangs that ask for the same, until the next job starts."""
 
     __slots__ = ("free", "num_holders", "reach", "told")
 

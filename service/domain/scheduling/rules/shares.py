@@ -114,7 +114,7 @@ def _user_slack_s(weights: Collection[float]) -> float:
 
 
 class Quotas:
-    """What is left of the quotas of queues, while jobs claim it in the order in which they count.
+    """The rest of the quotas of queues, while jobs claim it in the order in which they count.
 
     A quota that does not name the memory, or the CPUs beside GPUs, does not count these.
     """
