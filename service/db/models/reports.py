@@ -1,4 +1,4 @@
-"""The reports of attempts and what they leave behind: metrics, log lines, checkpoints, artifacts."""
+"""Reports of attempts, and the files that they leave: metrics, log lines, checkpoints, artifacts."""
 
 from __future__ import annotations
 
