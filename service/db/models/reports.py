@@ -1,4 +1,4 @@
-"""Reports of attempts, and the files that they leave: metrics, log lines, checkpoints, artifacts."""
+"""Reports of attempts, and the files that they leave: metrics, logs, checkpoints, artifacts."""
 
 from __future__ import annotations
 
