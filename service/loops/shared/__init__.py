@@ -1,1 +1,1 @@
-"""The ground of all loops: the fenced database, the jobs as loops see them, and their pace."""
+"""The parts that all loops share: the fenced database, the jobs as loops see them, their pace."""

@@ -1,1 +1,1 @@
-"""Resources of nodes, which slots of them a gang gets, and how much is left."""
+"""The resources of nodes: which slots a gang gets, and how much is left."""
