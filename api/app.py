@@ -36,6 +36,7 @@ from api.routes import (
     schema,
     status,
     sweeps,
+    webhooks,
 )
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
@@ -46,6 +47,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     status.router,
     jobs.router,
     queues.router,
+    webhooks.router,
     costs.router,
     outlook.router,
     arrays.router,

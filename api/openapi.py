@@ -25,6 +25,8 @@ from dray.requests import (
     PreemptRequest,
     QueueChangeRequest,
     QueueRequest,
+    WebhookChangeRequest,
+    WebhookRequest,
 )
 from dray.spec import JobSpec
 from dray.views import Problem
@@ -48,6 +50,7 @@ JOB_SPEC_BODY: dict[str, Any] = {
 REQUESTS = (
     *(PreemptRequest, DrillRequest, CodeRequest),
     *(JobChangeRequest, QueueRequest, QueueChangeRequest),
+    *(WebhookRequest, WebhookChangeRequest),
 )
 """The other bodies that `api.http.body` reads."""
 

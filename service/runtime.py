@@ -49,14 +49,17 @@ from service.loops.fencing import LoopDatabase
 from service.loops.forecaster import Forecaster
 from service.loops.launches import Launches
 from service.loops.leader import Leader, Loops
+from service.loops.metering import Metering
 from service.loops.reconciler import Reconciler
 from service.loops.retention import Retention
 from service.loops.scheduler import Scheduler
 from service.loops.timings import LoopTimings
+from service.loops.webhook_sender import WebhookSender
 from service.nodes import node_table
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.storage.storage import Storage
+from service.webhooks.service import Webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -102,17 +105,18 @@ class Runtime:
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
         self.reading = Queries(database, storage, self.signals, settings)
+        self.webhooks = Webhooks(database, settings)
+        self.metering = Metering(database, timings)
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None
         self.leader: Leader | None = None
         self._launches = Launches()
         self._autoscaler: Autoscaler | None = None
         """Of the newest term of this process."""
-        self._reconciler: Reconciler | None = None
-        """The same."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
         self._asking: asyncio.Future[StorageStateRow | None] | None = None
         """The question of `ready` to the database that is open."""
         self._halted = asyncio.Event()
@@ -154,6 +158,8 @@ class Runtime:
                     lambda s: node_table.store(s, None, NOT_ASKED, database.time(s))
                 )
             await runtime.jobs.finish_deletions()
+            runtime._measuring = asyncio.create_task(runtime.metering.run(), name="metering")
+            opened.callback(runtime._measuring.cancel)
             if loops:
                 await runtime.start_loops(cluster)
             opened.pop_all()
@@ -197,11 +203,12 @@ class Runtime:
             self._autoscaler,
             recorder,
         )
-        self._reconciler = reconciler = Reconciler(
+        reconciler = Reconciler(
             *(database, cluster, self.storage, launches, signals, settings, timings),
             self.prices,
         )
         forecaster = Forecaster(database, lambda: scheduler.view, signals, timings)
+        webhooks = WebhookSender(database, signals, settings, timings)
         retention = Retention(self.database, self.jobs.storage_watch, self.jobs, settings, timings)
         return [
             ("cluster watch", watch.run()),
@@ -210,6 +217,7 @@ class Runtime:
             ("autoscaler", self._autoscaler.run()),
             ("forecaster", forecaster.run()),
             ("decision recorder", recorder.run()),
+            ("webhook sender", webhooks.run()),
             ("retention", retention.run()),
         ]
 
@@ -258,12 +266,6 @@ class Runtime:
 
         return await self.database.write(work)
 
-    @property
-    def reply_delay_s(self) -> float | None:
-        """`Reconciler.reply_delay_s`; None where this process does not run the loops."""
-        leads = self.leader is not None and self.leader.leads
-        return self._reconciler.reply_delay_s if leads and self._reconciler is not None else None
-
     def _watched(self) -> ClusterSnapshot | None:
         return self.watch.latest if self.watch else None
 
@@ -281,6 +283,11 @@ class Runtime:
                 await self.leader.release()
         if self.cluster is not None:
             await self.cluster.stop()
+        if self._measuring is not None:
+            self._measuring.cancel()
+            await asyncio.gather(self._measuring, return_exceptions=True)
+            with contextlib.suppress(DomainError):
+                await self.metering.flush()
         await asyncio.to_thread(self.database.close)
         if self._home is not None:
             self._home.release()

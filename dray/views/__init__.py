@@ -75,3 +75,10 @@ from dray.views.reports import Metrics as Metrics
 from dray.views.reports import Point as Point
 from dray.views.reports import Reset as Reset
 from dray.views.reports import Series as Series
+from dray.views.webhooks import DeliveryAnswer as DeliveryAnswer
+from dray.views.webhooks import DeliveryStatus as DeliveryStatus
+from dray.views.webhooks import Webhook as Webhook
+from dray.views.webhooks import WebhookDelivery as WebhookDelivery
+from dray.views.webhooks import WebhookDeliveryPage as WebhookDeliveryPage
+from dray.views.webhooks import WebhookFormat as WebhookFormat
+from dray.views.webhooks import WebhookPage as WebhookPage

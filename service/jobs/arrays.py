@@ -27,7 +27,7 @@ from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_array_id, new_job_id
 from service.domain.states import Trigger
-from service.lifecycle import dependencies
+from service.lifecycle import dependencies, moves
 from service.lifecycle.transitions import move
 from service.storage.storage import Storage
 from service.sweeps import submitting
@@ -94,6 +94,7 @@ def insert(
         row.array_max_running = many.max_running
     jobs_repository.insert(session, row, spec.labels)
     repository.add_events(session, [event])
+    moves.note(session, [event])
     if many is None:
         return
     copies = [
@@ -101,6 +102,7 @@ def insert(
         for index in range(1, spec.num_jobs)
     ]
     repository.insert_copies(session, row, copies)
+    moves.note(session, ({**event, "job_id": one["id"]} for one in copies))
     if trials is not None and row.array_id is not None:
         submitting.insert(session, row.array_id, trials, [row.id, *(one["id"] for one in copies)])
 
