@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from dray import views
 from dray.views import JobState
 from ray_workers.shared.heartbeat import TimeCategory
-from service.domain.meter import COUNT, METRICS, SUM, Cell, Metric
+from service.domain.meter import COUNT, METRICS, SUM, Cell, ServiceMetric
 from service.loops.metering import Watched
 from service.runtime import Runtime
 
@@ -32,7 +32,7 @@ Values = Mapping[tuple[str, ...], float]
 """By the values of a family's labels."""
 
 
-class Snapshot(Collector):
+class Scrape(Collector):
     """All that is read at a scrape; empty until the first one."""
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Telemetry:
             ("method", "route"),
             registry=self.registry,
         )
-        self._snapshot = Snapshot()
-        self.registry.register(self._snapshot)
+        self._scrape = Scrape()
+        self.registry.register(self._scrape)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
@@ -72,7 +72,7 @@ class Telemetry:
         cluster = await runtime.reading.cluster()
         slot_seconds = await runtime.faults.slot_seconds()
         watched = await runtime.metering.watched()
-        self._snapshot.families = [
+        self._scrape.families = [
             *_of_jobs(counts),
             *_of_queues(watched),
             *_of_cluster(cluster, watched.now),
@@ -112,8 +112,8 @@ def _of_queues(watched: Watched) -> Iterator[Family]:
     }
     yield _gauge(
         "dray_queue_oldest_seconds",
-        "Time since the submission of the oldest waiting job of a queue, but for jobs that are held "
-        "or wait for others.",
+        "Time since the submission of the oldest waiting job of a queue, of those that are not "
+        "held and wait for no others.",
         ages,
         "queue",
     )
@@ -187,7 +187,7 @@ def _slot_seconds(seconds: Mapping[str, float]) -> Family:
     return family
 
 
-def _of_meter(metric: Metric, cells: Mapping[Cell, float]) -> Family:
+def _of_meter(metric: ServiceMetric, cells: Mapping[Cell, float]) -> Family:
     labels = [] if metric.label is None else [metric.label]
     family: CounterMetricFamily | HistogramMetricFamily
     if not metric.bounds:

@@ -1,4 +1,4 @@
-"""Webhooks with the messages that are to be sent to them, and what the service measures of itself."""
+"""Webhooks with the messages that are to be sent, and what the service measures of itself."""
 
 from __future__ import annotations
 

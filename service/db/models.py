@@ -726,7 +726,7 @@ class WebhookDeliveryRow(Base):
     """Unset of a test."""
     type: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]]
-    """What is told, whatever becomes of the job."""
+    """The message about the job, which may change or go meanwhile."""
     status: Mapped[str] = mapped_column(String(16))
     tries: Mapped[int]
     created_at: Mapped[datetime]

@@ -36,7 +36,7 @@ from service.db.clock import server_now
 from service.db.notifications import CHANNEL, PostgresListener, Signals
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
-from service.domain.meter import Meter, Metric, cells_of
+from service.domain.meter import Meter, ServiceMetric, cells_of
 
 T = TypeVar("T")
 Work = Callable[[Session], T]
@@ -80,7 +80,7 @@ def at_end(session: Session, work: Callable[[Session], None]) -> None:
     session.info.setdefault(_AT_END, {})[work] = None
 
 
-def measure(session: Session, metric: Metric, amount: float = 1.0, label: str = "") -> None:
+def measure(session: Session, metric: ServiceMetric, amount: float = 1.0, label: str = "") -> None:
     """Count in the meter of this process when, and only when, this transaction is committed."""
     measured = session.info.setdefault(_MEASURED, [])
     measured.append(cells_of(metric, amount, label))

@@ -25,7 +25,7 @@ Cell = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Metric:
+class ServiceMetric:
     """A counter, or, with bounds, a histogram of seconds."""
 
     name: str
@@ -46,40 +46,40 @@ class Metric:
 _SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _LONG = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 
-SCHEDULER_ROUND = Metric(
+SCHEDULER_ROUND = ServiceMetric(
     "dray_scheduler_round_seconds",
     "Time of a round of the scheduler: look, plan, claim and launch.",
     bounds=_SHORT,
 )
-REPLY_DELAY = Metric(
+REPLY_DELAY = ServiceMetric(
     "dray_reply_delay_seconds",
     "Time that a reply with reports of a running job waited to be stored.",
     bounds=_SHORT,
 )
-JOB_WAIT = Metric(
+JOB_WAIT = ServiceMetric(
     "dray_job_wait_seconds",
     "Time from a job's submission to its first claim of slots.",
     bounds=(1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 259200.0),
 )
-JOB_START = Metric(
+JOB_START = ServiceMetric(
     "dray_job_start_seconds",
     "Time from an attempt's claim of slots until it was seen to train.",
     bounds=_LONG,
 )
-RECOVERY = Metric(
+RECOVERY = ServiceMetric(
     "dray_recovery_seconds",
     "Time without training after a fault: within the group, or until the next attempt trained.",
     "how",
     ("in_place", "restart"),
     bounds=_LONG,
 )
-JOB_ENDS = Metric(
+JOB_ENDS = ServiceMetric(
     "dray_job_ends",
     "Jobs that ended, by their last state.",
     "state",
     tuple(state.value for state in JobState if state.is_terminal),
 )
-WEBHOOK_TRIES = Metric(
+WEBHOOK_TRIES = ServiceMetric(
     "dray_webhook_tries",
     "Messages that were sent to webhooks, also again, by whether they were taken.",
     "outcome",
@@ -99,7 +99,7 @@ class Meter:
         self._lock = threading.Lock()
         self._cells: dict[Cell, float] = defaultdict(float)
 
-    def add(self, metric: Metric, amount: float = 1.0, label: str = "") -> None:
+    def add(self, metric: ServiceMetric, amount: float = 1.0, label: str = "") -> None:
         """Count up, or put a duration in seconds into its bucket."""
         assert label in metric.values, f"{metric.name} has no label {label!r}"
         self.add_all(cells_of(metric, amount, label))
@@ -116,7 +116,7 @@ class Meter:
         return dict(taken)
 
 
-def cells_of(metric: Metric, amount: float, label: str) -> dict[Cell, float]:
+def cells_of(metric: ServiceMetric, amount: float, label: str) -> dict[Cell, float]:
     if not metric.bounds:
         return {(metric.name, label, COUNT): amount}
     bucket = metric.parts[bisect_left(metric.bounds, amount)]

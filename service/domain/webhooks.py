@@ -24,7 +24,8 @@ TEST = "webhook.test"
 FIRST_PAUSE_S = 5.0
 MAX_PAUSE_S = 3600.0
 GIVEN_UP_AFTER = timedelta(hours=24)
-"""A message that is not taken for so long is given up, and a webhook that takes none is disabled."""
+"""A message that is not taken for so long is given up, and a webhook of which none is taken is
+disabled."""
 MAX_WAITING = 50_000
 """A webhook for which more messages wait is disabled: its receiver is too slow."""
 MAX_PER_OWNER = 20

@@ -1,5 +1,5 @@
-"""What follows from every change of a job's state, also where many change at once: it is counted,
-and webhooks are to be told of it.
+"""Consequences of every change of a job's state, also where many change at once: ends are counted,
+and webhooks are told.
 
 The messages are written in the transaction of the change, so none is lost; the loop
 `webhook_sender` sends them. Where nobody has a webhook this costs one look for one at the end of

@@ -127,7 +127,7 @@ def list_deliveries(
 
 
 @group.command("test")
-def test_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
+def try_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
     """Send a message that tells of no job, and print the receiver's answer."""
     from dray.cli.display.output import say, write_json
     from dray.cli.exits import Exit

@@ -128,7 +128,7 @@ def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int
         .where(_WAITING, WebhookDeliveryRow.webhook_id.in_(webhook_ids))
         .group_by(WebhookDeliveryRow.webhook_id)
     )
-    return {webhook_id: number for webhook_id, number in session.execute(query)}
+    return {row[0]: row[1] for row in session.execute(query)}
 
 
 def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime]]:

@@ -57,6 +57,8 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
         "/v1/queues",
         "/v1/queues/{name}",
         "/v1/costs",
+        "/v1/webhooks",
+        *(f"/v1/webhooks/{{webhook_id}}{part}" for part in ("", "/test", "/deliveries")),
         "/v1/decisions",
         "/v1/decisions/{number}",
         "/v1/forecasts",
