@@ -57,7 +57,7 @@ class LoopTimings:
     """Between two times that a process adds what it measured to the sums of all."""
     webhook_period_s: float = 10.0
     """Between two looks for messages of webhooks, at most."""
-    webhook_sweep_s: float = 60.0
+    webhook_sweep_s: float = 600.0
     """Between two deletions of old messages."""
     retention_period_s: float = 10.0
     """Between two rounds of the retention loop."""

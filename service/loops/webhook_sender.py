@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -24,6 +24,7 @@ from service.db.models import WebhookRow
 from service.db.notifications import WEBHOOKS, Signals
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories import webhooks as repository
+from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.session import measure, touch
 from service.domain import meter
 from service.domain.webhooks import (
@@ -51,7 +52,8 @@ MAX_IN_TURN = 10
 KEPT_FOR = timedelta(days=7)
 KEPT_OF_A_WEBHOOK = 500
 """Messages that are settled are kept so long, the newest of each webhook."""
-SWEPT_AT_ONCE = 500
+MAX_SWEPT = 5_000
+"""Messages that are looked for at once."""
 MAX_ANSWER_CHARS = 1000
 
 Post = Callable[[str, bytes, Mapping[str, str], AllowedHosts], Awaitable[Answer]]
@@ -207,7 +209,7 @@ class WebhookSender:
         elif row.next_try_at is not None:
             row.next_try_at = now + timedelta(seconds=pause_s(row.tries, self._chance()))
         why = why_disabled(since, now, answer)
-        if why is not None:
+        if why is not None and hook.disabled_at is None:
             self._disable(session, hook, row.job_id, *why, now)
         return False
 
@@ -239,14 +241,22 @@ class WebhookSender:
     async def _sweep(self) -> None:
         """Delete old messages, and disable webhooks that too many wait for."""
 
-        def work(session: Session, now: datetime) -> int:
+        def work(session: Session, now: datetime) -> None:
             touch(session)
             for webhook_id in repository.overfull(session, MAX_WAITING):
                 hook = repository.get(session, webhook_id, lock=True)
                 if hook is not None and hook.disabled_at is None:
                     said = f"more than {MAX_WAITING:,} messages wait for its receiver"
                     self._disable(session, hook, None, "too_slow", said, now)
-            return repository.sweep(session, now - KEPT_FOR, KEPT_OF_A_WEBHOOK, SWEPT_AT_ONCE)
 
-        while await self._database.write(work):
-            await asyncio.sleep(0)
+        await self._database.write(work)
+        while numbers := await self._database.read(
+            lambda s, now: repository.surplus(s, now - KEPT_FOR, KEPT_OF_A_WEBHOOK, MAX_SWEPT)
+        ):
+            for some in in_chunks(numbers, CHUNK):
+                await self._database.write(functools.partial(_delete, numbers=some))
+
+
+def _delete(session: Session, _: datetime, *, numbers: Sequence[int]) -> None:
+    touch(session)
+    repository.delete_deliveries(session, numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, Select, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -41,7 +41,7 @@ def queues(session: Session) -> Sequence[Row[Any]]:
     slots free) of jobs that have not ended."""
     can_start = JobRow.kept_back_since.is_(None) & JobRow.held_by.is_(None)
     first = func.min(JobRow.created_at).filter(can_start)
-    query = (
+    query: Select[Any] = (
         select(JobRow.queue, JobRow.state, func.count().label("num_jobs"), first.label("first_at"))
         .where(JobRow.finished_at.is_(None), JobRow.state.in_(_UNFINISHED))
         .group_by(JobRow.queue, JobRow.state)

@@ -131,7 +131,7 @@ def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int
     return {row[0]: row[1] for row in session.execute(query)}
 
 
-def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime]]:
+def with_due(session: Session) -> Sequence[Row[Any]]:
     """(id, paused_until, when the first message is due) of enabled webhooks with messages."""
     due = (
         select(func.min(WebhookDeliveryRow.next_try_at))
@@ -140,7 +140,7 @@ def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime]]:
         .scalar_subquery()
     )
     some = exists().where(_WAITING, WebhookDeliveryRow.webhook_id == WebhookRow.id)
-    query = select(WebhookRow.id, WebhookRow.paused_until, due.label("due_at"))
+    query: Select[Any] = select(WebhookRow.id, WebhookRow.paused_until, due.label("due_at"))
     return session.execute(query.where(WebhookRow.disabled_at.is_(None), some)).all()
 
 
@@ -196,26 +196,24 @@ def overfull(session: Session, most: int) -> Sequence[str]:
     return session.scalars(query).all()
 
 
-def sweep(session: Session, before: datetime, keep: int, limit: int) -> int:
-    """Delete some messages that are settled and were made before this time, or of which their
-    webhook has `keep` newer ones, and all of webhooks that are gone. Answers how many: call again
-    until that is 0."""
+def surplus(session: Session, before: datetime, keep: int, limit: int) -> list[int]:
+    """Numbers of messages that are settled and were made before this time, or of which their
+    webhook has `keep` newer ones; and of those whose webhook is gone."""
     table = WebhookDeliveryRow
     place = func.row_number().over(partition_by=table.webhook_id, order_by=table.number.desc())
-    settled = select(table.number, table.created_at, place.label("place")).where(
-        table.next_try_at.is_(None)
-    )
+    settled = select(table.number, table.created_at, place.label("place")).where(~_WAITING)
     found = settled.subquery()
     old = select(found.c.number).where(or_(found.c.created_at < before, found.c.place > keep))
     orphaned = select(table.number).where(table.webhook_id.not_in(select(WebhookRow.id)))
-    numbers = [
-        *session.scalars(old.limit(limit)),
-        *session.scalars(orphaned.limit(limit)),
-    ]
+    numbers = {*session.scalars(old.limit(limit)), *session.scalars(orphaned.limit(limit))}
+    return sorted(numbers)
+
+
+def delete_deliveries(session: Session, numbers: Sequence[int]) -> None:
+    table = WebhookDeliveryRow
     session.execute(
         delete(table).where(table.number.in_(numbers)).execution_options(synchronize_session=False)
     )
-    return len(numbers)
 
 
 def summary(session: Session) -> tuple[int, int, int, int, datetime | None]:

@@ -43,6 +43,7 @@ def exported(http: httpx.Client, server: LiveServer) -> dict[str, dict[str, set[
     """By sample: its labels and their values, in a scrape of a server with a job in each state."""
     server.submit()
     server.trains()
+    http.get("/v1/jobs")
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for family in text_string_to_metric_families(http.get("/metrics").text):
         for sample in family.samples:
