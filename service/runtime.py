@@ -286,8 +286,7 @@ class Runtime:
         if self._measuring is not None:
             self._measuring.cancel()
             await asyncio.gather(self._measuring, return_exceptions=True)
-            with contextlib.suppress(DomainError):
-                await self.metering.flush()
+            await self.metering.flush()
         await asyncio.to_thread(self.database.close)
         if self._home is not None:
             self._home.release()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import (
@@ -28,8 +29,8 @@ from service.runtime import Runtime
 
 WORKER_KINDS = ("CPU", "GPU")
 
-Values = Mapping[tuple[str, ...], float]
-"""By the values of a family's labels."""
+Place = TypeVar("Place", bound=tuple[str, ...])
+"""Values of a family's labels."""
 
 
 class Scrape(Collector):
@@ -83,7 +84,7 @@ class Telemetry:
         return generate_latest(self.registry)
 
 
-def _gauge(name: str, help_: str, values: Values, *labels: str) -> GaugeMetricFamily:
+def _gauge(name: str, help_: str, values: Mapping[Place, float], *labels: str) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, help_, labels=labels)
     for place, value in values.items():
         family.add_metric(place, value)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
+from dray.views import JobState
 from service.db.repositories import service_metrics as repository
 from service.db.repositories import webhooks as webhooks_repository
 from service.db.session import Database, touch
-from service.domain.errors import DomainError
 from service.domain.meter import Cell
 from service.loops.timings import LoopTimings
 
@@ -30,7 +28,8 @@ class Watched:
     now: datetime
     cells: Mapping[Cell, float]
     """The sums of all processes."""
-    queues: Sequence[Row[Any]]
+    queues: Sequence[Row[str, JobState, int, datetime]]
+    """As `repositories.service_metrics.queues` has them."""
     webhooks: tuple[int, int, int, int, datetime | None]
     """As `repositories.webhooks.summary` has them."""
 
@@ -46,11 +45,11 @@ class Metering:
         """Until cancelled; the caller adds the rest by `flush`."""
         while True:
             await asyncio.sleep(self._timings.metering_period_s)
-            with contextlib.suppress(DomainError):  # the database is away; the sums are kept
-                await self.flush()
+            await self.flush()
 
     async def flush(self) -> None:
-        """Add what this process has measured to the sums of all."""
+        """Add what this process has measured to the sums of all; if the database takes nothing, it
+        is kept for the next time."""
         cells = self._database.meter.take()
         if not cells:
             return
@@ -61,9 +60,9 @@ class Metering:
 
         try:
             await self._database.write(work)
-        except Exception:
+        except Exception as error:
             self._database.meter.add_all(cells)
-            raise
+            logger.warning("what was measured can't be stored yet: %s", error)
 
     async def watched(self) -> Watched:
         await self.flush()

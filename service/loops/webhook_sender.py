@@ -124,7 +124,7 @@ class WebhookSender:
         ready_at = {
             webhook_id: max(due_at, paused_until or due_at)
             for webhook_id, paused_until, due_at in found
-            if webhook_id not in self._serving
+            if due_at is not None and webhook_id not in self._serving
         }
         self._turns = {each: at for each, at in self._turns.items() if each in ready_at}
         ready = [each for each, at in ready_at.items() if at <= now]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import Row, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -36,12 +37,12 @@ def every(session: Session) -> dict[Cell, float]:
     return {(row.metric, row.label, row.part): row.value for row in rows}
 
 
-def queues(session: Session) -> Sequence[Row[Any]]:
+def queues(session: Session) -> Sequence[Row[str, JobState, int, datetime]]:
     """(queue, state, number of jobs, when the first of them was submitted that could start were
     slots free) of jobs that have not ended."""
     can_start = JobRow.kept_back_since.is_(None) & JobRow.held_by.is_(None)
     first = func.min(JobRow.created_at).filter(can_start)
-    query: Select[Any] = (
+    query = (
         select(JobRow.queue, JobRow.state, func.count().label("num_jobs"), first.label("first_at"))
         .where(JobRow.finished_at.is_(None), JobRow.state.in_(_UNFINISHED))
         .group_by(JobRow.queue, JobRow.state)

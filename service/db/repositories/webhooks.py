@@ -131,7 +131,7 @@ def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int
     return {row[0]: row[1] for row in session.execute(query)}
 
 
-def with_due(session: Session) -> Sequence[Row[Any]]:
+def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime | None]]:
     """(id, paused_until, when the first message is due) of enabled webhooks with messages."""
     due = (
         select(func.min(WebhookDeliveryRow.next_try_at))
@@ -140,7 +140,7 @@ def with_due(session: Session) -> Sequence[Row[Any]]:
         .scalar_subquery()
     )
     some = exists().where(_WAITING, WebhookDeliveryRow.webhook_id == WebhookRow.id)
-    query: Select[Any] = select(WebhookRow.id, WebhookRow.paused_until, due.label("due_at"))
+    query = select(WebhookRow.id, WebhookRow.paused_until, due.label("due_at"))
     return session.execute(query.where(WebhookRow.disabled_at.is_(None), some)).all()
 
 

@@ -65,8 +65,7 @@ async def test_sums_are_kept_while_the_database_is_away(
     database.meter.add(JOB_ENDS, label="FAILED")
     with monkeypatch.context() as patch:
         patch.setattr(database, "write", is_away)
-        with pytest.raises(DatabaseUnavailable):
-            await metering(database).flush()
+        await metering(database).flush()
     cells = (await metering(database).watched()).cells
     assert cells == {("dray_job_ends", "FAILED", "count"): 1.0}
 
