@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import delete, event
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Phase
+from service.db.models import WebhookRow
+from service.db.session import Database
 from service.domain.errors import Unsatisfiable
+from service.storage.storage import Storage
 from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import Service, metrics, spec
 from tests.unit.service.webhooks.hooked import Hooked
@@ -159,3 +163,19 @@ async def test_where_nobody_has_a_webhook_a_change_costs_one_statement(service: 
     service.report(job_id, 1, phase=Phase.RUNNING)
     service.report(job_id, 1, [metrics(1, {"x": 1.0})])
     assert len([one for one in statements if "webhook" in one]) == 1, "steps are no changes"
+
+
+async def test_a_change_never_waits_for_whoever_deletes_the_webhook(
+    postgres_url: str, storage: Storage, tmp_path: Path
+) -> None:
+    database = Database(postgres_url)
+    hooked = Hooked(database, storage, tmp_path)
+    hooked.now = database.clock()
+    await hooked.hook(states=["QUEUED"])
+    with database.engine.begin() as connection:
+        connection.execute(delete(WebhookRow))
+        job_id = await hooked.submit()
+    assert hooked.written() == [("job.queued", job_id)]
+    await hooked.sender._sweep()
+    assert hooked.written() == [], "messages of no webhook are swept away"
+    database.close()
