@@ -16,7 +16,7 @@ from service.db.repositories import service_metrics as repository
 from service.db.repositories import webhooks as webhooks_repository
 from service.db.session import Database, touch
 from service.domain.meter import Cell
-from service.loops.timings import LoopTimings
+from service.loops.shared.timings import LoopTimings
 
 logger = logging.getLogger(__name__)
 

@@ -39,9 +39,9 @@ from service.domain.webhooks import (
     why_disabled,
 )
 from service.lifecycle.transitions import remark
-from service.loops.fencing import LoopDatabase
-from service.loops.pace import rest_after
-from service.loops.timings import LoopTimings
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.pace import rest_after
+from service.loops.shared.timings import LoopTimings
 
 logger = logging.getLogger(__name__)
 

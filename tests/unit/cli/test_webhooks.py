@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dray import AsyncClient, Client, errors
-from service.loops.fencing import LoopDatabase
-from service.loops.timings import LoopTimings
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.timings import LoopTimings
 from service.loops.webhook_sender import WebhookSender
 from tests.integration.tour import blocks_of, run_tour
 from tests.unit.api.serving import LiveServer, serving, wait_until

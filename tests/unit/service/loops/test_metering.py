@@ -12,7 +12,7 @@ from service.db.session import Database, measure
 from service.domain.errors import DatabaseUnavailable
 from service.domain.meter import JOB_ENDS, JOB_START, Meter
 from service.loops.metering import Metering
-from service.loops.timings import LoopTimings
+from service.loops.shared.timings import LoopTimings
 
 pytestmark = pytest.mark.anyio
 

@@ -17,8 +17,8 @@ from ray_workers.shared.net_policy import AllowedHosts
 from service.db.models import WebhookDeliveryRow
 from service.db.session import Database
 from service.domain.webhooks import Answer
-from service.loops.fencing import LoopDatabase
-from service.loops.timings import LoopTimings
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.timings import LoopTimings
 from service.loops.webhook_sender import WebhookSender
 from service.storage.storage import Storage
 from service.webhooks.service import Webhooks
