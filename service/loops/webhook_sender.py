@@ -94,10 +94,12 @@ class WebhookSender:
         """By webhook: sends some of its messages."""
         self._turns: dict[str, float] = {}
         """When each webhook was last served, by the clock of the event loop."""
-        self._swept_at: float | None = None
+        self._sweep_at = 0.0
+        """When old messages are deleted next, by the same clock."""
 
     async def run(self) -> None:
         """Until cancelled; what was under way then is sent again."""
+        self._sweep_at = asyncio.get_running_loop().time() + self._timings.webhook_sweep_s
         try:
             with self._signals.subscribe(WEBHOOKS) as woken:
                 while True:
@@ -117,8 +119,8 @@ class WebhookSender:
     async def run_once(self) -> float:
         """Serve the webhooks whose messages are due; answers in how many seconds the next is."""
         now_s = asyncio.get_running_loop().time()
-        if self._swept_at is None or now_s - self._swept_at >= self._timings.webhook_sweep_s:
-            self._swept_at = now_s
+        if now_s >= self._sweep_at:
+            self._sweep_at = now_s + self._timings.webhook_sweep_s
             await self._sweep()
         found, now = await self._database.read(lambda s, now: (repository.with_due(s), now))
         ready_at = {
