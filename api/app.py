@@ -38,6 +38,7 @@ from api.routes import (
     status,
     sweeps,
     tracking,
+    webhooks,
 )
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
@@ -48,6 +49,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     status.router,
     jobs.router,
     queues.router,
+    webhooks.router,
     costs.router,
     outlook.router,
     arrays.router,

@@ -24,6 +24,7 @@ from service.planning.service import Plans
 from service.queues.service import Queues
 from service.runtime import Runtime
 from service.tracking.service import Tracking
+from service.webhooks.service import Webhooks
 
 
 @dataclass
@@ -143,6 +144,10 @@ async def _plans(request: Request) -> Plans:
     return context_of(request).runtime.plans
 
 
+async def _webhooks(request: Request) -> Webhooks:
+    return context_of(request).runtime.webhooks
+
+
 TheContext = Annotated[Context, Depends(context)]
 TheJobs = Annotated[Jobs, Depends(_jobs)]
 TheCode = Annotated[CodeUploads, Depends(_code)]
@@ -153,6 +158,7 @@ TheCosts = Annotated[Costs, Depends(_costs)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
 TheTracking = Annotated[Tracking, Depends(_tracking)]
 ThePlans = Annotated[Plans, Depends(_plans)]
+TheWebhooks = Annotated[Webhooks, Depends(_webhooks)]
 Caller = Annotated[str, Depends(caller)]
 Actor = Annotated[str, Depends(actor)]
 Admin = Annotated[str, Depends(admin)]

@@ -27,6 +27,8 @@ from dray.requests import (
     PreemptRequest,
     QueueChangeRequest,
     QueueRequest,
+    WebhookChangeRequest,
+    WebhookRequest,
 )
 from dray.spec import JobSpec
 from dray.views import Problem
@@ -51,6 +53,7 @@ REQUESTS = (
     *(PreemptRequest, DrillRequest, CodeRequest),
     *(JobChangeRequest, QueueRequest, QueueChangeRequest),
     *(AnnotationRequest, ExperimentRequest),
+    *(WebhookRequest, WebhookChangeRequest),
 )
 """The other bodies that `api.http.body` reads."""
 

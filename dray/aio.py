@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import httpx
 
 from dray import frames, functions, views
-from dray._http import costs, fault_injection, outlook, queues, sweeps, tracking
+from dray._http import costs, fault_injection, outlook, queues, sweeps, tracking, webhooks
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import AsyncDriver
@@ -23,7 +23,7 @@ from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.client import http_options
 from dray.code.packing import PackedCode, pack
 from dray.runs import AsyncJobRun
-from dray.views import DrillKind, JobState
+from dray.views import DrillKind, JobState, WebhookFormat
 
 if TYPE_CHECKING:
     import pandas
@@ -358,6 +358,42 @@ class AsyncClient:
 
     async def delete_queue(self, name: str) -> None:
         await self._driver.run(queues.delete(self._flows, name))
+
+    async def create_webhook(
+        self,
+        url: str,
+        *,
+        states: Sequence[JobState | str] | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        format: WebhookFormat | str | None = None,  # noqa: A002  the API's word
+        all_users: bool = False,
+    ) -> views.Webhook:
+        flow = webhooks.create(
+            *(self._flows, url, states, queue, labels, format), all_users=all_users
+        )
+        return await self._driver.run(flow)
+
+    async def webhooks(self) -> list[views.Webhook]:
+        return await self._driver.run(webhooks.every(self._flows))
+
+    async def webhook(self, webhook_id: str) -> views.Webhook:
+        return await self._driver.run(webhooks.get(self._flows, webhook_id))
+
+    async def enable_webhook(self, webhook_id: str) -> views.Webhook:
+        return await self._driver.run(webhooks.enable(self._flows, webhook_id, enabled=True))
+
+    async def disable_webhook(self, webhook_id: str) -> views.Webhook:
+        return await self._driver.run(webhooks.enable(self._flows, webhook_id, enabled=False))
+
+    async def delete_webhook(self, webhook_id: str) -> None:
+        await self._driver.run(webhooks.delete(self._flows, webhook_id))
+
+    async def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
+        return await self._driver.run(webhooks.test(self._flows, webhook_id, wait=wait))
+
+    def webhook_deliveries(self, webhook_id: str) -> AsyncGenerator[views.WebhookDelivery, None]:
+        return self._driver.iterate(webhooks.deliveries(self._flows, webhook_id))
 
     async def costs(
         self,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from dray import frames, functions, views
-from dray._http import costs, fault_injection, outlook, queues, sweeps, tracking
+from dray._http import costs, fault_injection, outlook, queues, sweeps, tracking, webhooks
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import SyncDriver
@@ -22,7 +22,7 @@ from dray._http.flows import Flows, JobFilter, Spec, States
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.code.packing import PackedCode, pack
 from dray.runs import JobRun
-from dray.views import DrillKind, JobState
+from dray.views import DrillKind, JobState, WebhookFormat
 
 if TYPE_CHECKING:
     import pandas
@@ -484,6 +484,56 @@ class Client:
         """Remove a queue; raises QueueInUse while jobs that have not ended are in it. For
         admins."""
         self._driver.run(queues.delete(self._flows, name))
+
+    def create_webhook(
+        self,
+        url: str,
+        *,
+        states: Sequence[JobState | str] | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        format: WebhookFormat | str | None = None,  # noqa: A002  the API's word
+        all_users: bool = False,
+    ) -> views.Webhook:
+        """Have an address told when your jobs, or with `all_users` everybody's (for admins), come
+        to one of `states`; by default when they end. `queue` and `labels` choose among them.
+
+        `secret` of the answer is the key of the signatures, and is told this once. Raises
+        WebhookUrlForbidden, UnknownQueue or TooManyWebhooks.
+        """
+        flow = webhooks.create(
+            *(self._flows, url, states, queue, labels, format), all_users=all_users
+        )
+        return self._driver.run(flow)
+
+    def webhooks(self) -> list[views.Webhook]:
+        """Your webhooks, oldest first; for admins, everybody's."""
+        return self._driver.run(webhooks.every(self._flows))
+
+    def webhook(self, webhook_id: str) -> views.Webhook:
+        """The webhook, without its secret; raises WebhookNotFound if you have no such one."""
+        return self._driver.run(webhooks.get(self._flows, webhook_id))
+
+    def enable_webhook(self, webhook_id: str) -> views.Webhook:
+        """Have a disabled webhook told of what happens from now on."""
+        return self._driver.run(webhooks.enable(self._flows, webhook_id, enabled=True))
+
+    def disable_webhook(self, webhook_id: str) -> views.Webhook:
+        """Send nothing more to it; messages that wait are dropped."""
+        return self._driver.run(webhooks.enable(self._flows, webhook_id, enabled=False))
+
+    def delete_webhook(self, webhook_id: str) -> None:
+        """Remove a webhook with its messages."""
+        self._driver.run(webhooks.delete(self._flows, webhook_id))
+
+    def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
+        """Send it a message that tells of no job. Returns that with the receiver's answer, or with
+        `wait=False` at once. Raises WebhookDisabled."""
+        return self._driver.run(webhooks.test(self._flows, webhook_id, wait=wait))
+
+    def webhook_deliveries(self, webhook_id: str) -> Generator[views.WebhookDelivery, None, None]:
+        """Its messages with the receiver's last answers, newest first."""
+        return self._driver.iterate(webhooks.deliveries(self._flows, webhook_id))
 
     def costs(
         self,

@@ -48,6 +48,7 @@
           + Unauthorized        unauthorized
           + Forbidden           forbidden
           |   + DataSourceForbidden  data_source_forbidden
+          |   + WebhookUrlForbidden  webhook_url_forbidden
           + NotFound
           |   + JobNotFound          job_not_found
           |   + ArtifactNotFound     artifact_not_found
@@ -59,6 +60,7 @@
           |   + ArrayNotFound        array_not_found
           |   + SweepNotFound        sweep_not_found
           |   + ExperimentNotFound   experiment_not_found
+          |   + WebhookNotFound      webhook_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -70,6 +72,8 @@
           |   + CheckpointInUse      checkpoint_in_use
           |   + AnnotationsChanged   annotations_changed
           |   + IdempotencyInFlight  idempotency_in_flight
+          |   + TooManyWebhooks      too_many_webhooks
+          |   + WebhookDisabled      webhook_disabled
           + ServerError         the fault is the server's
               + InternalError        internal_error
               + QuotaExceeded        quota_exceeded
@@ -428,6 +432,12 @@ class DataSourceForbidden(Forbidden):
     code = "data_source_forbidden"
 
 
+class WebhookUrlForbidden(Forbidden):
+    """The server's settings don't allow webhooks to be sent to this address."""
+
+    code = "webhook_url_forbidden"
+
+
 class NotFound(ApiError):
     """The resource does not exist."""
 
@@ -486,6 +496,12 @@ class ExperimentNotFound(NotFound):
     """No job has this experiment."""
 
     code = "experiment_not_found"
+
+
+class WebhookNotFound(NotFound):
+    """There is no such webhook, or it is another user's."""
+
+    code = "webhook_not_found"
 
 
 class RouteNotFound(NotFound):
@@ -552,6 +568,18 @@ class IdempotencyInFlight(Conflict):
     """A submit with this key is in progress; the clients try again by themselves."""
 
     code = "idempotency_in_flight"
+
+
+class TooManyWebhooks(Conflict):
+    """You have as many webhooks as a user may have."""
+
+    code = "too_many_webhooks"
+
+
+class WebhookDisabled(Conflict):
+    """The webhook is disabled, so nothing is sent to it."""
+
+    code = "webhook_disabled"
 
 
 class ServerError(ApiError):

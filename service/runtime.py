@@ -46,6 +46,7 @@ from service.jobs.status_cache import StatusCache
 from service.lifecycle import preemption
 from service.loops.attempts.reconciler import Reconciler
 from service.loops.leader import Leader, Loops
+from service.loops.metering import Metering
 from service.loops.retention import Retention
 from service.loops.scheduling.autoscaler import Autoscaler
 from service.loops.scheduling.cluster_watcher import NOT_ASKED, ClusterWatcher
@@ -55,11 +56,13 @@ from service.loops.scheduling.scheduler import Scheduler
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.launches import Launches
 from service.loops.shared.timings import LoopTimings
+from service.loops.webhook_sender import WebhookSender
 from service.nodes import node_table
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.storage.storage import Storage
 from service.tracking.service import Tracking
+from service.webhooks.service import Webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -106,17 +109,18 @@ class Runtime:
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
         self.reading = Queries(database, storage, self.signals, settings)
+        self.webhooks = Webhooks(database, settings)
+        self.metering = Metering(database, timings)
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None
         self.leader: Leader | None = None
         self._launches = Launches()
         self._autoscaler: Autoscaler | None = None
         """Of the newest term of this process."""
-        self._reconciler: Reconciler | None = None
-        """The same."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
         self._asking: asyncio.Future[StorageStateRow | None] | None = None
         """The question of `ready` to the database that is open."""
         self._halted = asyncio.Event()
@@ -160,6 +164,8 @@ class Runtime:
                     lambda s: node_table.store(s, None, NOT_ASKED, database.time(s))
                 )
             await runtime.jobs.finish_deletions()
+            runtime._measuring = asyncio.create_task(runtime.metering.run(), name="metering")
+            opened.callback(runtime._measuring.cancel)
             if loops:
                 await runtime.start_loops(cluster)
             opened.pop_all()
@@ -203,7 +209,7 @@ class Runtime:
             self._autoscaler,
             recorder,
         )
-        self._reconciler = reconciler = Reconciler(
+        reconciler = Reconciler(
             *(database, cluster, self.storage, launches, signals, settings, timings),
             self.prices,
         )
@@ -211,6 +217,7 @@ class Runtime:
         retention = Retention(
             *(self.database, self.storage, self.jobs.storage_watch, self.jobs, settings, timings)
         )
+        webhooks = WebhookSender(database, signals, settings, timings)
         return [
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),
@@ -218,6 +225,7 @@ class Runtime:
             ("autoscaler", self._autoscaler.run()),
             ("forecaster", forecaster.run()),
             ("decision recorder", recorder.run()),
+            ("webhook sender", webhooks.run()),
             ("retention", retention.run()),
         ]
 
@@ -266,12 +274,6 @@ class Runtime:
 
         return await self.database.write(work)
 
-    @property
-    def reply_delay_s(self) -> float | None:
-        """`Reconciler.reply_delay_s`; None where this process does not run the loops."""
-        leads = self.leader is not None and self.leader.leads
-        return self._reconciler.reply_delay_s if leads and self._reconciler is not None else None
-
     def _watched(self) -> ClusterSnapshot | None:
         return self.watch.latest if self.watch else None
 
@@ -289,6 +291,10 @@ class Runtime:
                 await self.leader.release()
         if self.cluster is not None:
             await self.cluster.stop()
+        if self._measuring is not None:
+            self._measuring.cancel()
+            await asyncio.gather(self._measuring, return_exceptions=True)
+            await self.metering.flush()
         await asyncio.to_thread(self.database.close)
         if self._home is not None:
             self._home.release()

@@ -11,6 +11,7 @@ NEXT_ID = "job-01kamq5x1c3e7g9j2m4p6r8t0w"
 ARRAY_ID = "array-01kamq7r5e8g0j2n4q6s8t1v3x"
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 CODE_ID = "code-3f1c0a5d9b7e42868c1d2e3f4a5b6c7d"
+WEBHOOK_ID = "webhook-01kamq3d6f9h1k4m7p0r2t5w8y"
 MADE, STARTED, STEPPED = (f"2026-11-21T08:45:0{second}Z" for second in (0, 1, 2))
 
 DOCUMENT: Mapping[str, Any] = {
@@ -258,6 +259,12 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "QueueChangeRequest": {"limit": {"GPU": 16, "memory": None}, "max_queued": None},
     "PlanRequest": {**DOCUMENT, "memory_bytes_per_rank": 67_108_864},
     "DrillRequest": {"kind": "kill", "rank": 1, "at_step": 50},
+    "WebhookRequest": {
+        "url": "https://hooks.example.org/dray",
+        "states": ["FAILED"],
+        "labels": {"team": "vision"},
+    },
+    "WebhookChangeRequest": {"enabled": True},
     "CodeRequest": {
         "files": [
             {"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]},
@@ -316,7 +323,44 @@ _DECIDED = {
 }
 
 
+_WEBHOOK: Mapping[str, Any] = {
+    "id": WEBHOOK_ID,
+    "owner": "ann",
+    "url": "https://hooks.example.org/dray",
+    "format": "json",
+    "states": ["FAILED"],
+    "queue": None,
+    "labels": {"team": "vision"},
+    "all_users": False,
+    "enabled": True,
+    "disabled_reason": None,
+    "failing_since": STARTED,
+    "paused_until": "2026-11-21T08:45:10Z",
+    "num_waiting": 1,
+    "created_at": MADE,
+    "secret": None,
+}
+_DELIVERY: Mapping[str, Any] = {
+    "id": f"{WEBHOOK_ID}-17",
+    "type": "job.failed",
+    "job_id": JOB_ID,
+    "status": "waiting",
+    "tries": 1,
+    "created_at": MADE,
+    "tried_at": STARTED,
+    "next_try_at": "2026-11-21T08:45:06Z",
+    "answer": {"status": 503, "body": "busy", "error": "it answered 503", "took_s": 0.2},
+}
+
+
 VIEWS: Mapping[str, Mapping[str, Any]] = {
+    "Webhook": {**_WEBHOOK, "secret": "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"},
+    "WebhookPage": {"items": [_WEBHOOK]},
+    "WebhookDelivery": _DELIVERY,
+    "WebhookDeliveryPage": {
+        "items": [_DELIVERY],
+        "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q",
+    },
     "Job": JOB,
     "JobPage": {"items": [JOB], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
     "JobArray": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.examples.bodies import ARRAY_ID, JOB_ID, OTHER_ID
+from api.examples.bodies import ARRAY_ID, JOB_ID, OTHER_ID, WEBHOOK_ID
 from api.problems import title
 
 _UNIQUE = "take a key of its own for each request, and the same key only to send one again"
@@ -30,6 +30,25 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "data_source_forbidden": {
         "detail": "169.254.169.254 is an address of the cluster's own network",
         "pointer": "/data/source",
+    },
+    "webhook_url_forbidden": {
+        "detail": "10.0.0.7 may not be a receiver: 10.0.0.7 is a private address",
+        "pointer": "/url",
+        "hint": "the operator allows private hosts, also without https, by "
+        "DRAY_WEBHOOK_PRIVATE_HOSTS",
+    },
+    "webhook_not_found": {
+        "detail": f"there is no webhook {WEBHOOK_ID}",
+        "hint": "`dray webhook ls` shows the webhooks there are",
+    },
+    "too_many_webhooks": {
+        "detail": "ann has 20 webhooks, as many as a user may have",
+        "hint": "delete one that is not needed: `dray webhook ls` shows them",
+    },
+    "webhook_disabled": {
+        "detail": f"the webhook {WEBHOOK_ID} is disabled: its receiver answered 410: it wants no "
+        "more messages",
+        "hint": f"`dray webhook enable {WEBHOOK_ID}` enables it",
     },
     "job_not_found": {
         "detail": f"there is no job {OTHER_ID}",

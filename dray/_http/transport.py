@@ -155,7 +155,9 @@ def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]
             if response.is_success:
                 return response
             failure = errors.from_response(response)
-            is_gone = isinstance(failure, errors.JobNotFound | errors.QueueNotFound)
+            is_gone = isinstance(
+                failure, errors.JobNotFound | errors.QueueNotFound | errors.WebhookNotFound
+            )
             if call.method == "DELETE" and tries > 1 and is_gone:
                 return response  # an earlier try succeeded and its answer was lost
             # An answer of 429 says that nothing was done.

@@ -89,3 +89,10 @@ from dray.views.tracking import ExperimentSummary as ExperimentSummary
 from dray.views.tracking import FieldDifference as FieldDifference
 from dray.views.tracking import FinalMetric as FinalMetric
 from dray.views.tracking import MetricRange as MetricRange
+from dray.views.webhooks import DeliveryAnswer as DeliveryAnswer
+from dray.views.webhooks import DeliveryStatus as DeliveryStatus
+from dray.views.webhooks import Webhook as Webhook
+from dray.views.webhooks import WebhookDelivery as WebhookDelivery
+from dray.views.webhooks import WebhookDeliveryPage as WebhookDeliveryPage
+from dray.views.webhooks import WebhookFormat as WebhookFormat
+from dray.views.webhooks import WebhookPage as WebhookPage

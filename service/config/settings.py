@@ -117,6 +117,13 @@ class Settings(BaseSettings):
     """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
     server's own; unset with tokens: any, as far as their browsers let them."""
 
+    public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
+    """Address under which people reach the server, for links in messages; unset: its host and
+    port."""
+    webhook_private_hosts: Hosts = None
+    """Names, addresses and networks (CIDR) that webhooks may be sent to though they are private;
+    also without encryption."""
+
     rank_env: VariableNames = ()
     """Names of environment variables that ranks get besides those of the allow-list; the embedded
     Ray's alone, since the nodes of a cluster have environments of their own."""
@@ -206,6 +213,11 @@ class Settings(BaseSettings):
         if not self.storage_url:
             self.storage_url = (self.home / "storage").as_uri()
         return self
+
+    @property
+    def base_url(self) -> str:
+        """Address of this server in links, without a slash at its end."""
+        return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
 
 def read_settings() -> Settings:

@@ -14,6 +14,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         ArrayNotFound       array_not_found
         SweepNotFound       sweep_not_found
         ExperimentNotFound  experiment_not_found
+        WebhookNotFound     webhook_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
@@ -24,11 +25,14 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         CheckpointInUse     checkpoint_in_use
         AnnotationsChanged  annotations_changed
         IdempotencyInFlight idempotency_in_flight
+        TooManyWebhooks     too_many_webhooks
+        WebhookDisabled     webhook_disabled
       Unsatisfiable         unsatisfiable
         OutOfMemory         out_of_memory
       NotPlannable          not_plannable
       DrillImpossible       drill_impossible
       DataSourceForbidden   data_source_forbidden
+      WebhookUrlForbidden   webhook_url_forbidden
       IdempotencyMismatch   idempotency_key_reused
       BadUpload             bad_upload
       UploadTooLarge        upload_too_large
@@ -131,6 +135,12 @@ class ExperimentNotFound(NotFound):
     code = "experiment_not_found"
 
 
+class WebhookNotFound(NotFound):
+    """There is no webhook of this id, or it is another user's."""
+
+    code = "webhook_not_found"
+
+
 class Conflict(DomainError):
     """The job's state does not allow what was asked."""
 
@@ -185,6 +195,18 @@ class AnnotationsChanged(Conflict):
     code = "annotations_changed"
 
 
+class TooManyWebhooks(Conflict):
+    """The user has as many webhooks as a user may have."""
+
+    code = "too_many_webhooks"
+
+
+class WebhookDisabled(Conflict):
+    """The webhook is disabled, so nothing is sent to it."""
+
+    code = "webhook_disabled"
+
+
 class Unsatisfiable(DomainError):
     """The cluster could not run the job even if it were empty."""
 
@@ -213,6 +235,12 @@ class DataSourceForbidden(DomainError):
     """The job names data that the operator lets nobody read."""
 
     code = "data_source_forbidden"
+
+
+class WebhookUrlForbidden(DomainError):
+    """The operator lets no webhook be sent to this address."""
+
+    code = "webhook_url_forbidden"
 
 
 class IdempotencyMismatch(DomainError):

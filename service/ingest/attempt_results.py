@@ -23,7 +23,8 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as chunks_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
-from service.db.session import notify, touch
+from service.db.session import measure, notify, touch
+from service.domain import meter
 from service.domain.attempts import ledger
 from service.domain.attempts.retries import (
     MAX_ROLLBACKS,
@@ -197,9 +198,21 @@ class _Recorder:
             row.running_at = now
             message = f"trains on {_workers(job.world_size)}"
             move(self.session, job, Trigger.STEP, code="running", message=message, now=now)
+            self._measure_start()
             if row.attempt > 1 and self.is_drilled:
                 stepped_at = row.first_metric_at or self._at(reply.phase_times.get(Phase.RUNNING))
                 fault_injection.resumed(self.session, job, row, stepped_at, now)
+
+    def _measure_start(self) -> None:
+        session, job, row, now = self.session, self.job, self.row, self.now
+        measure(session, meter.JOB_START, _seconds(row.created_at, now))
+        if row.attempt == 1:
+            return
+        last = attempts_repository.get(session, job.id, row.attempt - 1)
+        if last is None or last.finished_at is None:
+            return
+        if last.reason_code not in (Cause.PREEMPTED, Cause.STOPPED):
+            measure(session, meter.RECOVERY, _seconds(last.finished_at, now), "restart")
 
     def _at(self, seconds: float | None) -> datetime:
         """A time by a worker's clock, within the life of the attempt: that clock may be wrong."""
@@ -391,6 +404,10 @@ def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:
     if outcome.exit_code is not None:
         data["exit_code"] = outcome.exit_code
     return data
+
+
+def _seconds(since: datetime, until: datetime) -> float:
+    return max(0.0, (until - since).total_seconds())
 
 
 def _workers(count: int) -> str:

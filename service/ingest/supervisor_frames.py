@@ -27,6 +27,8 @@ from ray_workers.shared.frames import (
 from service.costs import charging
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import faults as repository
+from service.db.session import measure
+from service.domain import meter
 from service.domain.attempts import drills
 from service.domain.costs.prices import Prices
 from service.domain.progress import without_rates
@@ -152,6 +154,8 @@ class SupervisorFrames:
         workers = "1 worker" if world_size == 1 else f"{world_size} workers"
         sentence = drills.outcome_sentence(report.recovery_s, report.steps_lost)
         message = f"{sentence}; trains again on {workers}"
+        if report.recovery_s is not None:
+            measure(self._session, meter.RECOVERY, report.recovery_s, "in_place")
         values = {"recoveries": self._job.recoveries + 1, "world_size": world_size}
         if self._job.state == JobState.RECOVERING:
             move(

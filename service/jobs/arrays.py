@@ -29,7 +29,7 @@ from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_array_id, new_job_id
 from service.domain.states import Trigger
 from service.domain.tracking.document_values import SharedValues, defaults, searchable
-from service.lifecycle import dependencies
+from service.lifecycle import dependencies, moves
 from service.lifecycle.transitions import move
 from service.storage.storage import Storage
 from service.sweeps import submitting
@@ -96,6 +96,7 @@ def insert(
         row.array_max_running = many.max_running
     jobs_repository.insert(session, row, spec.labels)
     repository.add_events(session, [event])
+    moves.note(session, [event])
     if many is None:
         shared = defaults()
         document_values.insert(session, shared.holder, {row.id: shared.but_for(row.spec)})
@@ -106,6 +107,7 @@ def insert(
     ]
     repository.insert_copies(session, row, copies)
     _insert_values(session, row, copies)
+    moves.note(session, ({**event, "job_id": one["id"]} for one in copies))
     if trials is not None and row.array_id is not None:
         submitting.insert(session, row.array_id, trials, [row.id, *(one["id"] for one in copies)])
 

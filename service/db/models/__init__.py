@@ -10,6 +10,7 @@ from service.db.models.cluster import ClusterRow as ClusterRow
 from service.db.models.cluster import DeploymentRow as DeploymentRow
 from service.db.models.cluster import LeaseRow as LeaseRow
 from service.db.models.cluster import NodeRow as NodeRow
+from service.db.models.cluster import ServiceMetricRow as ServiceMetricRow
 from service.db.models.cluster import StorageStateRow as StorageStateRow
 from service.db.models.code import CodePackRow as CodePackRow
 from service.db.models.code import CodePartRow as CodePartRow
@@ -41,3 +42,5 @@ from service.db.models.tracking import ExperimentRow as ExperimentRow
 from service.db.models.tracking import JobAnnotationRow as JobAnnotationRow
 from service.db.models.tracking import JobTagRow as JobTagRow
 from service.db.models.tracking import MetricSummaryRow as MetricSummaryRow
+from service.db.models.webhooks import WebhookDeliveryRow as WebhookDeliveryRow
+from service.db.models.webhooks import WebhookRow as WebhookRow

@@ -74,12 +74,6 @@ class Reconciler:
         self._commands = Commands(cluster)
         self._unowned_at = self._deleted_at = 0.0
 
-    @property
-    def reply_delay_s(self) -> float:
-        """How long the reply that was stored last has waited for that: more than a second of a
-        service that does not keep up with what is reported."""
-        return self._writer.delay_s
-
     async def run(self) -> None:
         """Until cancelled; the followers end with it."""
         try:

@@ -30,6 +30,7 @@ from service.db.repositories import queues as queues_repository
 from service.db.repositories import storage as storage_repository
 from service.db.repositories.bulk import in_chunks
 from service.db.session import touch
+from service.domain import meter
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.slots import (
@@ -132,6 +133,8 @@ class Scheduler:
                     await self.run_once()
                 except Exception:
                     logger.exception("the scheduler failed a round; it goes on")
+                took_s = asyncio.get_running_loop().time() - began
+                self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
                 await rest_after(began)
                 await woken.wait(self._settings.scheduler_tick_s)
 

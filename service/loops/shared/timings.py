@@ -53,6 +53,12 @@ class LoopTimings:
     record_rest: float = 4.0
     """How long the recorder of decisions rests after each that it keeps, as a multiple of the
     processor's time that this took."""
+    metering_period_s: float = 5.0
+    """Between two times that a process adds what it measured to the sums of all."""
+    webhook_period_s: float = 10.0
+    """Between two looks for messages of webhooks, at most."""
+    webhook_sweep_s: float = 600.0
+    """Between two deletions of old messages."""
     retention_period_s: float = 10.0
     """Between two rounds of the retention loop."""
     expiry_period_s: float = 60.0

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import httpx
 import uvicorn
+from sqlalchemy.orm import Session
 
 from api.app import create_app
 from api.context import Context
@@ -124,6 +125,16 @@ class LiveServer:
         now = self.hands.now.timestamp()
         self.hands.report(job_id, 1, [Frame(0, 0, FrameKind.METRICS, now, body)])
         return job_id
+
+    def age(self, job_id: str, seconds: float) -> None:
+        """Have the job submitted so long ago."""
+
+        def work(session: Session) -> None:
+            row = jobs.lock(session, job_id)
+            assert row is not None
+            row.created_at = datetime.now(UTC) - timedelta(seconds=seconds)
+
+        self.hands.database.write_sync(work)
 
     def state_of(self, job_id: str) -> JobState | None:
         """As it is stored."""

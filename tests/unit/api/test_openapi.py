@@ -62,6 +62,8 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
         "/v1/experiments",
         "/v1/experiments/{name}",
         f"{job}/annotations",
+        "/v1/webhooks",
+        *(f"/v1/webhooks/{{webhook_id}}{part}" for part in ("", "/test", "/deliveries")),
         "/v1/decisions",
         "/v1/decisions/{number}",
         "/v1/forecasts",

@@ -128,6 +128,13 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     yield models.JobRow, {**waiting, "init_from": origin.as_row(), "init_from_job": JOB}
     asked = {"id": 1, "num_nodes": 1, "bundles": [[{"CPU": 1.0}, 2]], "asked_at": START}
     yield models.AutoscalingRow, asked
+    hook = {"id": "webhook-1", "owner": "ann", "url": "https://x.org/", "format": "json"}
+    hook |= {"states": ["FAILED"], "labels": {}, "all_users": False, "secret": "whsec_YQ=="}
+    yield models.WebhookRow, {**hook, "failures": 0, "created_at": START}
+    message = {"webhook_id": "webhook-1", "job_id": JOB, "type": "job.failed", "data": {"id": JOB}}
+    sent = {"status": "waiting", "tries": 0, "created_at": START, "next_try_at": START}
+    yield models.WebhookDeliveryRow, {"number": 1, **message, **sent}
+    yield models.ServiceMetricRow, {"metric": "m", "label": "", "part": "count", "value": 2.0}
     yield models.JobLabelRow, {"job_id": JOB, "key": "team", "value": "a"}
     yield models.JobTagRow, {"job_id": JOB, "tag": "good"}
     notes = {"job_id": JOB, "notes": "*good*", "revision": 2}
