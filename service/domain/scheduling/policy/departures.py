@@ -88,15 +88,18 @@ class Departures:
             and not (job.is_leaving or job.recalled or job.request.required_level)
         ]
         for running in sized:
+            choice = elastic[running.job_id]
             claims.append(
                 ElasticClaim(
                     running.job_id,
                     _standing(self._ranks[running.job_id]),
                     self._gangs.of(running.request).kind,
-                    elastic[running.job_id],
+                    choice,
                     held=count(running.slices),
                     stays=running.held_s < min_run_s,
                     comes_first=running.held_s < sizing.least_run_s(min_run_s, running.num_left),
+                    has_grown=choice.in_place and running.grown_s < min_run_s,
+                    has_shrunk=choice.in_place and running.shrunk_s < min_run_s,
                 )
             )
         self.targets |= targets(claims, others, self._soon.room, self._stock.largest)
