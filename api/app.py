@@ -30,6 +30,7 @@ from api.routes import (
     logs,
     metrics,
     outlook,
+    page,
     plan,
     queues,
     reference,
@@ -64,6 +65,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     schema.router,
     health.router,
     reference.router,
+    page.router,
 )
 
 

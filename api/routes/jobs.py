@@ -52,6 +52,8 @@ class ListQuery(Query):
     label: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
     """`key=value`; jobs that have all of these labels."""
     name: Annotated[str, Field(max_length=128)] | None = None
+    text: Annotated[str, Field(max_length=128)] | None = None
+    """Jobs whose name contains this, in whatever case of its letters."""
     id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
     """Jobs whose id begins with this."""
     array: Annotated[str, Field(pattern="^array-[0-9a-z]{0,60}$")] | None = None
@@ -177,6 +179,7 @@ async def list_jobs(
         owner=caller if query.owner == "@me" else query.owner,
         project=query.project,
         name=query.name,
+        text=query.text,
         id_prefix=query.id_prefix,
         array=query.array,
         array_index=query.array_index,

@@ -15,7 +15,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as repository
 from service.db.repositories import recent_metrics
 from service.db.repositories.chunks import MetricChunk
-from service.domain.attempts.lineage import last_steps
+from service.domain.attempts.lineage import NO_END, last_steps
 from service.domain.series import (
     BLOCK_POINTS,
     CHUNK_POINTS,
@@ -40,9 +40,11 @@ def read(
     keys: Sequence[str] | None,
     rank: int,
     after_step: int,
+    until_step: int = NO_END,
     max_points: int,
 ) -> dict[str, Points]:
-    """Each series' points with a step above `after_step`, at most `max_points` of each."""
+    """Each series' points with a step above `after_step` and up to `until_step`, at most
+    `max_points` of each."""
     attempts = attempts_repository.beginnings(session, job_id)
     starts = {row.attempt: began_at_step(row) for row in attempts}
     chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
@@ -53,7 +55,7 @@ def read(
     if len(attempts) > 1:
         first = repository.first_metric_steps(session, job_id, rank, min(starts))
     pieces = {
-        key: _counting(list(group), starts, first)
+        key: _counting(list(group), starts, first, until_step)
         for key, group in groupby(chunks, key=attrgetter("key"))
     }
     whole: set[int] = set()
@@ -121,6 +123,7 @@ def _counting(
     chunks: Sequence[MetricChunk],
     starts: Mapping[int, int | None],
     first: Mapping[tuple[str, int], int],
+    until_step: int,
 ) -> list[Piece]:
     """The chunks of one series that hold steps which count, in order of steps.
 
@@ -132,7 +135,7 @@ def _counting(
         own = first.get((chunks[0].key, attempt))
         known = [at for at in (start, None if own is None else own - 1) if at is not None]
         took_over[attempt] = start if own is None else min(known)
-    ends = last_steps(took_over)
+    ends = {attempt: min(end, until_step) for attempt, end in last_steps(took_over).items()}
     return [
         (chunk, ends[chunk.attempt]) for chunk in chunks if chunk.first_step <= ends[chunk.attempt]
     ]
