@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 FOLDER = Path(__file__).parent / "static"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 VERSION_MARK = b"page/VERSION/"
 """How `index.html` writes the address of a file."""
 POLICY = (
@@ -24,6 +29,7 @@ POLICY = (
 """The Content-Security-Policy of the page: no inline script or style, and nothing from elsewhere."""
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
@@ -60,6 +66,7 @@ def load(folder: Path = FOLDER) -> StaticFiles:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.startswith(".")
     }
+    found["examples.json"] = json.dumps(_examples(EXAMPLES)).encode()
     digest = hashlib.sha256()
     for name, body in found.items():
         digest.update(f"{name}\0{len(body)}\0".encode())
@@ -71,3 +78,10 @@ def load(folder: Path = FOLDER) -> StaticFiles:
         StaticFile.of("index.html", index),
         {name: StaticFile.of(name, body) for name, body in found.items()},
     )
+
+
+def _examples(folder: Path) -> dict[str, Any]:
+    """The job documents below a folder, by their names: the templates of the page."""
+    paths = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
+    documents = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+    return {name: yaml.safe_load(path.read_text()) for name, path in documents.items()}
