@@ -6,25 +6,38 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
+import io
 import math
 import random
 import tempfile
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from sqlalchemy import update
 
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase, Slice
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase, Slice, attempt_prefix
 from service.cluster.port import ClusterSnapshot
 from service.db.models import ForecastRow, JobRow
 from service.db.repositories import jobs
 from service.lifecycle import claims
 from service.nodes import node_table
 from tests.unit.api.serving import LiveServer, serving
-from tests.unit.service.helpers import hang, log, metrics, regrouped, regrouping, resumed, spent
+from tests.unit.service.helpers import (
+    frame,
+    hang,
+    log,
+    metrics,
+    regrouping,
+    resumed,
+    spec,
+    spent,
+    told,
+)
 from tests.wire import cluster_node
 
 EVIL = '<img src=x onerror="document.title=1">'
@@ -32,8 +45,19 @@ EVIL = '<img src=x onerror="document.title=1">'
 PRICES = "currency: EUR\nprices: [{resource: GPU, per_hour: 2.5}, {resource: CPU, per_hour: 0.05}]\n"
 NODES = ("gpu-a", "gpu-b", "gpu-c", "cpu-a")
 GPUS = {"CPU": 64.0, "GPU": 8.0, "memory": 512.0 * (1 << 30)}
+STACK = """Thread 0x7f21 (most recent call first):
+  File "train.py", line 88, in next_batch
+  File "train.py", line 132, in main"""
 NAMES = ("resnet50-sweep", "gpt-small", "unet-cells", "tabular-churn", "vit-finetune", "llm-7b-sft")
 OWNERS = ("ann", "bert", "chen", "dora")
+
+
+def picture(number: int) -> bytes:
+    """A PNG of 64 pixels a side."""
+    shades = bytes((x * y * (number + 1) // 8) % 256 for y in range(64) for x in range(64))
+    written = io.BytesIO()
+    Image.frombytes("L", (64, 64), shades).save(written, "PNG")
+    return written.getvalue()
 
 
 def loss_at(step: int, seed: int = 0, floor: float = 0.4) -> float:
@@ -64,9 +88,34 @@ class Site:
             lambda session: node_table.store(session, seen, None, self.hands.now)
         )
 
-    def submit(self, name: str, workers: int = 2, **fields: Any) -> str:
+    def submit(self, name: str, workers: int = 2, owner: str = "ann", **fields: Any) -> str:
         resources = {"num_workers": workers, **fields.pop("resources", {})}
-        return self.server.submit(name=name, resources=resources, **fields)
+        document = spec(name=name, resources=resources, **fields)
+        submitting = self.hands.jobs.submit(document, owner=owner, project="default")
+        job, _ = asyncio.run(submitting)
+        return job.id
+
+    def checkpoint(self, job_id: str, attempt: int, step: int, **values: float) -> Frame:
+        body = {
+            "step": step,
+            "url": self.hands.url(job_id, attempt, f"checkpoints/step-{step}"),
+            "size_bytes": 48 << 20,
+            "manifest_sha256": hashlib.sha256(b"").hexdigest(),
+            "metrics": values,
+        }
+        return frame(FrameKind.CHECKPOINT, body, at=self.hands.now)
+
+    def artifact(self, job_id: str, attempt: int, path: str, content: bytes) -> Frame:
+        """Lay a file where a rank would, and the frame that tells of it."""
+        key = f"{attempt_prefix(job_id, attempt)}/artifacts/{path}"
+        self.hands.storage.write_bytes(key, content)
+        body = {
+            "path": path,
+            "url": self.hands.storage.url_of(key),
+            "size_bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        return frame(FrameKind.ARTIFACT, body, at=self.hands.now)
 
     def claim(self, job_id: str, node: str = "gpu-a", workers: int = 2) -> int:
         """Give the job slots; the number of its attempt."""
@@ -93,11 +142,11 @@ class Site:
             values = {
                 "train/loss": loss_at(step, seed),
                 "train/lr": 3e-3 * (1 + math.cos(math.pi * step / total)) / 2,
-                "train/grad_norm": 0.5 + 3 * math.exp(-step / 200) + (0.4 if step % 35 == 0 else 0),
+                "train/grad_norm": 0.5 + 3 * math.exp(-step / 200) + 0.4 * (step % 35 == 1),
                 "perf/step_time_s": 0.2 + 0.02 * math.sin(step / 9) + 0.01 * rank,
-                "perf/data_wait_s": 0.004 + 0.02 * (step % 50 == 0),
+                "perf/data_wait_s": 0.004 + 0.02 * (step % 50 == 1),
             }
-            if step % 50 == 0:
+            if step % 50 == 1:
                 values["val/loss"] = loss_at(step, seed + 1, 0.5)
                 values["val/accuracy"] = 0.96 - 0.7 * math.exp(-step / 300)
             more = {"total_steps": total, "epoch": step // 100, "samples_per_s": 640.0}
@@ -119,8 +168,9 @@ class Site:
 
     def eventful(self) -> str:
         """A job with two attempts, a fault that it recovered from, and everything else to see."""
-        hands, server = self.hands, self.server
-        job_id = self.submit("gpt-small-pretrain", 4, labels={"team": "nlp", "experiment": "lr"})
+        hands = self.hands
+        labels = {"team": "nlp", "experiment": "lr"}
+        job_id = self.submit("gpt-small-pretrain", 4, owner="chen", labels=labels)
         self.claim(job_id, "gpu-a", 4)
         hands.advance(6)
         hands.report(job_id, 1, [resumed(0), *self.lines(30)], phase=Phase.RUNNING)
@@ -129,12 +179,13 @@ class Site:
         for begin in range(1, 400, 100):
             hands.advance(60)
             hands.report(job_id, 1, self.steps(begin, begin + 99, total=2000))
-        hands.report(job_id, 1, [hands.checkpoint(job_id, 1, 300, val_loss=1.1)])
+        hands.report(job_id, 1, [self.checkpoint(job_id, 1, 300)])
         hands.advance(5)
         hands.report(job_id, 1, [regrouping(2, message="rank 2 was killed by SIGKILL")])
         hands.advance(1)
-        hands.report(job_id, 1, [regrouped(2, step=396, world_size=4)])
-        hands.report(job_id, 1, [hang(1, num_ranks=4)])
+        again = {"generation": 1, "ranks": [2], "step": 250, "steps_lost": 0, "world_size": 4}
+        hands.report(job_id, 1, [told(FrameKind.REGROUPED, {**again, "recovery_s": 0.41})])
+        hands.report(job_id, 1, [hang(1, num_ranks=4, stack=STACK)])
         hands.report(job_id, 1, self.lines(20, rank=1))
         used = {"useful": 980.0, "starting": 24.0, "recovering": 6.0, "data_wait": 40.0}
         hands.report(job_id, 1, [spent(at=hands.now, **used, checkpointing=22.0)])
@@ -146,11 +197,16 @@ class Site:
         hands.report(job_id, 2, [resumed(300)], phase=Phase.RUNNING)
         for begin in range(301, 1100, 100):
             hands.advance(60)
-            hands.report(job_id, 2, self.steps(begin, begin + 99, total=2000))
-        hands.report(job_id, 2, [hands.checkpoint(job_id, 2, 900, val_loss=0.7)])
+            for rank in range(4):
+                steps = self.steps(begin, begin + 99, total=2000, seed=rank, rank=rank)
+                hands.report(job_id, 2, steps)
+        hands.report(job_id, 2, [self.checkpoint(job_id, 2, 900)])
         hands.report(job_id, 2, self.lines(200))
-        sample = server.artifact(job_id, "samples/step-900.png", b"\x89PNG\r\n\x1a\n")
-        hands.report(job_id, 2, [sample, server.artifact(job_id, "notes.txt", b"hello\n" * 50)])
+        samples = [
+            self.artifact(job_id, 2, f"samples/{n}.png", picture(n)) for n in range(6)
+        ]
+        notes = self.artifact(job_id, 2, "notes.txt", b"hello\n" * 50)
+        hands.report(job_id, 2, [*samples, notes])
         used = {"useful": 2600.0, "recomputed": 300.0, "starting": 60.0, "recovering": 6.0}
         hands.report(job_id, 2, [spent(at=hands.now, **used, data_wait=90.0, idle=20.0)])
         return job_id
@@ -169,7 +225,7 @@ class Site:
         job_id = self.trains(name, seed, **fields)
         self.hands.advance(30)
         said = "trained to its end" if cause is Cause.SUCCEEDED else "rank 0 raised ValueError: bad"
-        model = self.server.artifact(job_id, "model.safetensors", hashlib.sha256(b"x").digest())
+        model = self.artifact(job_id, 1, "model.safetensors", bytes(1000))
         self.hands.end(job_id, 1, cause, said, [model])
         return job_id
 
@@ -203,24 +259,30 @@ class Site:
             queue = "nightly" if number % 3 == 0 else "default"
             name = f"{NAMES[number % len(NAMES)]}-{number:04d}"
             labels = {"team": "vision" if number % 2 else "nlp"}
-            self.submit(name, queue=queue, labels=labels)
+            self.submit(name, owner=OWNERS[number % 4], queue=queue, labels=labels)
 
     def everything(self, count: int = 40) -> str:
         """Jobs in every state; the id of the one with the most to see."""
+        self.hands.now = datetime.now(UTC) - timedelta(minutes=25)
         self.cluster()
         self.server.queue("nightly", weight=2.0, max_running=4)
         self.many(count)
         for number, owner in enumerate(OWNERS):
-            self.ended(f"baseline-{owner}", Cause.SUCCEEDED, number, labels={"team": "vision"})
+            fields = {"owner": owner, "labels": {"team": "vision"}}
+            fields["train"] = {"optimizer": {"lr": 1e-3 * (number + 1)}, "epochs": 10}
+            self.ended(f"baseline-{owner}", Cause.SUCCEEDED, number, **fields)
         self.ended("diverging-lr", Cause.USER_ERROR, 5, max_retries=0)
         self.server.ask("POST", f"/v1/jobs/{self.submit('not-needed')}/cancel")
         for number in range(4):
-            self.trains(f"unet-cells-{number}", number, queue="nightly" if number % 2 else "default")
-        self.claim(self.submit("vit-finetune"), "gpu-b")
+            fields = {"queue": "nightly" if number % 2 else "default"}
+            self.trains(f"unet-cells-{number}", number, "gpu-a", **fields)
+        self.claim(self.submit("vit-finetune"), "cpu-a")
         job_id = self.eventful()
         for number in range(1, 6):
             self.waits(f"llm-7b-sft-{number}", number, resources={"gpus_per_worker": 1})
         self.waits(EVIL, 6)
+        self.hands.now = datetime.now(UTC)
+        self.cluster()
         return job_id
 
 

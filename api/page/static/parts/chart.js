@@ -2,7 +2,7 @@
 
 import { number } from '../lib/format.js';
 import { html, useEffect, useLayoutEffect, useRef, useState } from '../lib/html.js';
-import uPlot from '../vendor/uplot.js';
+import uPlot from '../lib/uplot.js';
 import { useMedia } from './virtual.js';
 
 export const NUM_COLOURS = 8;
@@ -113,13 +113,14 @@ function options(box, current, curves, { log, isTime, smooth, sync, setAt }) {
     height: box.clientHeight || 200,
     series,
     bands,
+    padding: [6, 14, 0, 0],
     legend: { show: false },
     scales: {
       x: { time: isTime, range: (u, low, high) => current.current.range ?? (low === high ? [low - 1, high + 1] : [low, high]) },
       y: { distr: log ? 3 : 1 },
     },
     axes: [
-      { ...axis, size: 26, ...(isTime ? {} : { values: (u, splits) => splits.map(short) }) },
+      { ...axis, size: 26, values: (u, splits) => splits.map(isTime ? clockShort : short) },
       { ...axis, size: 50, values: (u, splits) => splits.map((value) => (value === null ? '' : short(value))) },
     ],
     cursor: {
@@ -159,7 +160,10 @@ function drawMarks(u, marks, stroke) {
   ctx.restore();
 }
 
-const faint = (rgb, alpha) => rgb.replace(/^rgba?\(([^)]*?)(,\s*[\d.]+)?\)$/, (all, inner) => `rgba(${inner.split(',').slice(0, 3).join(',')}, ${alpha})`);
+const faint = (rgb, alpha) => `rgba(${rgb.match(/[\d.]+/g).slice(0, 3).join(', ')}, ${alpha})`;
+
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hour12: false });
+const clockShort = (time) => CLOCK.format(new Date(1000 * time));
 
 function short(value) {
   const size = Math.abs(value);
