@@ -1,6 +1,6 @@
 """A server with jobs in every state, for the tests of the page, for its pictures, and to look at:
 
-    python -m tests.page.site [--jobs N] [--live]
+python -m tests.page.site [--jobs N] [--live]
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import math
 import random
 import tempfile
 import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 from sqlalchemy import update
@@ -40,9 +42,12 @@ from tests.unit.service.helpers import (
 )
 from tests.wire import cluster_node
 
+T = TypeVar("T")
 EVIL = '<img src=x onerror="document.title=1">'
 """A name that would run if the page took it for markup."""
-PRICES = "currency: EUR\nprices: [{resource: GPU, per_hour: 2.5}, {resource: CPU, per_hour: 0.05}]\n"
+PRICES = (
+    "currency: EUR\nprices: [{resource: GPU, per_hour: 2.5}, {resource: CPU, per_hour: 0.05}]\n"
+)
 NODES = ("gpu-a", "gpu-b", "gpu-c", "cpu-a")
 GPUS = {"CPU": 64.0, "GPU": 8.0, "memory": 512.0 * (1 << 30)}
 STACK = """Thread 0x7f21 (most recent call first):
@@ -63,6 +68,12 @@ def picture(number: int) -> bytes:
 def loss_at(step: int, seed: int = 0, floor: float = 0.4) -> float:
     noise = random.Random(step * 7919 + seed).gauss(0, 0.06)
     return floor + 2.4 * math.exp(-step / 350) + noise * math.exp(-step / 1500)
+
+
+def run(doing: Coroutine[Any, Any, T]) -> T:
+    """Do it in another thread: in this one, a browser's driver may have a loop of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, doing).result()
 
 
 class Site:
@@ -92,7 +103,7 @@ class Site:
         resources = {"num_workers": workers, **fields.pop("resources", {})}
         document = spec(name=name, resources=resources, **fields)
         submitting = self.hands.jobs.submit(document, owner=owner, project="default")
-        job, _ = asyncio.run(submitting)
+        job, _ = run(submitting)
         return job.id
 
     def checkpoint(self, job_id: str, attempt: int, step: int, **values: float) -> Frame:
@@ -124,9 +135,7 @@ class Site:
             row = jobs.get(session, job_id)
             assert row is not None
             uses = {"CPU": 4.0, "GPU": 1.0} if node.startswith("gpu") else {"CPU": 1.0}
-            wanted = claims.Wanted(
-                job_id, row.attempt, row.queue, (Slice(node, workers),), uses
-            )
+            wanted = claims.Wanted(job_id, row.attempt, row.queue, (Slice(node, workers),), uses)
             return claims.claim(session, [wanted], "session-1", self.hands.now)
 
         (claimed,) = self.hands.database.write_sync(work)
@@ -162,9 +171,7 @@ class Site:
             f"loading {EVIL}",
             "\x1b]0;a title\x07\x1b[2J\x1b[31mwarning\x1b[39m: the cache is cold\x1b[0m",
         ]
-        return [
-            log(first + n, text, rank=rank, at=self.hands.now) for n, text in enumerate(texts)
-        ]
+        return [log(first + n, text, rank=rank, at=self.hands.now) for n, text in enumerate(texts)]
 
     def eventful(self) -> str:
         """A job with two attempts, a fault that it recovered from, and everything else to see."""
@@ -202,9 +209,7 @@ class Site:
                 hands.report(job_id, 2, steps)
         hands.report(job_id, 2, [self.checkpoint(job_id, 2, 900)])
         hands.report(job_id, 2, self.lines(200))
-        samples = [
-            self.artifact(job_id, 2, f"samples/{n}.png", picture(n)) for n in range(6)
-        ]
+        samples = [self.artifact(job_id, 2, f"samples/{n}.png", picture(n)) for n in range(6)]
         notes = self.artifact(job_id, 2, "notes.txt", b"hello\n" * 50)
         hands.report(job_id, 2, [*samples, notes])
         used = {"useful": 2600.0, "recomputed": 300.0, "starting": 60.0, "recovering": 6.0}
@@ -265,14 +270,14 @@ class Site:
         """Jobs in every state; the id of the one with the most to see."""
         self.hands.now = datetime.now(UTC) - timedelta(minutes=25)
         self.cluster()
-        self.server.queue("nightly", weight=2.0, max_running=4)
+        run(self.hands.queue("nightly", weight=2.0, max_running=4))
         self.many(count)
         for number, owner in enumerate(OWNERS):
             fields = {"owner": owner, "labels": {"team": "vision"}}
             fields["train"] = {"optimizer": {"lr": 1e-3 * (number + 1)}, "epochs": 10}
             self.ended(f"baseline-{owner}", Cause.SUCCEEDED, number, **fields)
         self.ended("diverging-lr", Cause.USER_ERROR, 5, max_retries=0)
-        self.server.ask("POST", f"/v1/jobs/{self.submit('not-needed')}/cancel")
+        run(self.hands.jobs.cancel(self.submit("not-needed"), actor="ann"))
         for number in range(4):
             fields = {"queue": "nightly" if number % 2 else "default"}
             self.trains(f"unet-cells-{number}", number, "gpu-a", **fields)
@@ -295,7 +300,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "prices.yaml").write_text(PRICES)
-        with serving(home / "home", prices_file=home / "prices.yaml", port=arguments.port) as server:
+        with serving(
+            home / "home", prices_file=home / "prices.yaml", port=arguments.port
+        ) as server:
             site = Site(server)
             job_id = site.everything(arguments.jobs)
             print(f"{server.url}/#/jobs/{job_id}", flush=True)

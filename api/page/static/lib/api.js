@@ -5,6 +5,11 @@ import { Store } from './stores.js';
 const BASE = new URL('.', document.baseURI);
 const TOKEN = 'dray.token';
 const LOST = new Set([502, 503, 504]);
+// Until the server counts as lost, which may also stand still without closing its connections.
+const HEAD_MS = 15000;
+const CHANGE_MS = 60000;
+// Between two comments of an event stream there are 5 s.
+const STREAM_MS = 15000;
 
 // Whether the last call reached the server; `since` is when it was lost.
 export const connection = new Store({ lost: false, since: null });
@@ -51,22 +56,28 @@ function noticeSilence() {
   if (!connection.value.lost) connection.set({ lost: true, since: Date.now() });
 }
 
-// The Response of a call that went well. Raises Problem, Unreachable, or AbortError.
-export async function send(method, path, { query, body, headers = {}, signal } = {}) {
+// Aborts with either signal.
+const either = (a, b) => (a && b ? AbortSignal.any([a, b]) : a ?? b);
+
+// The Response of a call that went well, once its head has come within HEAD_MS. Raises Problem,
+// Unreachable, or AbortError if `signal` aborts.
+export async function send(method, path, { query, body, headers = {}, signal, within = HEAD_MS } = {}) {
   const token = sessionStorage.getItem(TOKEN);
   const sent = { ...headers };
   if (token) sent.Authorization = `Bearer ${token}`;
   if (body !== undefined) sent['Content-Type'] = 'application/json';
   const text = typeof body === 'string' || body === undefined ? body : JSON.stringify(body);
+  const patience = new AbortController();
+  const timer = setTimeout(() => patience.abort(), within);
   let response;
   try {
     response = await fetch(urlOf(path, query), {
-      method, headers: sent, body: text, signal, credentials: 'omit', cache: 'no-cache', referrerPolicy: 'no-referrer',
+      method, headers: sent, body: text, signal: either(signal, patience.signal), credentials: 'omit', cache: 'no-cache', referrerPolicy: 'no-referrer',
     });
   } catch (error) {
-    if (error.name === 'AbortError') throw error;
-    noticeSilence();
-    throw new Unreachable('the server does not answer');
+    throw unanswered(error, signal);
+  } finally {
+    clearTimeout(timer);
   }
   if (response.ok) {
     noticeAnswer();
@@ -79,19 +90,27 @@ export async function send(method, path, { query, body, headers = {}, signal } =
   throw problem;
 }
 
-async function parsed(response) {
+// What a call failed by that got no answer, or a part of one.
+function unanswered(error, signal) {
+  if (signal?.aborted) return error;
+  noticeSilence();
+  return new Unreachable('the server does not answer');
+}
+
+async function parsed(response, signal) {
   try {
     return response.status === 204 ? null : await response.json();
   } catch (error) {
-    if (error.name === 'AbortError') throw error;
-    noticeSilence();
-    throw new Unreachable('the answer broke off');
+    throw unanswered(error, signal);
   }
 }
 
-export const get = async (path, query, signal) => parsed(await send('GET', path, { query, signal }));
+export async function get(path, query, signal) {
+  const within = HEAD_MS + 1000 * (query?.wait_s ?? 0);
+  return parsed(await send('GET', path, { query, signal, within }), signal);
+}
 export const change = async (method, path, body, query, headers) =>
-  parsed(await send(method, path, { body, query, headers }));
+  parsed(await send(method, path, { body, query, headers, within: CHANGE_MS }));
 
 // Follow the events of a job until it has ended or `signal` aborts: `onEvent(event)` for each, once
 // and in order, over any number of connections.
@@ -127,7 +146,9 @@ async function* frames(body) {
   let rest = '';
   try {
     for (;;) {
+      const silent = setTimeout(() => reader.cancel().catch(() => {}), STREAM_MS);
       const { value, done } = await reader.read();
+      clearTimeout(silent);
       if (done) return;
       const parts = (rest + value).split('\n\n');
       rest = parts.pop();

@@ -6,6 +6,7 @@ import uPlot from '../lib/uplot.js';
 import { useMedia } from './virtual.js';
 
 export const NUM_COLOURS = 8;
+const SMOOTH_PARTS = 200;
 
 const colour = (name) => {
   const probe = document.createElement('span');
@@ -18,16 +19,21 @@ const colour = (name) => {
 
 export const asNumber = (value) => (typeof value === 'number' ? value : null);
 
-// An exponential mean without the pull towards its beginning; gaps stay gaps.
-export function smoothed(values, weight) {
-  if (!weight) return values;
+// An exponential mean without the pull towards its beginning. Its reach is a part of the whole width,
+// so that a series with few points is not smoothed more than one with many. Gaps stay gaps.
+export function smoothed(xs, values, weight) {
+  const width = xs.at(-1) - xs[0];
+  if (!weight || !width) return values;
   let mean = 0;
   let norm = 0;
-  return values.map((value) => {
+  let before = xs[0];
+  return values.map((value, i) => {
     if (value === null || value === undefined) return value;
-    mean = weight * mean + (1 - weight) * value;
-    norm = weight * norm + (1 - weight);
-    return mean / norm;
+    const kept = weight ** ((SMOOTH_PARTS * (xs[i] - before)) / width || 1);
+    before = xs[i];
+    mean = kept * mean + (1 - kept) * value;
+    norm = kept * norm + (1 - kept);
+    return norm ? mean / norm : value;
   });
 }
 
@@ -84,7 +90,7 @@ function aligned(curves, smooth, log) {
   const tables = [];
   for (const { xs, ys } of curves) {
     const raw = positive(ys);
-    tables.push(smooth ? [xs, raw, positive(smoothed(ys, smooth))] : [xs, raw]);
+    tables.push(smooth ? [xs, raw, positive(smoothed(xs, ys, smooth))] : [xs, raw]);
   }
   for (const { band } of curves) if (band) tables.push([band.xs, positive(band.high), positive(band.low)]);
   if (!tables.length) return [[]];

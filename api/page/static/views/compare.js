@@ -61,7 +61,7 @@ export function ComparePage() {
         <td class="num">${job.world_size}</td><td class="num">${goodputOf(job)}</td><td class="num">${costOf(job) ?? '–'}</td>
         <td class="num"><button class="quiet" aria-label=${`Leave out ${nameOf(job)}`} onClick=${() => adjust({ jobs: ids.filter((id) => id !== job.id).join(',') })}>×</button></td></tr>`)}</tbody></table></div>
     <div class="toolbar"><label><input type="checkbox" checked=${log} onChange=${(event) => adjust({ log: event.target.checked ? '1' : '' })} /> log scale</label>
-      <label>smoothing <input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => adjust({ smooth: Number(event.target.value) || '' })} /></label>
+      <label>smoothing <input type="range" min="0" max="0.99" step="0.01" value=${smooth} onInput=${(event) => adjust({ smooth: Number(event.target.value) || '' })} /></label>
       ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}</div>
     <div class="panels">${keys.map((key) => html`<section key=${key} class="panel" aria-label=${key}><h3>${key}</h3>
       <${Chart} curves=${jobs.map((job, n) => ({ name: nameOf(job), xs: series[n][key]?.steps ?? [], ys: (series[n][key]?.values ?? []).map(asNumber) }))}

@@ -49,7 +49,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
         <button aria-pressed=${isTime} onClick=${() => adjust({ x: 'time' })} title="Steps lie in time between the moments that are known: begins of attempts, checkpoints, recoveries and now">Time</button></div>
       <label><input type="checkbox" checked=${log} onChange=${(event) => adjust({ log: event.target.checked ? '1' : '' })} /> log scale</label>
       ${job.world_size > 1 && html`<label><input type="checkbox" checked=${withRanks} onChange=${(event) => adjust({ ranks: event.target.checked ? '1' : '' })} /> ranks as a band</label>`}
-      <label>smoothing <input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => adjust({ smooth: Number(event.target.value) || '' })} /></label>
+      <label>smoothing <input type="range" min="0" max="0.99" step="0.01" value=${smooth} onInput=${(event) => adjust({ smooth: Number(event.target.value) || '' })} /></label>
       ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}
     </div>
     <${Failure} error=${error} />
