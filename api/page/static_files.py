@@ -26,7 +26,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy of the page: no inline script or style, and nothing from elsewhere."""
+"""The Content-Security-Policy of the page: nothing inline, and nothing from elsewhere."""
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".json": "application/json",

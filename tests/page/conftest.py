@@ -112,7 +112,7 @@ class Watched:
 
 @pytest.fixture
 def tab(browser: Browser, server: LiveServer) -> Iterator[Watched]:
-    """A tab of its own that has signed in; the test fails if the page complains or asks for what it must not."""
+    """A tab that has signed in. The test fails if it complains or asks for what it must not."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     context.add_init_script(f"sessionStorage.setItem('dray.token', '{TOKEN}')")
     page = context.new_page()

@@ -1,5 +1,5 @@
-"""The page in a real Chromium. Each tab is watched: it complains of nothing, and asks for nothing but
-its files and the public API."""
+"""The page in a real Chromium. Each tab is watched: it complains of nothing, and asks for nothing
+but its files and the public API."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_waiting_job_says_why(job_id: str, tab: Watched) -> None:
     is_shown(page, re.compile("it needs 2 slots"))
     is_shown(page, re.compile("expected to start"))
     assert page.locator("h1").inner_text() == EVIL
-    assert page.title() == f"{EVIL} – dray"
+    assert page.title() == f"{EVIL} - dray"
 
 
 @SOAK

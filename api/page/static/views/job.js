@@ -33,7 +33,7 @@ export function JobPage({ path: [, jobId] }) {
   const tab = TABS.some(([name]) => name === params.get('tab')) ? params.get('tab') : 'curves';
   const found = job.data;
   useEffect(() => {
-    if (found) document.title = `${nameOf(found)} – dray`;
+    if (found) document.title = `${nameOf(found)} - dray`;
     return () => { document.title = 'dray'; };
   }, [found?.name]);
 

@@ -1,4 +1,4 @@
-"""The files of the page: vendored ones are as they came, all are small and name nothing elsewhere."""
+"""The files of the page: vendored ones are as they came, all are small, none names another site."""
 
 from __future__ import annotations
 
