@@ -12,7 +12,7 @@ import pytest
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import Watched
 from tests.page.site import Site
-from tests.unit.api.serving import LiveServer, serving, wait_until
+from tests.unit.api.serving import serving, wait_until
 from tests.unit.service.helpers import metrics
 
 if TYPE_CHECKING:
@@ -95,21 +95,21 @@ def port() -> int:
 def test_a_server_that_was_away_is_caught_up_with(
     browser: Browser, tmp_path: Path, port: int
 ) -> None:
-    def submitted(server: LiveServer, name: str) -> str:
-        return server.submit(name=name)
-
     with serving(tmp_path, port=port) as server:
-        job_id = submitted(server, "before")
+        job_id = server.submit(name="before")
         context = browser.new_context()
         tab = Watched(context.new_page(), server, breaks=True)
         page = tab.open()
         page.get_by_text("before").wait_for()
         other = Watched(context.new_page(), server, breaks=True)
-        other.open(f"jobs/{job_id}?tab=events").get_by_text("submitted to the queue").wait_for()
+        other.open(f"jobs/{job_id}?tab=events")
+        other.page.locator("table").get_by_text("submitted to the queue").wait_for()
+        page.bring_to_front()
+        server.ask_to_stop()
     page.get_by_text("The server has not answered").wait_for()
     assert rows(page) == ["before"]
     with serving(tmp_path, port=port) as server:
-        submitted(server, "after")
+        server.submit(name="after")
         page.get_by_text("after", exact=True).wait_for()
         page.get_by_text("The server has not answered").wait_for(state="detached")
         server.train(job_id)
