@@ -69,6 +69,8 @@ class ListQuery(Query):
     """Jobs submitted at this time (RFC 3339) or later."""
     created_before: Time | None = None
     """Jobs submitted earlier than this time (RFC 3339)."""
+    brief: bool = False
+    """Leave each job's `spec` empty, which is most of the answer."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
     """`next_cursor` of the previous page; the filters must be the same."""
@@ -187,7 +189,10 @@ async def list_jobs(
         created_after=query.created_after,
         created_before=query.created_before,
     )
-    return answer(request, await jobs.list(chosen, limit=query.limit, cursor=query.cursor))
+    page = await jobs.list(chosen, limit=query.limit, cursor=query.cursor)
+    if query.brief:
+        page.items = [job.model_copy(update={"spec": {}}) for job in page.items]
+    return answer(request, page)
 
 
 def _labels(texts: Iterable[str]) -> dict[str, str] | None:

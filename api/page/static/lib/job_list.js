@@ -5,7 +5,7 @@
 import { get } from './api.js';
 import { Store } from './stores.js';
 
-const PAGE = 100;
+const PAGE = 50;
 
 export class JobList {
   constructor(query) {
@@ -44,7 +44,7 @@ export class JobList {
   }
 
   async load(page, signal) {
-    const answer = await get('v1/jobs', { ...this.query, limit: PAGE, cursor: page.cursor }, signal);
+    const answer = await get('v1/jobs', { ...this.query, brief: true, limit: PAGE, cursor: page.cursor }, signal);
     if (signal?.aborted) return;
     const index = this.pages.indexOf(page);
     const following = this.pages[index + 1];

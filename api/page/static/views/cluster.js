@@ -15,7 +15,7 @@ const FORECASTS = 12;
 export function ClusterPage() {
   const cluster = usePoll('v1/cluster', {}, 4000);
   const queues = usePoll('v1/queues', {}, 5000);
-  const running = usePoll('v1/jobs', { state: WITH_SLOTS, limit: 200 }, 4000);
+  const running = usePoll('v1/jobs', { state: WITH_SLOTS, brief: true, limit: 200 }, 4000);
   const now = useNow(5000);
   if (!cluster.data) return cluster.error ? html`<${Failure} error=${cluster.error} />` : html`<${Loading} />`;
   const { nodes, connected, reason, storage, updated_at: seen, ray_dashboard: dashboard, autoscaling } = cluster.data;
@@ -63,7 +63,7 @@ function Node({ node, jobs, now }) {
   const stuck = Math.min(count - taken, quarantined.reduce((sum, { slots }) => sum + slots, 0));
   const out = !node.alive || !node.accepted;
   return html`<section class=${`node ${out ? 'out' : ''}`} aria-label=${node.hostname}>
-    <h3><span>${node.hostname}</span><span class="soft">${!node.alive ? 'gone' : out ? 'refused' : `${taken} of ${count} ${kind}`}</span></h3>
+    <h2 class="minor"><span>${node.hostname}</span><span class="soft">${!node.alive ? 'gone' : out ? 'refused' : `${taken} of ${count} ${kind}`}</span></h2>
     ${count <= MOST_SLOTS && html`<div class="slots" role="img" aria-label=${`${taken} of ${count} ${kind} are held${stuck ? `, ${stuck} are in quarantine` : ''}`}>
       ${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${`slot ${n < taken ? 'held' : n < taken + stuck ? 'stuck' : ''}`}></span>`)}</div>`}
     ${Object.entries(resources).filter(([name]) => useful(name)).map(([name, total]) => html`<div key=${name} class="resource"><span class="soft">${name}</span>

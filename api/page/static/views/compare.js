@@ -55,7 +55,7 @@ export function ComparePage() {
   const keys = inOrder(new Set(series.flatMap((one) => Object.keys(one))));
   return html`<section aria-labelledby="title">
     <header class="head"><h1 id="title">Compare ${jobs.length} jobs</h1></header><${Failure} error=${error} />
-    <div class="card"><table><thead><tr><th>Job</th><th>State</th><th class="num">Step</th><th class="num">Took</th><th class="num">Workers</th><th class="num">Goodput</th><th class="num">Cost</th><th></th></tr></thead><tbody>
+    <div class="card"><table><thead><tr><th>Job</th><th>State</th><th class="num">Step</th><th class="num">Took</th><th class="num">Workers</th><th class="num">Goodput</th><th class="num">Cost</th><td></td></tr></thead><tbody>
       ${jobs.map((job, n) => html`<tr key=${job.id}><td><span class=${`keys colour-${n % NUM_COLOURS}`}><span><span class="swatch"></span><a href=${toJob(job.id)} title=${job.id}>${nameOf(job)}</a></span></span></td><td><${State} job=${job} /></td>
         <td class="num">${number(job.progress?.step)}</td><td class="num">${job.started_at ? duration(seconds(job.started_at, job.finished_at ?? new Date())) : '–'}</td>
         <td class="num">${job.world_size}</td><td class="num">${goodputOf(job)}</td><td class="num">${costOf(job) ?? '–'}</td>
@@ -63,7 +63,7 @@ export function ComparePage() {
     <div class="toolbar"><label><input type="checkbox" checked=${log} onChange=${(event) => adjust({ log: event.target.checked ? '1' : '' })} /> log scale</label>
       <label>smoothing <input type="range" min="0" max="0.99" step="0.01" value=${smooth} onInput=${(event) => adjust({ smooth: Number(event.target.value) || '' })} /></label>
       ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}</div>
-    <div class="panels">${keys.map((key) => html`<section key=${key} class="panel" aria-label=${key}><h3>${key}</h3>
+    <div class="panels">${keys.map((key) => html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
       <${Chart} curves=${jobs.map((job, n) => ({ name: nameOf(job), xs: series[n][key]?.steps ?? [], ys: (series[n][key]?.values ?? []).map(asNumber) }))}
         log=${log} smooth=${smooth} range=${range} onZoom=${setRange} sync="compare" label=${`${key} of ${jobs.length} jobs`} /></section>`)}</div>
     <h2>Last values</h2><${Table} jobs=${jobs} rows=${inOrder(new Set(jobs.flatMap((job) => Object.keys(job.summary)))).map((key) => ({ name: key, values: jobs.map((job) => job.summary[key]), less: LESS.test(key) }))} ranked=${true} />
@@ -84,6 +84,6 @@ function Table({ jobs, rows, ranked = false }) {
     const numbers = values.filter((value) => typeof value === 'number');
     return ranked && numbers.length > 1 ? (less ? Math.min(...numbers) : Math.max(...numbers)) : null;
   };
-  return html`<div class="card"><table class="differs"><thead><tr><th></th>${jobs.map((job, n) => html`<th key=${job.id} class=${`num colour-${n % NUM_COLOURS}`}>${nameOf(job)}</th>`)}</tr></thead>
+  return html`<div class="card"><table class="differs"><thead><tr><td></td>${jobs.map((job, n) => html`<th key=${job.id} class=${`num colour-${n % NUM_COLOURS}`}>${nameOf(job)}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.name}><td><code>${row.name}</code></td>${row.values.map((value, n) => html`<td key=${n} class=${`num ${value === best(row) && /^val/.test(row.name) ? 'best' : ''}`}>${said(value)}</td>`)}</tr>`)}</tbody></table></div>`;
 }

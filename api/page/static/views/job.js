@@ -165,7 +165,7 @@ function Goodput({ job }) {
   const parts = Object.entries(job.goodput.slot_seconds).map(([name, value]) => ({
     name, value, title: `${CLASSES[name] ?? name}: ${duration(value)} of slots, ${((100 * value) / job.goodput.total).toFixed(1)}%`,
   }));
-  return html`<div class="goodput"><h3>What the slots did</h3>
+  return html`<div class="goodput"><h2 class="minor">What the slots did</h2>
     <${Bar} parts=${parts} label=${`Goodput: ${parts.filter(({ value }) => value > 0).map(({ title }) => title).join('; ')}`} />
     <ul class="legend">${parts.filter(({ value }) => value > 0).map(({ name, value }) => html`<li key=${name}><span class=${`share share-${name}`}></span>${CLASSES[name] ?? name}
       <span class="soft"> ${((100 * value) / job.goodput.total).toFixed(1)}%</span></li>`)}</ul></div>`;

@@ -62,7 +62,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
         if (band) curve.band = { ...band, xs: band.xs.map(where) };
       }
       const odd = points.values.filter((value) => typeof value === 'string').length;
-      return html`<section key=${key} class="panel" aria-label=${key}><h3>${key}</h3>
+      return html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
         <${Chart} curves=${[curve]} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
           onZoom=${setRange} isTime=${Boolean(toTime)} sync=${job.id} label=${`${key}, last ${curve.ys.at(-1)}`} />
         ${odd > 0 && html`<p class="note">${odd} of the values shown are not finite</p>`}</section>`;

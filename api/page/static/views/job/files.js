@@ -20,10 +20,10 @@ export function Files({ job, checkpoints }) {
   const pictures = items.filter(({ path, size_bytes: size }) => PICTURE.test(path) && size <= MAX_PICTURE_BYTES).slice(-MAX_PICTURES);
   return html`<${Failure} error=${error ?? artifacts.error} />
     ${pictures.length > 0 && html`<div class="card"><h2>Pictures</h2><div class="pictures">${pictures.map((one) => html`<${Picture} key=${one.id} jobId=${job.id} artifact=${one} />`)}</div></div>`}
-    <div class="card"><h2>Artifacts</h2>${items.length === 0 ? html`<p class="soft">None yet.</p>` : html`<table><thead><tr><th>Path</th><th class="num">Size</th><th>Stored</th><th></th></tr></thead>
+    <div class="card"><h2>Artifacts</h2>${items.length === 0 ? html`<p class="soft">None yet.</p>` : html`<table><thead><tr><th>Path</th><th class="num">Size</th><th>Stored</th><td></td></tr></thead>
       <tbody>${items.map((one) => html`<tr key=${one.id}><td><code>${one.path}</code></td><td class="num">${bytes(one.size_bytes)}</td><td title=${exactly(one.created_at)}>${clock(one.created_at)}</td>
         <td class="num"><button onClick=${() => save(`v1/jobs/${job.id}/artifacts/${encodeURIComponent(one.id)}`, one.path.split('/').pop())} aria-label=${`Download ${one.path}`}>Download</button></td></tr>`)}</tbody></table>`}</div>
-    <div class="card"><h2>Checkpoints</h2>${checkpoints.length === 0 ? html`<p class="soft">None.</p>` : html`<table><thead><tr><th class="num">Step</th><th class="num">Attempt</th><th class="num">Metric</th><th class="num">Size</th><th>Stored</th><th></th></tr></thead>
+    <div class="card"><h2>Checkpoints</h2>${checkpoints.length === 0 ? html`<p class="soft">None.</p>` : html`<table><thead><tr><th class="num">Step</th><th class="num">Attempt</th><th class="num">Metric</th><th class="num">Size</th><th>Stored</th><td></td></tr></thead>
       <tbody>${checkpoints.map((one) => html`<tr key=${`${one.attempt}-${one.step}`}><td class="num">${number(one.step)}</td><td class="num">${one.attempt}</td><td class="num">${number(one.metric)}</td><td class="num">${bytes(one.size_bytes)}</td>
         <td title=${exactly(one.created_at)}>${clock(one.created_at)}${one.is_latest ? html` <span class="label">latest</span>` : ''}${one.is_best ? html` <span class="label">best</span>` : ''}</td>
         <td><${CheckpointFiles} job=${job} checkpoint=${one} save=${save} /></td></tr>`)}</tbody></table>`}</div>`;

@@ -54,7 +54,7 @@ export function Ranks({ job }) {
   const extra = [...new Set(rows.flatMap(({ more }) => more.map(([key]) => key)))];
   return html`<div class="card"><h2>Ranks</h2>
       ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step lately.<//>`}
-      <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${extra.map((key) => html`<th key=${key} class="num">${key}</th>`)}<th></th></tr></thead>
+      <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${extra.map((key) => html`<th key=${key} class="num">${key}</th>`)}<td></td></tr></thead>
       <tbody>${rows.map(({ rank, step, time, wait, more }) => html`<tr key=${rank}><td>${rank}${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
         <td class="num">${step >= 0 ? number(step) : '–'}</td>
         <td><span class="progress"><span class="meter"><span style=${{ width: `${time && longest ? (100 * time) / longest : 0}%` }}></span></span><span class="said">${duration(time)}</span></span></td>

@@ -25,7 +25,7 @@ export function Timeline({ job, events, attempts, checkpoints }) {
   const moves = events.filter((event) => event.to_state);
   const spans = moves.map((event, i) => ({ state: event.to_state, from: event.time, to: moves[i + 1]?.time ?? end, why: event.message }));
   const faults = events.filter(isFault);
-  return html`<div ref=${box}><h3 class="soft">In time <span class="num">${clock(begin)} – ${job.finished_at ? clock(end) : 'now'}, ${duration((end - begin) / 1000)}</span></h3>
+  return html`<div ref=${box}><h2 class="minor soft">In time <span class="num">${clock(begin)} – ${job.finished_at ? clock(end) : 'now'}, ${duration((end - begin) / 1000)}</span></h2>
     <svg class="timeline" viewBox=${`0 0 ${width} 58`} role="img" aria-label=${`States in time: ${spans.map(({ state, from, to }) => `${state} for ${duration(seconds(from, to))}`).join(', ')}`}>
       <rect class="lane" x="0" y="4" width=${width} height="18" rx="4" />
       ${spans.filter(({ state }) => !['SUCCEEDED', 'FAILED', 'CANCELLED'].includes(state)).map(({ state, from, to, why }, i) => html`<rect key=${i} class=${`fill-${state.toLowerCase()}`}
