@@ -16,6 +16,7 @@ from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import TOKEN, Watched
 from tests.page.site import EVIL, Site
 from tests.unit.api.serving import LiveServer, wait_until
+from tests.unit.service.helpers import metrics, resumed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -103,6 +104,22 @@ def test_a_job_is_followed_live(site: Site, job_id: str, tab: Watched) -> None:
     before = panel.locator(".keys").inner_text()
     site.hands.report(job_id, 2, site.steps(1101, 1106, total=2000, seed=77))
     wait_until(lambda: panel.locator(".keys").inner_text() != before, "the newest loss")
+
+
+@SOAK
+def test_steps_that_are_done_again_replace_the_ones_before(site: Site, tab: Watched) -> None:
+    job_id = site.submit("resumes", 1)
+    site.claim(job_id, "cpu-a", 1)
+    hands = site.hands
+    hands.report(job_id, 1, [metrics(n, {"loss": 5.0}, at=hands.now) for n in range(1, 101)])
+    page = tab.open(f"jobs/{job_id}?keys=loss")
+    last = page.get_by_role("region", name="loss").locator(".keys b")
+    wait_until(lambda: last.inner_text() == "5", "the loss of the first attempt")
+    hands.end(job_id, 1, Cause.NODE_LOST, "the node vanished")
+    site.claim(job_id, "cpu-a", 1)
+    again = [metrics(n, {"loss": 2.0}, at=hands.now) for n in range(51, 61)]
+    hands.report(job_id, 2, [resumed(50), *again])
+    wait_until(lambda: last.inner_text() == "2", "the loss of the second attempt")
 
 
 @SOAK

@@ -36,7 +36,8 @@ export const seconds = (from, to) => (new Date(to) - new Date(from)) / 1000;
 
 export function ago(time, now) {
   const passed = (now - new Date(time)) / 1000;
-  return passed < 5 ? 'now' : `${duration(passed)} ago`;
+  if (passed < 5) return 'now';
+  return `${duration(passed < 60 ? passed : 60 * Math.floor(passed / 60))} ago`;
 }
 
 // When something is expected: `in 5 min`.

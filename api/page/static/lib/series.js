@@ -42,6 +42,10 @@ export class LiveSeries {
     return isWhole || found.length > 0;
   }
 
+  newest() {
+    return Math.max(-1, ...Object.values(this.series).map(({ steps }) => steps.at(-1)));
+  }
+
   // Have the next `read` ask for everything.
   forget() {
     this.next = null;

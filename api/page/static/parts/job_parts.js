@@ -33,7 +33,7 @@ export function Progress({ job }) {
     ${share !== null && html`<span class="meter" role="progressbar" aria-valuemin="0" aria-valuemax="100"
       aria-valuenow=${Math.round(100 * share)} aria-label=${said}><span style=${{ width: `${100 * share}%` }}></span></span>`}
     <span class="said" title=${said}>${share === null ? whole(step) : `${Math.floor(100 * share)}%`}${
-      eta !== null && eta !== undefined ? html` <span class="soft">${duration(eta)} left</span>` : ''}</span>
+      eta ? html` <span class="soft">${duration(eta)} left</span>` : ''}</span>
   </span>`;
 }
 

@@ -81,20 +81,23 @@ function momentsOf(job, events, attempts, checkpoints) {
 function useSeries(job) {
   const [state, setState] = useState({ series: null, error: null });
   const live = useRef(null);
-  const over = useRef(false);
-  over.current = ENDED.has(job.state);
+  const now = useRef(job);
+  now.current = job;
   useEffect(() => {
     const controller = new AbortController();
     live.current = new LiveSeries(job.id);
     repeat(async (signal) => {
-      const last = over.current;
+      const { state: jobState, progress } = now.current;
+      const last = ENDED.has(jobState);
+      // Steps that are done again are below those that are known: the known ones are void.
+      if (progress && live.current.newest() > progress.step + 1) live.current.forget();
       const isNew = await live.current.read(signal);
       if (isNew && !signal.aborted) setState({ series: live.current.series, error: null });
       return last;
     }, { every: EVERY_MS, signal: controller.signal, onError: (error) => setState((was) => ({ ...was, error: error?.status ? error : null })) });
     return () => controller.abort();
   }, [job.id]);
-  useEffect(() => live.current?.forget(), [job.attempt]);
+  useEffect(() => live.current?.forget(), [job.attempt, job.state]);
   return state;
 }
 
