@@ -86,7 +86,8 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
   const problem = new Problem(response.status, await response.json().catch(() => ({})));
   if (LOST.has(response.status) && problem.code !== 'storage_unavailable') noticeSilence();
   else noticeAnswer();
-  if (response.status === 401) asksForToken.set(problem.message);
+  // Of a call from before a token was given, the answer says nothing about that token.
+  if (response.status === 401 && token === sessionStorage.getItem(TOKEN)) asksForToken.set(problem.message);
   throw problem;
 }
 
