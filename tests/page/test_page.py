@@ -240,6 +240,7 @@ def test_jobs_are_compared(site: Site, job_id: str, tab: Watched) -> None:
     assert row.locator("td").all_inner_texts()[1:] == ["0.001", "0.002"]
 
 
+@SOAK
 def test_what_was_lost_is_caught_up_with(site: Site, job_id: str, tab: Watched) -> None:
     tab.breaks = True
     page = tab.open()
