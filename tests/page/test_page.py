@@ -31,7 +31,7 @@ def job_id(site: Site) -> str:
 
 
 def names(page: Page) -> list[str]:
-    return page.locator(".jobs .name a").all_inner_texts()
+    return page.locator(".jobs .name > a").all_inner_texts()
 
 
 def goes_to(page: Page, place: str) -> None:
@@ -100,7 +100,7 @@ def test_a_job_is_followed_live(site: Site, job_id: str, tab: Watched) -> None:
     panel = page.get_by_role("region", name="train/loss")
     panel.locator("canvas").wait_for()
     page.locator(".goodput").wait_for()
-    assert page.locator(".timeline .mark").count() >= 3
+    page.locator(".timeline .mark").nth(3).wait_for(state="attached")
     before = panel.locator(".keys").inner_text()
     site.hands.report(job_id, 2, site.steps(1101, 1106, total=2000, seed=77))
     wait_until(lambda: panel.locator(".keys").inner_text() != before, "the newest loss")

@@ -7,6 +7,7 @@ import { html, render, useEffect, useState } from './lib/html.js';
 import { useNow } from './lib/live.js';
 import { useStore } from './lib/stores.js';
 import { Loading } from './parts/common.js';
+import { isJobId } from './parts/job_parts.js';
 import { Jobs } from './views/jobs.js';
 
 const later = {
@@ -35,6 +36,7 @@ function View({ path }) {
     );
   }, [place]);
   if (!place) return html`<p class="empty">There is no such place. <a href="#/jobs">Go to the jobs</a>.</p>`;
+  if (place === 'job' && !isJobId(path[1])) return html`<p class="empty">There is no job with this id. <a href="#/jobs">Go to the jobs</a>.</p>`;
   const Component = loaded[place];
   if (Component) return html`<${Component} key=${place + (path[1] ?? '')} path=${path} />`;
   if (!failed) return html`<${Loading} />`;

@@ -2,7 +2,7 @@
 
 import { get } from './api.js';
 
-export const MAX_POINTS = 1000;
+export const MAX_POINTS = 800;
 
 // Points of two answers as one; the later answer counts where both have a step.
 function joined(earlier, later) {

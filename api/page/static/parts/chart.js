@@ -1,9 +1,9 @@
 // A curve, or several over each other, by uPlot.
 
 import { number } from '../lib/format.js';
-import { html, useEffect, useLayoutEffect, useRef, useState } from '../lib/html.js';
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
 import uPlot from '../lib/uplot.js';
-import { useMedia } from './virtual.js';
+import { useMedia, useSeen } from './virtual.js';
 
 export const NUM_COLOURS = 8;
 const SMOOTH_PARTS = 200;
@@ -37,20 +37,30 @@ export function smoothed(xs, values, weight) {
   });
 }
 
+// A curve that is drawn once it has come into view: a job may have hundreds.
+export function Chart(props) {
+  const box = useRef(null);
+  const seen = useSeen(box);
+  return html`<div class="chart" ref=${box}>${seen ? html`<${Plot} ...${props} />` : html`<div class="plot"></div>`}</div>`;
+}
+
 // curves: [{name, xs, ys, band: {xs, low, high}}]; marks: [{x, said}], drawn as dashed lines.
 // range: [from, to] of x, or null for all. `onZoom([from, to])` is called when a part is drawn over.
-export function Chart({ curves, marks = [], log = false, smooth = 0, range = null, onZoom, isTime = false, sync, label }) {
+function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoom, isTime = false, sync, label }) {
   const box = useRef(null);
   const plot = useRef(null);
+  const drawn = useRef([]);
   const [at, setAt] = useState(null);
   const isDark = useMedia('(prefers-color-scheme: dark)');
   const current = useRef({});
-  current.current = { marks, range, onZoom, data: aligned(curves, smooth, log) };
+  const data = useMemo(() => aligned(curves, smooth, log), [curves, smooth, log]);
+  current.current = { marks, range, onZoom, data };
   const shape = JSON.stringify([curves.map(({ name, band }) => [name, Boolean(band)]), log, isTime, Boolean(smooth), isDark, sync]);
 
   useLayoutEffect(() => {
     const made = new uPlot(options(box.current, current, curves, { log, isTime, smooth, sync, setAt }), current.current.data, box.current);
     plot.current = made;
+    drawn.current = [data, range];
     const watch = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: box.current.clientHeight }));
     watch.observe(box.current);
     return () => {
@@ -60,19 +70,18 @@ export function Chart({ curves, marks = [], log = false, smooth = 0, range = nul
     };
   }, [shape]);
   useEffect(() => {
-    const made = plot.current;
-    if (made && made.data !== current.current.data) made.setData(current.current.data);
+    // Not when the cursor has moved alone, which renders this, too.
+    if (drawn.current[0] === data && drawn.current[1] === range) return;
+    drawn.current = [data, range];
+    plot.current.setData(data);
   });
 
-  const data = current.current.data;
   const index = at ?? data[0].length - 1;
   const shown = curves.map((curve, n) => ({ name: curve.name, value: lastUpTo(data[1 + columnOf(curves, n, smooth)], index) }));
-  return html`<div class="chart">
-    <div class="plot" ref=${box} role="img" aria-label=${label}></div>
+  return html`<div class="plot" ref=${box} role="img" aria-label=${label}></div>
     ${curves.length > 1 && html`<div class="keys">${shown.map(({ name, value }, n) => html`<span key=${name} class=${`colour-${n % NUM_COLOURS}`}>
       <span class="swatch"></span>${name} <b>${number(value)}</b></span>`)}</div>`}
-    ${curves.length === 1 && html`<div class="keys"><span class="soft">${at === null ? 'last' : position(data[0][index], isTime)} <b>${number(shown[0].value)}</b></span></div>`}
-  </div>`;
+    ${curves.length === 1 && html`<div class="keys"><span class="soft">${at === null ? 'last' : position(data[0][index], isTime)} <b>${number(shown[0].value)}</b></span></div>`}`;
 }
 
 const position = (x, isTime) => (isTime ? new Date(1000 * x).toLocaleTimeString() : `step ${number(x)}`);

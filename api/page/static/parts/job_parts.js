@@ -14,6 +14,9 @@ export function State({ job }) {
     ${held ? 'HELD' : job.state}</span>`;
 }
 
+// What an address has may be anything, and would become a part of the path of a call.
+export const isJobId = (text) => /^job-[0-9a-z]+$/.test(text);
+
 export const nameOf = (job) => job.name || job.id;
 export const toJob = (id, tab) => link(['jobs', id], { tab });
 
@@ -48,6 +51,6 @@ export const goodputOf = (job) => percent(job.goodput?.useful_share);
 export const costOf = (job) => (job.cost ? money(job.cost.total, job.cost.currency) : null);
 
 export function Labels({ labels }) {
-  return html`<span class="labels">${Object.entries(labels).map(([key, value]) => html`<span key=${key} class="label">
-    <span class="soft">${key}</span> ${value}</span>`)}</span>`;
+  return html`<span class="labels">${Object.entries(labels).map(([key, value]) => html`<a key=${key} class="label"
+    href=${link(['jobs'], { label: `${key}=${value}` })}><span class="soft">${key}</span> ${value}</a>`)}</span>`;
 }

@@ -30,6 +30,17 @@ export function useVirtual(element, count, rowHeight, inWindow = false) {
   return { first, last, above: first * rowHeight, below: Math.max(0, count - last) * rowHeight };
 }
 
+// Whether the element has come near to what is seen; it stays true.
+export function useSeen(element) {
+  const [seen, setSeen] = useState(false);
+  useEffect(() => {
+    const watch = new IntersectionObserver(([entry]) => { if (entry.isIntersecting) setSeen(true); }, { rootMargin: '300px' });
+    watch.observe(element.current);
+    return () => watch.disconnect();
+  }, []);
+  return seen;
+}
+
 export function useMedia(query) {
   const [matches, setMatches] = useState(() => matchMedia(query).matches);
   useEffect(() => {

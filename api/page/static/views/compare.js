@@ -9,7 +9,7 @@ import { LiveSeries } from '../lib/series.js';
 import { useStore } from '../lib/stores.js';
 import { Chart, NUM_COLOURS, asNumber } from '../parts/chart.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
-import { ENDED, State, costOf, goodputOf, nameOf, toJob } from '../parts/job_parts.js';
+import { ENDED, State, costOf, goodputOf, isJobId, nameOf, toJob } from '../parts/job_parts.js';
 import { inOrder } from './job/curves.js';
 
 const MOST = 20;
@@ -45,7 +45,7 @@ const LESS = /loss|time|error|perplexity/;
 
 export function ComparePage() {
   const { params } = useStore(address);
-  const ids = [...new Set((params.get('jobs') || '').split(',').filter(Boolean))].slice(0, MOST);
+  const ids = [...new Set((params.get('jobs') || '').split(',').filter(isJobId))].slice(0, MOST);
   const { jobs, series, error } = useJobs(ids);
   const [range, setRange] = useState(null);
   const log = params.get('log') === '1';

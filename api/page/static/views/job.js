@@ -24,9 +24,9 @@ const CLASSES = {
 export function JobPage({ path: [, jobId] }) {
   const { params } = useStore(address);
   const job = usePoll(`v1/jobs/${jobId}`, {}, 2000);
-  const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, 6000);
-  const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, 5000);
-  const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 10000);
+  const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, 10000);
+  const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, 15000);
+  const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 15000);
   const { events, error } = useEvents(jobId, () => {
     for (const one of [job, explanation, attempts, checkpoints]) one.refresh();
   });

@@ -9,6 +9,7 @@ import { usePoll } from '../lib/live.js';
 import { fieldsAt, withoutDefaults } from '../lib/schema.js';
 import { useStore } from '../lib/stores.js';
 import { Failure } from '../parts/common.js';
+import { isJobId } from '../parts/job_parts.js';
 
 const DRAFT = 'dray.draft';
 const CHECK_AFTER_MS = 400;
@@ -17,7 +18,7 @@ const written = (document) => `${JSON.stringify(document, null, 2)}\n`;
 
 export function SubmitPage() {
   const { params } = useStore(address);
-  const from = params.get('from');
+  const from = isJobId(params.get('from') ?? '') ? params.get('from') : null;
   const [text, setText] = useState(() => (from ? '' : sessionStorage.getItem(DRAFT) ?? written(FIRST)));
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);

@@ -12,6 +12,7 @@ import { marksOf } from './timeline.js';
 
 const EVERY_MS = 2000;
 const MAX_RANKS = 16;
+const MOST_SKIPPED = 4;
 const FIRST = ['train/loss', 'val/loss', 'val/accuracy'];
 
 // Losses first, then what was evaluated, then speeds and the rest.
@@ -86,11 +87,20 @@ function useSeries(job) {
   useEffect(() => {
     const controller = new AbortController();
     live.current = new LiveSeries(job.id);
+    let seen = null;
+    let skipped = 0;
     repeat(async (signal) => {
       const { state: jobState, progress } = now.current;
       const last = ENDED.has(jobState);
       // Steps that are done again are below those that are known: the known ones are void.
       if (progress && live.current.newest() > progress.step + 1) live.current.forget();
+      // Without a new step there is mostly nothing new; values of a known one may follow it.
+      const at = `${jobState} ${progress?.step}`;
+      if (at === seen && skipped < MOST_SKIPPED && !last) {
+        skipped += 1;
+        return false;
+      }
+      [seen, skipped] = [at, 0];
       const isNew = await live.current.read(signal);
       if (isNew && !signal.aborted) setState({ series: live.current.series, error: null });
       return last;

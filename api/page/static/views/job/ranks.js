@@ -8,7 +8,7 @@ import { Empty, Failure } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
 import { link } from '../../lib/address.js';
 
-const MOST = 64;
+const MOST = 32;
 const SLOW = 1.2;
 const LATEST = 20;
 
@@ -27,7 +27,7 @@ function useLatest(job) {
       }
       setFound(all);
       return ENDED.has(job.state);
-    }, { every: 5000, signal: controller.signal });
+    }, { every: 8000, signal: controller.signal });
     return () => controller.abort();
   }, [job.id, job.world_size, job.attempt]);
   return found;
