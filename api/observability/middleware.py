@@ -31,8 +31,8 @@ PROBES = ("/healthz", "/readyz")
 """Paths of health checks, which are polled all the time: they are not logged, pass the gate under
 any host name, and are answered however busy the server is."""
 PAGE = "/"
-"""The web page holds nothing of any job, so that links of any site may lead to it. What it asks for
-passes the gate like all else."""
+"""The web page holds nothing of any job, so that links of any site may lead to it. Its calls pass
+the gate as all others do."""
 
 SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
