@@ -2,7 +2,7 @@
 
 import { address, go } from '../lib/address.js';
 import { change, get } from '../lib/api.js';
-import { clock, plural, until } from '../lib/format.js';
+import { bytes, clock, duration, plural, until } from '../lib/format.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
 import { lineOf, openAt, placeOf } from '../lib/json_places.js';
 import { usePoll } from '../lib/live.js';
@@ -83,8 +83,9 @@ function useVerdict(text) {
     if (!text.trim()) return undefined;
     let isOld = false;
     const timer = setTimeout(async () => {
+      let document;
       try {
-        JSON.parse(text);
+        document = JSON.parse(text);
       } catch (error) {
         const position = /position (\d+)/.exec(error.message);
         setVerdict({ message: error.message, line: position ? lineOf(text, Number(position[1])) : null });
@@ -93,6 +94,9 @@ function useVerdict(text) {
       try {
         const explanation = await change('POST', 'v1/jobs', text, { dry_run: true });
         if (!isOld) setVerdict({ explanation });
+        // A script brings a model that nobody knows before it runs.
+        const plan = document.recipe && await change('POST', 'v1/plan', text).catch(() => null);
+        if (!isOld && plan) setVerdict({ explanation, plan });
       } catch (problem) {
         if (!isOld) setVerdict({ problem });
       }
@@ -106,7 +110,7 @@ function useVerdict(text) {
 }
 
 function Verdict({ verdict, line, show }) {
-  const { explanation, problem, message } = verdict;
+  const { explanation, plan, problem, message } = verdict;
   if (message) return html`<div class="verdict wrong" role="status"><h2>This is not JSON yet</h2><p>${message}</p></div>`;
   if (problem) {
     return html`<div class="verdict wrong" role="status"><h2>${problem.pointer ? html`<code>${problem.pointer}</code>${line ? `, line ${line}` : ''}` : 'It would be refused'}</h2>
@@ -118,7 +122,16 @@ function Verdict({ verdict, line, show }) {
     ${start?.at && html`<p>Expected to start <strong>${until(start.at, Date.now())}</strong> (${clock(start.at)}).</p>`}
     ${start && !start.at && start.reason && html`<p>When it would start can't be told: ${start.reason.message}.</p>`}
     ${explanation.queue_length ? html`<p>It would be one of ${plural(explanation.queue_length, 'waiting job')}.</p>` : ''}
-    ${explanation.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}.</p>`)}</div>`;
+    ${explanation.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}.</p>`)}
+    ${plan && html`<${Plan} plan=${plan} />`}</div>`;
+}
+
+// How the planner would divide the job, its memory and its speed.
+function Plan({ plan }) {
+  if (!plan.chosen) return html`<p><strong>It does not fit.</strong> ${plan.change}</p>`;
+  const mesh = plan.meshes.find(({ name }) => name === plan.chosen);
+  return html`<p>Planned: <code>${mesh.name}</code>, about ${duration(mesh.step_time_s)} a step, ${bytes(mesh.memory.total_bytes)} on the worker with the most${
+    plan.memory_bytes_per_rank ? ` of ${bytes(plan.memory_bytes_per_rank)}` : ''}.</p>`;
 }
 
 function Editor({ text, setText, wrongLine, schema, element }) {

@@ -46,20 +46,17 @@ export function Ranks({ job }) {
     step: Math.max(-1, ...Object.values(series).map(({ steps }) => steps.at(-1))),
     time: meanOf(series['perf/step_time_s']),
     wait: meanOf(series['perf/data_wait_s']),
-    more: Object.keys(series).filter((key) => key.startsWith('system/')).map((key) => [key.slice(7), series[key].values.at(-1)]),
   }));
   const times = rows.map(({ time }) => time).filter((time) => time !== null).sort((a, b) => a - b);
   const median = times[Math.floor(times.length / 2)];
   const longest = times.at(-1);
-  const extra = [...new Set(rows.flatMap(({ more }) => more.map(([key]) => key)))];
   return html`<div class="card"><h2>Ranks</h2>
       ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step lately.<//>`}
-      <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${extra.map((key) => html`<th key=${key} class="num">${key}</th>`)}<td></td></tr></thead>
-      <tbody>${rows.map(({ rank, step, time, wait, more }) => html`<tr key=${rank}><td>${rank}${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
+      <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th><td></td></tr></thead>
+      <tbody>${rows.map(({ rank, step, time, wait }) => html`<tr key=${rank}><td>${rank}${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
         <td class="num">${step >= 0 ? number(step) : '–'}</td>
         <td><span class="progress"><span class="meter"><span style=${{ width: `${time && longest ? (100 * time) / longest : 0}%` }}></span></span><span class="said">${duration(time)}</span></span></td>
         <td class="num">${wait === null ? '–' : duration(wait)}</td>
-        ${extra.map((key) => html`<td key=${key} class="num">${number(Object.fromEntries(more)[key])}</td>`)}
         <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a></td></tr>`)}</tbody></table>
       ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}</div>
     <div class="card"><h2>Hangs</h2><${Failure} error=${hangs.error} />
