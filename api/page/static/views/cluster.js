@@ -127,7 +127,7 @@ function Waiting({ now, running }) {
         const at = explanation.start?.at && new Date(explanation.start.at).getTime();
         return html`<div key=${job.id} class="name"><a href=${toJob(job.id)} title=${job.id}>${nameOf(job)}</a></div>
           <div class="track" title=${explanation.reason.message}>${at
-            ? html`<span class="span waits" style=${{ left: 0, width: part(at) }}></span><span class="when" style=${{ left: part(at) }}>${duration((at - now) / 1000)}</span>`
+            ? html`<span class="span waits" style=${{ left: 0, width: part(at) }}></span><span class="when" style=${{ left: part(at) }}>${at > now ? duration((at - now) / 1000) : 'now'}</span>`
             : html`<span class="when soft">${explanation.start?.reason?.message ?? explanation.reason.message}</span>`}</div>`;
       })}</div>
     <table><thead><tr><th class="num">Place</th><th>Job</th><th>State</th><th class="num">Workers</th><th class="num">Priority</th><th>Why it waits</th></tr></thead><tbody>
