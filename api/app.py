@@ -31,6 +31,7 @@ from api.routes import (
     logs,
     metrics,
     outlook,
+    page,
     plan,
     queues,
     reference,
@@ -69,6 +70,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     schema.router,
     health.router,
     reference.router,
+    page.router,
 )
 
 

@@ -54,6 +54,8 @@ class ListQuery(Query):
     label: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
     """`key=value`; jobs that have all of these labels."""
     name: Annotated[str, Field(max_length=128)] | None = None
+    text: Annotated[str, Field(max_length=128)] | None = None
+    """Jobs whose name contains this, in whatever case of its letters."""
     id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
     """Jobs whose id begins with this."""
     array: Annotated[str, Field(pattern="^array-[0-9a-z]{0,60}$")] | None = None
@@ -72,6 +74,8 @@ class ListQuery(Query):
     where: str | None = None
     """Jobs that a search expression matches, such as `val/accuracy > 0.9 and state = "RUNNING"`:
     docs/tracking.md has its grammar."""
+    brief: bool = False
+    """Leave each job's `spec` empty, which is most of the answer."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
     """`next_cursor` of the previous page; the filters must be the same."""
@@ -185,6 +189,7 @@ async def list_jobs(
         owner=caller if query.owner == "@me" else query.owner,
         project=query.project,
         name=query.name,
+        text=query.text,
         id_prefix=query.id_prefix,
         array=query.array,
         array_index=query.array_index,
@@ -193,7 +198,10 @@ async def list_jobs(
         created_before=query.created_before,
         where=query.where,
     )
-    return answer(request, await jobs.list(chosen, limit=query.limit, cursor=query.cursor))
+    page = await jobs.list(chosen, limit=query.limit, cursor=query.cursor)
+    if query.brief:
+        page.items = [job.model_copy(update={"spec": {}}) for job in page.items]
+    return answer(request, page)
 
 
 def _labels(texts: Iterable[str]) -> dict[str, str] | None:

@@ -23,6 +23,8 @@ class MetricsQuery(Query):
     rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
     after_step: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     """Only steps after this one; pass `next_step` of the previous answer."""
+    until_step: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Only steps up to this one: with `after_step`, a part of the series in more detail."""
     max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
     """Most points of each series; extremes and the first and last point are kept."""
 
@@ -46,6 +48,7 @@ async def metrics(
         keys=_divided(query.keys),
         rank=query.rank,
         after_step=query.after_step,
+        until_step=query.until_step,
         max_points=query.max_points,
     )
     return answer(request, found)

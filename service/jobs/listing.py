@@ -37,6 +37,8 @@ class JobQuery:
     owner: str | None = None
     project: str | None = None
     name: str | None = None
+    text: str | None = None
+    """Is contained in the name, in whatever case of its letters."""
     id_prefix: str | None = None
     """The beginning of the id: `job-` and more."""
     array: str | None = None
@@ -62,6 +64,7 @@ class JobQuery:
             self.owner,
             self.project,
             self.name,
+            self.text,
             self.id_prefix,
             self.array,
             self.array_index,
@@ -79,6 +82,7 @@ class JobQuery:
             self.owner,
             self.project,
             self.name,
+            self.text,
             *self.labels,
             *self.labels.values(),
         ]
@@ -97,6 +101,7 @@ def page(session: Session, wanted: JobQuery, *, limit: int, before_id: str | Non
         owner=wanted.owner,
         project=wanted.project,
         name=wanted.name,
+        text=wanted.text,
         id_prefix=wanted.id_prefix,
         job_labels=wanted.labels,
         array=wanted.array,

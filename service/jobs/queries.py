@@ -22,6 +22,7 @@ from service.db.repositories import jobs as repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.db.types import storable
+from service.domain.attempts.lineage import NO_END
 from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
@@ -61,9 +62,11 @@ class Queries:
         keys: Sequence[str] | None = None,
         rank: int = 0,
         after_step: int | None = None,
+        until_step: int | None = None,
         max_points: int = 2000,
     ) -> views.Metrics:
-        """Every step of a series once, over all attempts; only steps above `after_step`.
+        """Every step of a series once, over all attempts; only steps above `after_step`, and none
+        above `until_step`.
 
         At most `max_points` points of each series, with its first, its last and its extremes.
         """
@@ -74,7 +77,13 @@ class Queries:
         def work(session: Session) -> views.Metrics:
             state = _must_exist(session, job_id)
             series = metric_reader.read(
-                session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
+                session,
+                job_id,
+                keys=wanted,
+                rank=rank,
+                after_step=after,
+                until_step=NO_END if until_step is None else until_step,
+                max_points=points,
             )
             return metric_reader.as_view(
                 series, after_step=max(after, 0), live=not state.is_terminal

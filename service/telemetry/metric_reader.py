@@ -16,7 +16,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as repository
 from service.db.repositories import recent_metrics
 from service.db.repositories.chunks import MetricChunk
-from service.domain.attempts.lineage import last_steps
+from service.domain.attempts.lineage import NO_END, last_steps
 from service.domain.series import (
     BLOCK_POINTS,
     CHUNK_POINTS,
@@ -42,11 +42,13 @@ def read(
     keys: Sequence[str] | None,
     rank: int,
     after_step: int,
+    until_step: int = NO_END,
     max_points: int,
 ) -> dict[str, Points]:
-    """Each series' points with a step above `after_step`, at most `max_points` of each."""
+    """Each series' points with a step above `after_step` and up to `until_step`, at most
+    `max_points` of each."""
     recent = _recent(session, job_id, rank, keys, after_step)
-    pieces = _pieces(session, job_id, rank, keys, after_step, recent)
+    pieces = _pieces(session, job_id, rank, keys, after_step, recent, until_step)
     whole: set[int] = set()
     in_blocks: set[int] = set()
     for found in pieces.values():
@@ -94,6 +96,7 @@ def _pieces(
     keys: Sequence[str] | None,
     after_step: int,
     recent: _Recent,
+    until_step: int = NO_END,
 ) -> dict[str, list[Piece]]:
     """The pieces of each series; `recent` are those that no chunk has taken yet."""
     attempts = attempts_repository.beginnings(session, job_id)
@@ -105,7 +108,7 @@ def _pieces(
     if len(attempts) > 1:
         first = repository.first_metric_steps(session, job_id, rank, min(starts))
     return {
-        key: _counting(list(group), starts, first)
+        key: _counting(list(group), starts, first, until_step)
         for key, group in groupby(chunks, key=attrgetter("key"))
     }
 
@@ -160,6 +163,7 @@ def _counting(
     chunks: Sequence[MetricChunk],
     starts: Mapping[int, int | None],
     first: Mapping[tuple[str, int], int],
+    until_step: int,
 ) -> list[Piece]:
     """The chunks of one series that hold steps which count, in order of steps.
 
@@ -171,7 +175,7 @@ def _counting(
         own = first.get((chunks[0].key, attempt))
         known = [at for at in (start, None if own is None else own - 1) if at is not None]
         took_over[attempt] = start if own is None else min(known)
-    ends = last_steps(took_over)
+    ends = {attempt: min(end, until_step) for attempt, end in last_steps(took_over).items()}
     return [
         (chunk, ends[chunk.attempt]) for chunk in chunks if chunk.first_step <= ends[chunk.attempt]
     ]

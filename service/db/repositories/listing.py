@@ -31,6 +31,7 @@ def page(
     owner: str | None,
     project: str | None,
     name: str | None,
+    text: str | None,
     id_prefix: str | None,
     array: str | None,
     array_index: int | None,
@@ -59,6 +60,8 @@ def page(
     ):
         if wanted is not None:
             query = query.where(column == wanted)
+    if text is not None:  # no index has this: the walk goes on until a page is full
+        query = query.where(JobRow.name.icontains(text, autoescape=True))
     if id_prefix is not None:
         query = query.where(order >= id_prefix, order <= last_id(id_prefix))
     if array is not None:

@@ -46,12 +46,13 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
 class LiveServer:
     """Its address, and hands to do what the scheduler and the reconciler would."""
 
-    def __init__(self, settings: Settings, **limits: float) -> None:
+    def __init__(self, settings: Settings, *, port: int = 0, **limits: float) -> None:
         self.settings = settings
         self.app = create_app(settings, loops=False)
         changed: Any = limits
         bounds = replace(Limits.of(settings), **changed)
         config = connections.config(self.app, bounds, stop_within_s=5)
+        config.port = port
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
 
@@ -158,9 +159,13 @@ class LiveServer:
 
 @contextmanager
 def serving(
-    home: Path, *, limits: Mapping[str, float] = MappingProxyType({}), **settings: Any
+    home: Path,
+    *,
+    port: int = 0,
+    limits: Mapping[str, float] = MappingProxyType({}),
+    **settings: Any,
 ) -> Iterator[LiveServer]:
-    server = LiveServer(Settings(home=home, **settings), **limits)
+    server = LiveServer(Settings(home=home, **settings), port=port, **limits)
     server.start()
     try:
         yield server

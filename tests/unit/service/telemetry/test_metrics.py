@@ -210,6 +210,20 @@ async def test_only_steps_after_the_given_one_are_served(service: Service) -> No
     assert min(await series(service, job_id)) == 0
 
 
+async def test_a_part_of_a_series_is_served_in_more_detail_than_the_whole(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [resumed(0), *losses(range(1, 3001), 1.0)])
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, [resumed(2500), *losses(range(2501, 5001), 2.0)])
+    part = await series(service, job_id, after_step=2000, until_step=2600)
+    assert sorted(part) == list(range(2001, 2601))
+    assert (part[2500], part[2501]) == (1.0, 2.0)
+    read = service.reading.metrics
+    found = await read(job_id, after_step=2000, until_step=2100, max_points=100)
+    assert found.series["loss"].steps == list(range(2001, 2101))
+    assert await series(service, job_id, after_step=50, until_step=50) == {}
+
+
 async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     service: Service,
 ) -> None:
