@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -63,17 +62,6 @@ def caller_of(request: Request) -> str:
     name = context_of(request).authority.caller(request)
     request.state.caller = name
     return name
-
-
-def turn(request: Request) -> AbstractAsyncContextManager[None]:
-    """The turn of the request's caller at a question that takes long to answer.
-
-    A caller is the name of a token, and on a server without tokens an address.
-    """
-    context = context_of(request)
-    host = request.client.host if request.client else ""
-    who = caller_of(request) if context.authority.has_tokens else host
-    return context.turns.turn(who)
 
 
 async def actor(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""Long polls.
+"""Long polls, and waits for a turn.
 
 A wait ends when there is something to answer, when its time is up, when the server is asked to stop
 (so that a stop takes no longer than a request), or when the caller has disconnected.
@@ -7,12 +7,14 @@ A wait ends when there is something to answer, when its time is up, when the ser
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import Request
 
-from api.context import Context
+from api.context import Context, caller_of, context_of
+from api.problems import Refused
 
 T = TypeVar("T")
 
@@ -68,3 +70,24 @@ async def long_poll(
             if await unless_over(context, request, pause) is None:
                 return found
             context.authority.caller(request)  # raises Refused once the token was removed
+
+
+@asynccontextmanager
+async def turn(request: Request) -> AsyncIterator[None]:
+    """The turn of the request's caller at a question that takes long to answer.
+
+    A caller is the name of a token, and on a server without tokens an address. One that has
+    disconnected waits no longer, and what it had asked takes no turn.
+    """
+    context = context_of(request)
+    host = request.client.host if request.client else ""
+    who = caller_of(request) if context.authority.has_tokens else host
+    async with AsyncExitStack() as held:
+
+        async def enter() -> bool:
+            await held.enter_async_context(context.turns.turn(who))
+            return True
+
+        if await unless_over(context, request, enter()) is None:
+            raise Refused("unavailable", "the server is asked to stop", None, "ask again soon")
+        yield

@@ -20,7 +20,6 @@ from api.context import (
     TheJobs,
     TheReading,
     refuse_unless_admin,
-    turn,
 )
 from api.http import body
 from api.http.caching import answer, fresh
@@ -28,6 +27,7 @@ from api.http.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
 from api.http.idempotency import KeyHeader, check_key, named
 from api.http.times import Time
 from api.http.turns import TOO_MANY
+from api.http.waiting import turn
 from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views

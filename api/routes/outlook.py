@@ -8,9 +8,10 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Caller, NoParameters, Query, TheReading, turn
+from api.context import Caller, NoParameters, Query, TheReading
 from api.http.caching import answer
 from api.http.turns import TOO_MANY
+from api.http.waiting import turn
 from api.problems import declare
 from dray import views
 

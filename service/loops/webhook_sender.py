@@ -49,6 +49,8 @@ MAX_AT_ONCE = 32
 """Messages that are under way at once, each of another webhook."""
 MAX_IN_TURN = 10
 """Messages of a webhook before the others have their turn."""
+MAX_TURN_S = 10.0
+"""A turn after which no further message of it begins: a slow receiver holds up no other."""
 KEPT_FOR = timedelta(days=7)
 KEPT_OF_A_WEBHOOK = 500
 """Messages that are settled are kept so long, the newest of each webhook."""
@@ -150,6 +152,8 @@ class WebhookSender:
     async def _serve(self, webhook_id: str) -> None:
         """Send its messages one after the other while they are taken, as many as it has a turn
         for."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + MAX_TURN_S
         for _ in range(MAX_IN_TURN):
             message = await self._database.read(
                 lambda s, now: self._next_message(s, webhook_id, now)
@@ -161,7 +165,7 @@ class WebhookSender:
             goes_on = await self._database.write(
                 lambda s, now: self._settle(s, webhook_id, number, answer, now)  # noqa: B023
             )
-            if not goes_on:
+            if not goes_on or clock() >= until:
                 return
 
     async def _send(self, message: _Message) -> Answer:
@@ -213,6 +217,9 @@ class WebhookSender:
         why = why_disabled(since, now, answer)
         if why is not None and hook.disabled_at is None:
             self._disable(session, hook, row.job_id, *why, now)
+        elif row.next_try_at is None and not repository.num_waiting(session, [hook.id]):
+            # Nothing is tried for maybe days, and the next failure is the first of another row.
+            hook.failures, hook.failing_since, hook.paused_until = 0, None, None
         return False
 
     def _disable(

@@ -188,7 +188,7 @@ class Webhooks:
         before = None
         if cursor is not None:
             before = decode_cursor(webhook_id, cursor)
-            if not isinstance(before, int):
+            if type(before) is not int or not 0 <= before < 2**63:
                 raise BadCursor("the cursor is not one that this listing gave out")
 
         def work(session: Session) -> views.WebhookDeliveryPage:

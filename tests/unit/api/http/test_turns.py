@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from api.http.turns import TurnLimits, Turns
@@ -109,3 +111,19 @@ def test_a_dry_run_beyond_the_limit_is_a_429_that_says_when_to_ask_again(
         assert [answer.result().status_code for answer in answers] == [200] * 3
         assert most == 1
         assert server.ask("GET", f"/v1/jobs/{job_id}/explain").status_code == 200
+
+
+def test_a_caller_that_has_disconnected_waits_no_longer(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.context.turns = turns = Turns(TurnLimits(at_once=0))
+        job_id = server.submit()
+        for ask in (
+            f"GET /v1/jobs/{job_id}/explain HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            "POST /v1/jobs?dry_run=true HTTP/1.1\r\nHost: localhost\r\nContent-Length: 34\r\n"
+            'Content-Type: application/json\r\n\r\n{"recipe": "image_classification"}',
+        ):
+            url = httpx.URL(server.url)
+            with socket.create_connection((url.host, url.port or 0)) as connection:
+                connection.sendall(ask.encode())
+                wait_until(lambda: turns._asked.total() == 1, "the question")
+            wait_until(lambda: not turns._asked, "the caller's place")

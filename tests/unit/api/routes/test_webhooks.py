@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service.domain.cursors import encode_cursor
 from service.webhooks import service
 from tests.unit.api.matrix import check, held
 from tests.unit.api.serving import LiveServer, serving
@@ -201,6 +202,10 @@ def test_other_mistakes_are_told(guarded: LiveServer) -> None:
         ("limit=0", "invalid_parameter", 422),
         ("limit=501", "invalid_parameter", 422),
         ("cursor=x", "bad_cursor", 400),
+        *(
+            (f"cursor={encode_cursor(place[1:], forged)}", "bad_cursor", 400)
+            for forged in (2**70, -(2**70), True)
+        ),
         ("state=x", "invalid_parameter", 422),
     ):
         check(guarded, ask(guarded, "bob", "GET", f"{place}/deliveries?{query}"), status, code)

@@ -246,6 +246,30 @@ async def test_a_test_is_sent_once_before_all_that_wait_and_during_a_pause(timed
     assert newest.answer.error == "it answered 503"
 
 
+async def test_a_webhook_that_nothing_waits_for_does_not_fail_on(timed: Hooked) -> None:
+    hook = await timed.hook()
+    timed.answers[A] = BUSY
+    await timed.webhooks.test(hook.id, owner="ann")
+    await timed.round()
+    timed.advance(3 * 24 * 3600)
+    await cancelled(timed)
+    await timed.round()
+    told = await timed.webhooks.get(hook.id, owner="ann")
+    assert told.enabled, "it failed to take one test, and days later one message"
+    assert (told.failing_since, told.num_waiting) == (timed.now, 1)
+
+
+async def test_a_slow_receiver_has_a_turn_of_some_seconds_and_not_of_ten_messages(
+    timed: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_sender, "MAX_TURN_S", 0.0)
+    await timed.hook()
+    ended = [await cancelled(timed) for _ in range(2)]
+    for number in (1, 2):
+        await timed.round()
+        assert [sent.data["id"] for sent in timed.sent] == ended[:number]
+
+
 async def test_old_messages_and_those_of_no_webhook_are_deleted(
     timed: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
