@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -173,12 +174,16 @@ def _refuse_functions(spec: JobSpec, settings: Settings) -> None:
     "",
     operation_id="list_jobs",
     response_model=views.JobPage,
-    responses=declare("invalid_parameter", "invalid_search", "bad_cursor"),
+    responses=declare("invalid_parameter", "invalid_search", "bad_cursor", TOO_MANY),
 )
 async def list_jobs(
     request: Request, jobs: TheJobs, caller: Caller, query: Annotated[ListQuery, QueryParameters()]
 ) -> Response:
-    """List jobs, newest first."""
+    """List jobs, newest first.
+
+    A caller has two searches by `where` answered at once, and more wait; beyond these the answer is
+    429.
+    """
     labels = _labels(query.label)
     if labels is None:
         return answer(request, views.JobPage(items=[]))
@@ -198,7 +203,8 @@ async def list_jobs(
         created_before=query.created_before,
         where=query.where,
     )
-    page = await jobs.list(chosen, limit=query.limit, cursor=query.cursor)
+    async with turn(request) if query.where else nullcontext():
+        page = await jobs.list(chosen, limit=query.limit, cursor=query.cursor)
     if query.brief:
         page.items = [job.model_copy(update={"spec": {}}) for job in page.items]
     return answer(request, page)

@@ -11,6 +11,8 @@ from pydantic import Field
 from api.context import Actor, Caller, NoParameters, Query, TheContext, TheTracking
 from api.http import body
 from api.http.caching import answer, fresh, revision_tag, wanted_revision
+from api.http.turns import TOO_MANY
+from api.http.waiting import turn
 from api.openapi import json_body
 from api.problems import Refused, declare
 from dray import views
@@ -35,7 +37,7 @@ class CompareQuery(Query):
     "/compare",
     operation_id="compare_jobs",
     response_model=views.Comparison,
-    responses=declare("invalid_parameter", "job_not_found", "not_comparable"),
+    responses=declare("invalid_parameter", "job_not_found", "not_comparable", TOO_MANY),
 )
 async def compare(
     request: Request,
@@ -51,7 +53,8 @@ async def compare(
     if len(job_ids) > MAX_COMPARED:
         detail = f"{len(job_ids)} jobs are too many to compare: {MAX_COMPARED} is the most"
         raise Refused("invalid_parameter", detail, "/jobs")
-    return answer(request, await tracking.compare(job_ids))
+    async with turn(request):
+        return answer(request, await tracking.compare(job_ids))
 
 
 class PageQuery(Query):

@@ -16,6 +16,9 @@ MAX_TEXT = 255
 MAX_POINTER = 255
 MAX_ITEMS = 64
 """Items of a list, and entries of an object, that can be searched."""
+MAX_VALUES = 5_000
+"""Values within a field such as `model.args`: a field with more is searched as a whole only. Two
+levels of `MAX_ITEMS` are fewer; a document of a megabyte could be half a million rows."""
 
 DEFAULTS = "defaults-"
 """How the holders begin whose values a document has that says nothing."""
@@ -85,17 +88,30 @@ def _differ(value: Any, other: Any, pointer: str, found: dict[str, StoredValue])
     kept = stored(value)
     if kept != stored(other):
         found[pointer] = kept
-    here, there = _parts(value), _parts(other)
+    here, there = _parts(value, pointer), _parts(other, pointer)
     for name in here.keys() | there.keys():
         _differ(here.get(name), there.get(name), f"{pointer}/{escaped(name)}", found)
 
 
-def _parts(value: Any) -> dict[str, Any]:
+def _parts(value: Any, pointer: str = "") -> dict[str, Any]:
+    if pointer.count("/") == 2 and _num_values(value) > MAX_VALUES:
+        return {}
     if isinstance(value, Mapping):
         return {str(name): inner for name, inner in islice(value.items(), MAX_ITEMS)}
     if isinstance(value, list):
         return {str(number): inner for number, inner in enumerate(value[:MAX_ITEMS])}
     return {}
+
+
+def _num_values(value: Any) -> int:
+    """How many values are within it, that can be searched; any number above `MAX_VALUES` if there
+    are more."""
+    number = 0
+    for inner in _parts(value).values():
+        number += 1 + (_num_values(inner) if isinstance(inner, Mapping | list) else 0)
+        if number > MAX_VALUES:
+            break
+    return number
 
 
 def escaped(name: str) -> str:

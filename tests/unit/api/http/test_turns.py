@@ -101,12 +101,15 @@ def test_a_dry_run_beyond_the_limit_is_a_429_that_says_when_to_ask_again(
         for refused in (
             server.ask(*ask, json=spec),
             server.ask("GET", f"/v1/jobs/{job_id}/explain"),
+            server.ask("GET", "/v1/jobs", params={"where": "val/loss < 1"}),
+            server.ask("GET", "/v1/compare", params={"jobs": f"{job_id},{job_id}"}),
         ):
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
             assert refused.headers["content-type"] == "application/problem+json"
             assert refused.json()["code"] == "too_many_requests"
-        assert server.ask("GET", f"/v1/jobs/{job_id}").status_code == 200, "other calls go on"
+        for other in (f"/v1/jobs/{job_id}", "/v1/jobs"):
+            assert server.ask("GET", other).status_code == 200, "other calls go on"
         server._loop.call_soon_threadsafe(go_on.set)
         assert [answer.result().status_code for answer in answers] == [200] * 3
         assert most == 1
