@@ -12,15 +12,16 @@ import asyncio
 import functools
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 import dray
-from ray_workers.shared.guarded_sockets import RefusedAddress, socket_factory
+from ray_workers.shared.guarded_sockets import AddressInfo, RefusedAddress, socket_factory
 from ray_workers.shared.net_policy import AllowedHosts
 from service.domain.text import clean
 from service.domain.webhooks import Answer
@@ -31,6 +32,10 @@ BODY_LIMIT_S = 1.0
 """How long the rest of an answer is waited for once its status is there."""
 MAX_BODY_BYTES = 1000
 """Of an answer that are kept."""
+
+MAX_RECEIVED_BYTES = 256 * 1024
+"""Of a connection: after these it counts as closed. A client may be sent any number of interim
+answers (100 Continue), each of which the loop of the whole service would read."""
 
 # Threads of its own: names that nobody answers for may hold these, and nothing else.
 _lookups = ThreadPoolExecutor(32, thread_name_prefix="webhook-dns")
@@ -56,6 +61,28 @@ class _Resolver(AbstractResolver):
 
     async def close(self) -> None:
         pass
+
+
+class _BoundedSocket(socket.socket):
+    """Ends after `MAX_RECEIVED_BYTES`."""
+
+    _left = MAX_RECEIVED_BYTES
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        read = super().recv(min(size, self._left), flags)
+        self._left -= len(read)
+        return read
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0, /) -> int:
+        if self._left == 0:
+            return 0
+        read = super().recv_into(buffer, min(size or len(buffer), self._left), flags)
+        self._left -= read
+        return read
+
+
+def _bounded(info: AddressInfo, *, make: Callable[[AddressInfo], socket.socket]) -> socket.socket:
+    return _BoundedSocket(*info[:3], fileno=make(info).detach())
 
 
 async def post(
@@ -90,7 +117,7 @@ async def _post(
     }
     host = URL(url).host or ""
     connector = aiohttp.TCPConnector(
-        socket_factory=socket_factory(host, private_hosts),
+        socket_factory=functools.partial(_bounded, make=socket_factory(host, private_hosts)),
         resolver=_Resolver(),
         force_close=True,
     )

@@ -70,6 +70,13 @@ async def floods(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
+async def informs(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Sends interim answers alone."""
+    while True:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+        await writer.drain()
+
+
 async def stalls(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answers, and keeps the rest of its body to itself."""
     writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 100\r\n\r\nthanks")
@@ -129,6 +136,14 @@ async def test_of_gigabytes_the_beginning_is_read() -> None:
     assert (answer.status, answer.error) == (200, None)
     assert answer.body == "x" * posting.MAX_BODY_BYTES
     assert peak < 16 << 20, "with the server's own buffers, which this process has too"
+
+
+async def test_a_receiver_that_never_comes_to_its_answer_is_left_after_some_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(posting._BoundedSocket, "_left", 10_000)
+    answer, _ = await sent_to(informs)
+    assert answer.error == "it broke the connection before it answered"
 
 
 async def test_a_body_that_does_not_come_changes_nothing_about_the_status(
