@@ -255,6 +255,14 @@ def test_what_was_lost_is_caught_up_with(site: Site, job_id: str, tab: Watched) 
     page.get_by_text("The server has not answered").wait_for(state="detached")
 
 
+def test_an_address_of_nothing_is_told(tab: Watched) -> None:
+    page = tab.open()
+    for place in ("%E0", "constructor", "jobs/%"):
+        page.goto(f"{tab.server.url}/#/{place}")
+        page.reload()
+        is_shown(page, re.compile("There is no"))
+
+
 def test_a_token_is_asked_for(browser: Browser, server: LiveServer, job_id: str) -> None:
     context = browser.new_context()
     tab = Watched(context.new_page(), server, statuses={401})

@@ -21,7 +21,7 @@ const PLACES = [['jobs', 'Jobs'], ['cluster', 'Cluster'], ['submit', 'Submit']];
 function placeOf([first, second]) {
   if (!first || (first === 'jobs' && !second)) return 'jobs';
   if (first === 'jobs') return 'job';
-  return first in later ? first : null;
+  return Object.hasOwn(later, first) ? first : null;
 }
 
 function View({ path }) {

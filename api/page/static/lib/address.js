@@ -2,9 +2,18 @@
 
 import { Store } from './stores.js';
 
+// A part as it is written where that is no encoding of anything: then there is no such place.
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function read() {
   const [path, query] = location.hash.replace(/^#\/?/, '').split('?');
-  return { path: path.split('/').filter(Boolean).map(decodeURIComponent), params: new URLSearchParams(query) };
+  return { path: path.split('/').filter(Boolean).map(decoded), params: new URLSearchParams(query) };
 }
 
 export const address = new Store(read());
