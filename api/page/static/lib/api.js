@@ -86,8 +86,9 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
   const problem = new Problem(response.status, await response.json().catch(() => ({})));
   if (LOST.has(response.status) && problem.code !== 'storage_unavailable') noticeSilence();
   else noticeAnswer();
-  // Of a call from before a token was given, the answer says nothing about that token.
-  if (response.status === 401 && token === sessionStorage.getItem(TOKEN)) asksForToken.set(problem.message);
+  // Of a call from before a token was given, the answer says nothing about that token; of one that
+  // was given up, it may have come without its body.
+  if (response.status === 401 && !signal?.aborted && token === sessionStorage.getItem(TOKEN)) asksForToken.set(problem.message);
   throw problem;
 }
 
