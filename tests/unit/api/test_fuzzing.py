@@ -31,6 +31,7 @@ BOUNDED = settings(
     suppress_health_check=list(HealthCheck),
 )
 MAX_WAIT_S = 0.01
+HOOK = "https://hooks.example.com/"
 NOT_HTTP = b"the request is not HTTP/1.1"
 """What is answered before there is a request."""
 WITH_MORE_RULES = (
@@ -67,10 +68,17 @@ def ids(server: LiveServer) -> dict[str, str | int]:
         "path": "manifest.json",
         "name": "fuzzed",
         "number": 1,  # of no decision: this server plans nothing
+        "webhook_id": server.ask("POST", "/v1/webhooks", json={"url": HOOK}).json()["id"],
     }
 
 
 schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
+
+
+@schemathesis.serializer("application/x-tar")
+def _as_tar(_: object, value: object) -> bytes:
+    """Not one: schemathesis makes up bytes, or anything else."""
+    return value if isinstance(value, bytes) else repr(value).encode()
 
 
 def call(case: Case, server: LiveServer) -> None:
@@ -80,8 +88,10 @@ def call(case: Case, server: LiveServer) -> None:
     response = case.call(base_url=server.url, timeout=DEADLINE_S)
     if NOT_HTTP in response.content:
         return  # a header that no HTTP message may hold: the application was not asked
-    # A cursor is opaque, and some rules between the fields of a document have no JSON schema.
-    says_all = "cursor" not in case.query and case.operation.label not in WITH_MORE_RULES
+    # A cursor is opaque, no schema can say that texts hold no NUL, and some rules between the
+    # fields of a document have none either.
+    is_plain = "cursor" not in case.query and "%00" not in str(response.request.url)
+    says_all = is_plain and case.operation.label not in WITH_MORE_RULES
     case.validate_response(response, excluded_checks=[] if says_all else [positive_data_acceptance])
 
 

@@ -272,11 +272,11 @@ def test_prometheus_sees_jobs_and_requests_by_template_and_never_an_id(
 ) -> None:
     job_id = server.submit()
     http.get(f"/v1/jobs/{job_id}")
-    http.get("/made/up/by/anyone")
+    http.get("/invented/by/anyone")
     text = http.get("/metrics").text
     assert 'dray_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="200"}' in text
     assert 'route="unknown",status="404"' in text
     queued = next(line for line in text.splitlines() if line.startswith('dray_jobs{state="QUEUED"'))
     assert float(queued.split()[-1]) >= 1
     assert "job-" not in text
-    assert "made" not in text
+    assert "invented" not in text

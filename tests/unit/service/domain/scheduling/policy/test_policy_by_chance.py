@@ -328,6 +328,7 @@ class Cluster(RuleBasedStateMachine):
         return spare(job.slices, least or 1) if is_settled else ()
 
 
+@pytest.mark.timeout(900)  # the long one, on a machine with other work
 @pytest.mark.parametrize("examples", [60, soak(2000)])
 def test_each_plan_keeps_what_is_promised(examples: int) -> None:
     run_state_machine_as_test(
