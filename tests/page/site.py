@@ -173,6 +173,25 @@ class Site:
         ]
         return [log(first + n, text, rank=rank, at=self.hands.now) for n, text in enumerate(texts)]
 
+    def uses(self, num_ranks: int = 4) -> list[Frame]:
+        """A sample of what ranks with a GPU each use, and their node."""
+        at = self.hands.now
+        turn = at.timestamp() / 300
+        samples = []
+        for rank in range(num_ranks):
+            values = {
+                "system/cpu": 1.6 + 0.4 * math.sin(turn + rank),
+                "system/memory_rss": (3.1 + 0.1 * rank) * (1 << 30),
+                "system/gpu/0/utilization": 0.9 + 0.05 * math.sin(3 * turn + rank),
+                "system/gpu/0/memory_used": (18.0 + rank) * (1 << 30),
+            }
+            if rank == 0:
+                values["system/node/cpu"] = 8.5 + math.sin(turn)
+                values["system/node/network_received"] = 4e7 * (1.2 + math.sin(2 * turn))
+            samples.append({"ranks": [rank], "values": {k: [v] for k, v in values.items()}})
+        body = {"time": int(at.timestamp()), "columns": samples}
+        return [told(FrameKind.SYSTEM_METRICS, body, at=at)]
+
     def eventful(self) -> str:
         """A job with two attempts, a fault that it recovered from, and everything else to see."""
         hands = self.hands
@@ -185,7 +204,7 @@ class Site:
             hands.report(job_id, 1, [*self.steps(1, 400, total=2000, seed=rank, rank=rank)])
         for begin in range(1, 400, 100):
             hands.advance(60)
-            hands.report(job_id, 1, self.steps(begin, begin + 99, total=2000))
+            hands.report(job_id, 1, [*self.steps(begin, begin + 99, total=2000), *self.uses()])
         hands.report(job_id, 1, [self.checkpoint(job_id, 1, 300)])
         hands.advance(5)
         hands.report(job_id, 1, [regrouping(2, message="rank 2 was killed by SIGKILL")])
@@ -207,6 +226,7 @@ class Site:
             for rank in range(4):
                 steps = self.steps(begin, begin + 99, total=2000, seed=rank, rank=rank)
                 hands.report(job_id, 2, steps)
+            hands.report(job_id, 2, self.uses())
         hands.report(job_id, 2, [self.checkpoint(job_id, 2, 900)])
         hands.report(job_id, 2, self.lines(200))
         samples = [self.artifact(job_id, 2, f"samples/{n}.png", picture(n)) for n in range(6)]
@@ -313,6 +333,8 @@ def main() -> None:
                 if arguments.live:
                     site.hands.report(job_id, 2, site.steps(step, step + 4, total=2000))
                     step += 5
+                    if step % 50 == 1:
+                        site.hands.report(job_id, 2, site.uses())
 
 
 if __name__ == "__main__":

@@ -176,6 +176,19 @@ def test_every_tab_of_a_job_has_its_part(job_id: str, tab: Watched) -> None:
 
 
 @SOAK
+def test_ranks_show_what_they_use(site: Site, job_id: str, tab: Watched) -> None:
+    page = tab.open(f"jobs/{job_id}?tab=ranks")
+    is_shown(page, "GPU memory", "th")
+    row = page.locator("tbody tr").nth(2).inner_text()
+    assert re.search(r"cores\t3\.30 GiB\t[89]\d\.\d%\t20\.0 GiB", row)
+    for name, num_curves in (("system/cpu", 4), ("system/node/cpu", 1)):
+        panel = page.get_by_role("region", name=name, exact=True)
+        panel.scroll_into_view_if_needed()
+        panel.locator("canvas").wait_for()
+        assert panel.locator(".keys b").count() == num_curves
+
+
+@SOAK
 def test_a_waiting_job_says_why(job_id: str, tab: Watched) -> None:
     page = tab.open("jobs?state=QUEUED")
     page.get_by_role("link", name=EVIL).click()
