@@ -250,8 +250,34 @@ def test_jobs_are_compared(site: Site, job_id: str, tab: Watched) -> None:
     page.get_by_label("Choose baseline-bert").check()
     page.get_by_role("button", name="Compare").click()
     page.get_by_role("region", name="train/loss").locator("canvas").wait_for()
-    row = page.locator(".differs tr", has_text="train.optimizer.lr")
-    assert row.locator("td").all_inner_texts()[1:] == ["0.001", "0.002"]
+    row = page.locator(".differs tr", has_text="/train/optimizer/lr")
+    assert row.locator("td").all_inner_texts()[1:] == ["0.002", "0.001"]
+    assert "baseline-bert" in page.locator(".compared .baseline").inner_text()
+    cells = page.locator(".differs tr", has_text="val/accuracy").locator("td").all_inner_texts()
+    assert cells[1:] == ["0.6018\nbest 0.6018 at 201", "0.5368 −0.06496\nbest 0.5368 at 151"]
+
+
+@SOAK
+def test_the_trials_of_a_sweep_are_lines_to_go_through(job_id: str, tab: Watched) -> None:
+    page = tab.open("jobs?text=digits-sweep&state=SUCCEEDED")
+    page.locator(".jobs .name > a").first.click()
+    page.get_by_role("link", name="The sweep").click()
+    trials = page.get_by_role("option")
+    wait_until(lambda: trials.count() == 12, "a line for each trial")
+    first = page.get_by_role("option", selected=True)
+    first.focus()
+    best = page.locator(".trials .baseline td").all_inner_texts()
+    assert first.get_attribute("aria-label") == (
+        f"{best[0].removesuffix(' best').capitalize()}, SUCCEEDED: train.optimizer.lr {best[4]}, "
+        f"train.optimizer.name {best[5]}, model.width {best[6]}, val/accuracy {best[2]}"
+    )
+    page.keyboard.press("ArrowDown")
+    second = page.locator(".trials tbody tr").nth(1).locator("a").inner_text()
+    is_shown(page, second, ".lines p")
+    assert page.locator(".trial.good").count() == 8
+    assert "FAILED" not in page.locator(".trials").inner_text()
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="The sweep").wait_for()
 
 
 @SOAK

@@ -100,10 +100,12 @@ function Actions({ job, refresh }) {
       setError(raised);
     }
   };
+  const isSweep = usePoll(job.array_id && `v1/arrays/${job.array_id}`, {}, 0).data?.is_sweep;
   const ended = ENDED.has(job.state);
   const waits = job.state === 'QUEUED';
   return html`<span class="buttons">
     ${job.links.ray_dashboard && html`<a class="button" href=${job.links.ray_dashboard} target="_blank" rel="noopener noreferrer">Ray dashboard</a>`}
+    ${isSweep && html`<a class="button" href=${link(['compare'], { sweep: job.array_id })}>The sweep</a>`}
     <a class="button" href=${link(['submit'], { from: job.id })}>Submit again, changed</a>
     ${waits && html`<button onClick=${() => act('PATCH', `v1/jobs/${job.id}`, { hold: !job.held_by })}>${job.held_by ? 'Release' : 'Hold'}</button>`}
     ${!ended && job.state !== 'CANCELLING' && html`<button class="danger" onClick=${() => setAsking('cancel')}>Cancel</button>`}
