@@ -58,8 +58,10 @@ export function Labels({ labels }) {
     href=${link(['jobs'], { label: `${key}=${value}` })}><span class="soft">${key}</span> ${value}</a>`)}</span>`;
 }
 
-export function Tags({ tags }) {
-  return html`<span class="labels">${tags.map((tag) => html`<a key=${tag} class="label tag" href=${link(['jobs'], { where: `"${tag}" in tags` })}>#${tag}</a>`)}</span>`;
+// With `onRemove(tag)` each has a button that takes it away.
+export function Tags({ tags, onRemove }) {
+  return tags.length > 0 && html`<span class="labels">${tags.map((tag) => html`<span key=${tag} class="label tag"><a href=${link(['jobs'], { where: `"${tag}" in tags` })}>#${tag}</a>${
+    onRemove && html`<button class="quiet" aria-label=${`Remove the tag ${tag}`} onClick=${() => onRemove(tag)}>×</button>`}</span>`)}</span>`;
 }
 
 // A value of a document, or none.

@@ -94,7 +94,7 @@ function rowOfMetric({ key, values, changes }) {
     if (!one) return { said: '–' };
     const more = end ? `best ${number(one[end])} at ${number(one[`${end}_step`])}` : `${number(one.min)} to ${number(one.max)}`;
     const change = changes[n];
-    return { said: number(one.last), more, change: change ? `${change > 0 ? '+' : '−'}${number(Math.abs(change))}` : '', isBest: best !== null && one[end] === best };
+    return { said: number(one.last), more, change: change ? `${change > 0 ? '+' : '-'}${number(Math.abs(change))}` : '', isBest: best !== null && one[end] === best };
   });
   return { name: key, cells };
 }
