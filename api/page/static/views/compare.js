@@ -74,9 +74,9 @@ function Comparison({ params }) {
       <${Chart} curves=${jobs.map((job) => ({ name: nameOf(job), xs: series[job.id][key]?.steps ?? [], ys: (series[job.id][key]?.values ?? []).map(asNumber) }))}
         log=${log} smooth=${smooth} range=${range} onZoom=${setRange} sync="compare" label=${`${key} of ${jobs.length} jobs`} /></section>`)}</div>
     <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference to the baseline,' : ''} and the best one, or the range, with steps.</p>
-    <${Table} jobs=${jobs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
+    <${Table} label="Metrics of each job" jobs=${jobs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
     <h2>What differs in the documents</h2>
-    ${found.differences.length ? html`<${Table} jobs=${jobs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ said: valueText(value) })) }))} />` : html`<p class="soft">Nothing.</p>`}
+    ${found.differences.length ? html`<${Table} label="Fields that differ" jobs=${jobs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ said: valueText(value) })) }))} />` : html`<p class="soft">Nothing.</p>`}
   </section>`;
 }
 
@@ -99,8 +99,8 @@ function rowOfMetric({ key, values, changes }) {
   return { name: key, cells };
 }
 
-function Table({ jobs, baseline, rows }) {
-  return html`<div class="card"><table class="differs"><thead><tr><td></td>${jobs.map((job, n) => html`<th key=${job.id} class=${`num colour-${n % NUM_COLOURS}`}>${nameOf(job)}${job.id === baseline ? ' (baseline)' : ''}</th>`)}</tr></thead>
+function Table({ label, jobs, baseline, rows }) {
+  return html`<div class="card" role="region" aria-label=${label} tabindex="0"><table class="differs"><thead><tr><td></td>${jobs.map((job, n) => html`<th key=${job.id} class=${`num colour-${n % NUM_COLOURS}`}>${nameOf(job)}${job.id === baseline ? ' (baseline)' : ''}</th>`)}</tr></thead>
     <tbody>${rows.map(({ name, cells }) => html`<tr key=${name}><td><code>${name}</code></td>${cells.map(({ said, more, change, isBest }, n) => html`<td key=${n} class=${`num ${isBest ? 'best' : ''}`}>${said}${
       change && html` <span class="soft">${change}</span>`}${more && html`<br /><small class=${isBest ? '' : 'soft'}>${more}</small>`}</td>`)}</tr>`)}</tbody></table></div>`;
 }

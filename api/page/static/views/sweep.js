@@ -13,9 +13,9 @@ const EVERY_MS = 5000;
 const PAGE = 500;
 const MOST_TRIALS = 2000;
 const NUM_BEST = 20;
-const HEIGHT = 320;
-const [TOP, BOTTOM, SIDE] = [34, 14, 60];
-const AXIS_WIDTH = 120;
+const HEIGHT = 332;
+const [TOP, BOTTOM, SIDE] = [46, 14, 60];
+const AXIS_WIDTH = 160;
 
 // The sweep and its trials, the best first, asked for anew until all are over.
 function useSweep(id) {
