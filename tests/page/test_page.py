@@ -62,10 +62,10 @@ def test_filters_are_kept_in_the_address(job_id: str, tab: Watched) -> None:
     page = tab.open()
     page.get_by_role("button", name="Failed").click()
     goes_to(page, "#/jobs?state=FAILED")
-    page.locator(".state-failed").wait_for()
+    page.locator(".state-failed").first.wait_for()
     assert names(page) == ["digits-sweep", "diverging-lr"]
     page.reload()
-    page.locator(".state-failed").wait_for()
+    page.locator(".state-failed").first.wait_for()
     assert names(page) == ["digits-sweep", "diverging-lr"]
     page.get_by_role("button", name="All").click()
     page.get_by_label("Name or id").fill("UNET")
