@@ -114,7 +114,7 @@ def _data(job: Row[Any], move: Move, labels: Mapping[str, str]) -> dict[str, Any
         # A job that starts and ends within one report is at its end when its start is told.
         "finished_at": _as_text(job.finished_at) if state.is_terminal else None,
         "metrics": final_metrics(job.summary),
-        "link": f"/v1/jobs/{job.id}",
+        "link": f"/#/jobs/{job.id}",
     }
 
 

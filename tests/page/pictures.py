@@ -29,6 +29,7 @@ def main() -> None:
             site = Site(server)
             job_id = site.everything(12)
             reading = server.ask("GET", "/v1/jobs?text=baseline").json()["items"]
+            trials = server.ask("GET", "/v1/jobs?text=digits-sweep").json()["items"]
             chosen = ",".join(job["id"] for job in reading)
             places = {
                 "jobs": ("jobs", LARGE, "light"),
@@ -37,6 +38,7 @@ def main() -> None:
                 "cluster": ("cluster", LARGE, "dark"),
                 "submit": ("submit", LARGE, "light"),
                 "compare": (f"compare?jobs={chosen}&smooth=0.95", LARGE, "dark"),
+                "sweep": (f"compare?sweep={trials[0]['array_id']}", LARGE, "light"),
                 "phone": ("jobs", PHONE, "dark"),
             }
             for name, (place, (width, height), scheme) in places.items():

@@ -22,12 +22,14 @@ from typing import Any, TypeVar
 from PIL import Image
 from sqlalchemy import update
 
+from dray.requests import AnnotationRequest
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase, Slice, attempt_prefix
 from service.cluster.port import ClusterSnapshot
 from service.db.models import ForecastRow, JobRow
 from service.db.repositories import jobs
 from service.lifecycle import claims
 from service.nodes import node_table
+from service.tracking.service import Tracking
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.helpers import (
     frame,
@@ -82,6 +84,7 @@ class Site:
     def __init__(self, server: LiveServer) -> None:
         self.server = server
         self.hands = server.hands
+        self.tracking = Tracking(self.hands.database)
 
     def cluster(self) -> None:
         """Three nodes with GPUs, of which one is refused, and one without."""
@@ -105,6 +108,11 @@ class Site:
         submitting = self.hands.jobs.submit(document, owner=owner, project="default")
         job, _ = run(submitting)
         return job.id
+
+    def annotate(self, job_id: str, **changes: Any) -> None:
+        """Change tags and notes, as somebody else does."""
+        wanted = AnnotationRequest.model_validate(changes)
+        run(self.tracking.annotate(job_id, wanted, actor="bert"))
 
     def checkpoint(self, job_id: str, attempt: int, step: int, **values: float) -> Frame:
         body = {
@@ -173,6 +181,25 @@ class Site:
         ]
         return [log(first + n, text, rank=rank, at=self.hands.now) for n, text in enumerate(texts)]
 
+    def uses(self, num_ranks: int = 4) -> list[Frame]:
+        """A sample of what ranks with a GPU each use, and their node."""
+        at = self.hands.now
+        turn = at.timestamp() / 300
+        samples = []
+        for rank in range(num_ranks):
+            values = {
+                "system/cpu": 1.6 + 0.4 * math.sin(turn + rank),
+                "system/memory_rss": (3.1 + 0.1 * rank) * (1 << 30),
+                "system/gpu/0/utilization": 0.9 + 0.05 * math.sin(3 * turn + rank),
+                "system/gpu/0/memory_used": (18.0 + rank) * (1 << 30),
+            }
+            if rank == 0:
+                values["system/node/cpu"] = 8.5 + math.sin(turn)
+                values["system/node/network_received"] = 4e7 * (1.2 + math.sin(2 * turn))
+            samples.append({"ranks": [rank], "values": {k: [v] for k, v in values.items()}})
+        body = {"time": int(at.timestamp()), "columns": samples}
+        return [told(FrameKind.SYSTEM_METRICS, body, at=at)]
+
     def eventful(self) -> str:
         """A job with two attempts, a fault that it recovered from, and everything else to see."""
         hands = self.hands
@@ -185,7 +212,7 @@ class Site:
             hands.report(job_id, 1, [*self.steps(1, 400, total=2000, seed=rank, rank=rank)])
         for begin in range(1, 400, 100):
             hands.advance(60)
-            hands.report(job_id, 1, self.steps(begin, begin + 99, total=2000))
+            hands.report(job_id, 1, [*self.steps(begin, begin + 99, total=2000), *self.uses()])
         hands.report(job_id, 1, [self.checkpoint(job_id, 1, 300)])
         hands.advance(5)
         hands.report(job_id, 1, [regrouping(2, message="rank 2 was killed by SIGKILL")])
@@ -207,6 +234,7 @@ class Site:
             for rank in range(4):
                 steps = self.steps(begin, begin + 99, total=2000, seed=rank, rank=rank)
                 hands.report(job_id, 2, steps)
+            hands.report(job_id, 2, self.uses())
         hands.report(job_id, 2, [self.checkpoint(job_id, 2, 900)])
         hands.report(job_id, 2, self.lines(200))
         samples = [self.artifact(job_id, 2, f"samples/{n}.png", picture(n)) for n in range(6)]
@@ -258,6 +286,30 @@ class Site:
         self.hands.database.write_sync(work)
         return job_id
 
+    def sweep(self, num_trials: int = 12) -> str:
+        """A sweep whose last trial still waits, and of whose others one has failed; its id."""
+        parameters = {
+            "train.optimizer.lr": {"min": 1e-4, "max": 1e-1, "log": True},
+            "train.optimizer.name": ["sgd", "adamw"],
+            "model.width": {"min": 8, "max": 32, "step": 8},
+        }
+        wanted = {"metric": "val/accuracy", "trials": num_trials, "parameters": parameters}
+        fields = {"resources": {"num_workers": 1}, "max_retries": 0, "sweep": wanted}
+        document = spec(name="digits-sweep", **fields)
+        first, _ = run(self.hands.jobs.submit(document, owner="ann", project="default"))
+        sweep_id = first.array_id
+        assert sweep_id is not None
+        trials = run(self.hands.jobs.sweeps.trials(sweep_id, limit=num_trials, cursor=None)).items
+        for trial in trials[:-1]:
+            assert trial.parameters is not None
+            off = math.log10(trial.parameters["train.optimizer.lr"] / 5e-3)
+            reached = 0.97 - 0.08 * off * off - 0.8 / trial.parameters["model.width"]
+            self.claim(trial.job_id, "cpu-a", 1)
+            cause = Cause.USER_ERROR if trial.index == 3 else Cause.SUCCEEDED
+            frames = [metrics(50, {"val/accuracy": reached}, at=self.hands.now)]
+            self.hands.end(trial.job_id, 1, cause, "its end", [resumed(0), *frames])
+        return sweep_id
+
     def many(self, count: int) -> None:
         """Jobs that wait, as many as are asked for: what a long list consists of."""
         for number in range(count):
@@ -272,16 +324,20 @@ class Site:
         self.cluster()
         run(self.hands.queue("nightly", weight=2.0, max_running=4))
         self.many(count)
+        rates: list[str] = []
         for number, owner in enumerate(OWNERS):
-            fields = {"owner": owner, "labels": {"team": "vision"}}
+            fields = {"owner": owner, "labels": {"team": "vision", "experiment": "rates"}}
             fields["train"] = {"optimizer": {"lr": 1e-3 * (number + 1)}, "epochs": 10}
-            self.ended(f"baseline-{owner}", Cause.SUCCEEDED, number, **fields)
+            rates.append(self.ended(f"baseline-{owner}", Cause.SUCCEEDED, number, **fields))
+        run(self.tracking.pin_baseline("rates", rates[1]))
+        self.annotate(rates[0], add_tags=["good"], notes="Slow, but it *converges*.")
         self.ended("diverging-lr", Cause.USER_ERROR, 5, max_retries=0)
         run(self.hands.jobs.cancel(self.submit("not-needed"), actor="ann"))
         for number in range(4):
             fields = {"queue": "nightly" if number % 2 else "default"}
             self.trains(f"unet-cells-{number}", number, "gpu-a", **fields)
         self.claim(self.submit("vit-finetune"), "cpu-a")
+        self.sweep()
         job_id = self.eventful()
         for number in range(1, 6):
             self.waits(f"llm-7b-sft-{number}", number, resources={"gpus_per_worker": 1})
@@ -313,6 +369,8 @@ def main() -> None:
                 if arguments.live:
                     site.hands.report(job_id, 2, site.steps(step, step + 4, total=2000))
                     step += 5
+                    if step % 50 == 1:
+                        site.hands.report(job_id, 2, site.uses())
 
 
 if __name__ == "__main__":

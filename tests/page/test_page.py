@@ -14,7 +14,7 @@ from ray_workers.shared.contracts import Cause
 from service.db.repositories import jobs
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import TOKEN, Watched
-from tests.page.site import EVIL, Site
+from tests.page.site import EVIL, Site, run
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.service.helpers import metrics, resumed
 
@@ -62,16 +62,63 @@ def test_filters_are_kept_in_the_address(job_id: str, tab: Watched) -> None:
     page = tab.open()
     page.get_by_role("button", name="Failed").click()
     goes_to(page, "#/jobs?state=FAILED")
-    page.locator(".state-failed").wait_for()
-    assert names(page) == ["diverging-lr"]
+    page.locator(".state-failed").first.wait_for()
+    assert names(page) == ["digits-sweep", "diverging-lr"]
     page.reload()
-    page.locator(".state-failed").wait_for()
-    assert names(page) == ["diverging-lr"]
+    page.locator(".state-failed").first.wait_for()
+    assert names(page) == ["digits-sweep", "diverging-lr"]
     page.get_by_role("button", name="All").click()
     page.get_by_label("Name or id").fill("UNET")
     goes_to(page, "#/jobs?text=UNET")
     is_shown(page, "unet-cells-0")
     wait_until(lambda: all(name.startswith("unet") for name in names(page)), "the others gone")
+
+
+@SOAK
+def test_an_expression_is_searched_for_and_its_fault_is_pointed_at(
+    job_id: str, tab: Watched
+) -> None:
+    tab.statuses.add(422)
+    page = tab.open()
+    field = page.get_by_label("Expression; Enter searches")
+    field.fill("experiment = 'rates' and train.optimizer.lr < 0.0015")
+    field.press("Enter")
+    wait_until(lambda: names(page) == ["baseline-ann"], "the others gone")
+    field.fill("'é' in tags and train.optimizer.lr <")
+    field.press("Enter")
+    place = page.locator(".where .before")
+    place.wait_for(state="attached")
+    assert place.text_content() == "'é' in tags and train.optimizer.lr <"
+    assert "expected a number, found the end" in page.get_by_role("alert").inner_text()
+    assert field.evaluate("field => field.selectionStart") == 36
+    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("link", name="#good").click()
+    wait_until(lambda: names(page) == ["baseline-ann"], "the jobs with the tag alone")
+    assert field.input_value() == '"good" in tags'
+
+
+@SOAK
+def test_tags_and_notes_are_changed_and_nobodys_are_lost(
+    site: Site, job_id: str, tab: Watched
+) -> None:
+    tab.statuses.add(412)
+    page = tab.open(f"jobs/{job_id}")
+    page.get_by_label("A tag to add").fill("review/me")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="#review/me").wait_for()
+    page.get_by_role("button", name="Write notes").click()
+    page.get_by_label("Notes, in Markdown").fill(f"mine {EVIL}")
+    site.annotate(job_id, notes="theirs", add_tags=["theirs"])
+    page.get_by_role("button", name="Save the notes").click()
+    is_shown(page, "bert has changed the notes meanwhile to:")
+    is_shown(page, "theirs", ".annotations .failure .notes")
+    page.get_by_role("button", name="Mine shall replace them").click()
+    page.get_by_role("button", name="Save the notes").click()
+    is_shown(page, f"mine {EVIL}", ".annotations > .notes")
+    page.get_by_label("Remove the tag review/me").click()
+    page.get_by_role("link", name="#review/me").wait_for(state="detached")
+    found = run(site.tracking.annotations(job_id))
+    assert (found.tags, found.notes, found.updated_by) == (["theirs"], f"mine {EVIL}", "ann")
 
 
 @SOAK
@@ -176,6 +223,19 @@ def test_every_tab_of_a_job_has_its_part(job_id: str, tab: Watched) -> None:
 
 
 @SOAK
+def test_ranks_show_what_they_use(site: Site, job_id: str, tab: Watched) -> None:
+    page = tab.open(f"jobs/{job_id}?tab=ranks")
+    is_shown(page, "GPU memory", "th")
+    row = page.locator("tbody tr").nth(2).inner_text()
+    assert re.search(r"cores\t3\.30 GiB\t[89]\d\.\d%\t20\.0 GiB", row)
+    for name, num_curves in (("system/cpu", 4), ("system/node/cpu", 1)):
+        panel = page.get_by_role("region", name=name, exact=True)
+        panel.scroll_into_view_if_needed()
+        panel.locator("canvas").wait_for()
+        assert panel.locator(".keys b").count() == num_curves
+
+
+@SOAK
 def test_a_waiting_job_says_why(job_id: str, tab: Watched) -> None:
     page = tab.open("jobs?state=QUEUED")
     page.get_by_role("link", name=EVIL).click()
@@ -237,8 +297,34 @@ def test_jobs_are_compared(site: Site, job_id: str, tab: Watched) -> None:
     page.get_by_label("Choose baseline-bert").check()
     page.get_by_role("button", name="Compare").click()
     page.get_by_role("region", name="train/loss").locator("canvas").wait_for()
-    row = page.locator(".differs tr", has_text="train.optimizer.lr")
-    assert row.locator("td").all_inner_texts()[1:] == ["0.001", "0.002"]
+    row = page.locator(".differs tr", has_text="/train/optimizer/lr")
+    assert row.locator("td").all_inner_texts()[1:] == ["0.002", "0.001"]
+    assert "baseline-bert" in page.locator(".compared .baseline").inner_text()
+    cells = page.locator(".differs tr", has_text="val/accuracy").locator("td").all_inner_texts()
+    assert cells[1:] == ["0.6018\nbest 0.6018 at 201", "0.5368 -0.06496\nbest 0.5368 at 151"]
+
+
+@SOAK
+def test_the_trials_of_a_sweep_are_lines_to_go_through(job_id: str, tab: Watched) -> None:
+    page = tab.open("jobs?text=digits-sweep&state=SUCCEEDED")
+    page.locator(".jobs .name > a").first.click()
+    page.get_by_role("link", name="The sweep").click()
+    trials = page.get_by_role("option")
+    wait_until(lambda: trials.count() == 12, "a line for each trial")
+    first = page.get_by_role("option", selected=True)
+    first.focus()
+    best = page.locator(".trials .baseline td").all_inner_texts()
+    assert first.get_attribute("aria-label") == (
+        f"{best[0].removesuffix(' best').capitalize()}, SUCCEEDED: train.optimizer.lr {best[4]}, "
+        f"train.optimizer.name {best[5]}, model.width {best[6]}, val/accuracy {best[2]}"
+    )
+    page.keyboard.press("ArrowDown")
+    second = page.locator(".trials tbody tr").nth(1).locator("a").inner_text()
+    is_shown(page, second, ".lines p")
+    assert page.locator(".trial.good").count() == 8
+    assert "FAILED" not in page.locator(".trials").inner_text()
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="The sweep").wait_for()
 
 
 @SOAK

@@ -84,6 +84,8 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
     return response;
   }
   const problem = new Problem(response.status, await response.json().catch(() => ({})));
+  // Without its body the answer would say nothing, in place of what another one has said.
+  if (signal?.aborted) throw signal.reason;
   if (LOST.has(response.status) && problem.code !== 'storage_unavailable') noticeSilence();
   else noticeAnswer();
   // Of a call from before a token was given, the answer says nothing about that token; of one that

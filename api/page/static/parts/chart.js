@@ -8,6 +8,9 @@ import { useMedia, useSeen } from './virtual.js';
 export const NUM_COLOURS = 8;
 const SMOOTH_PARTS = 200;
 
+// The colour by which a picture shows the one of this number.
+export const Swatch = ({ n }) => html`<span class=${`keys colour-${n % NUM_COLOURS}`}><span class="swatch"></span></span>`;
+
 const colour = (name) => {
   const probe = document.createElement('span');
   probe.className = name;

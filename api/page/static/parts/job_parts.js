@@ -6,6 +6,8 @@ import { link } from '../lib/address.js';
 
 export const STATES = ['QUEUED', 'STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING', 'SUCCEEDED', 'FAILED', 'CANCELLED'];
 export const ENDED = new Set(['SUCCEEDED', 'FAILED', 'CANCELLED']);
+// Whether jobs of which so many are in each state have all ended.
+export const isOver = (counts) => Object.keys(counts).every((state) => ENDED.has(state));
 export const WITH_SLOTS = new Set(['STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING']);
 
 export function State({ job }) {
@@ -16,6 +18,7 @@ export function State({ job }) {
 
 // What an address has may be anything, and would become a part of the path of a call.
 export const isJobId = (text) => /^job-[0-9a-z]+$/.test(text);
+export const isArrayId = (text) => /^array-[0-9a-z]+$/.test(text);
 
 export const nameOf = (job) => job.name || job.id;
 export const toJob = (id, tab) => link(['jobs', id], { tab });
@@ -54,3 +57,12 @@ export function Labels({ labels }) {
   return html`<span class="labels">${Object.entries(labels).map(([key, value]) => html`<a key=${key} class="label"
     href=${link(['jobs'], { label: `${key}=${value}` })}><span class="soft">${key}</span> ${value}</a>`)}</span>`;
 }
+
+// With `onRemove(tag)` each has a button that takes it away.
+export function Tags({ tags, onRemove }) {
+  return tags.length > 0 && html`<span class="labels">${tags.map((tag) => html`<span key=${tag} class="label tag"><a href=${link(['jobs'], { where: `"${tag}" in tags` })}>#${tag}</a>${
+    onRemove && html`<button class="quiet" aria-label=${`Remove the tag ${tag}`} onClick=${() => onRemove(tag)}>×</button>`}</span>`)}</span>`;
+}
+
+// A value of a document, or none.
+export const valueText = (value) => (value === undefined || value === null ? '–' : typeof value === 'number' ? number(value) : typeof value === 'string' ? value : JSON.stringify(value));

@@ -8,6 +8,7 @@ import { useNow, usePoll, useWhileLooked } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
 import { Bar, Copy, Dialog, Fact, Failure, Loading, Tabs } from '../parts/common.js';
 import { ENDED, JobLink, Labels, Progress, State, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
+import { Annotations } from './job/annotations.js';
 import { Curves } from './job/curves.js';
 import { Document } from './job/document.js';
 import { Files } from './job/files.js';
@@ -44,6 +45,7 @@ export function JobPage({ path: [, jobId] }) {
       <${Actions} job=${found} refresh=${job.refresh} /></header>
     <${Failure} error=${error} />
     <${Why} job=${found} explanation=${explanation.data} />
+    <${Annotations} jobId=${jobId} />
     <div class="card"><${Facts} job=${found} /><${Goodput} job=${found} /><${Timeline} ...${shared} /></div>
     <${Tabs} tabs=${TABS} current=${tab} label="Parts of the job" onChoose=${(name) => adjust({ tab: name === 'curves' ? '' : name })} />
     <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
@@ -100,10 +102,12 @@ function Actions({ job, refresh }) {
       setError(raised);
     }
   };
+  const isSweep = usePoll(job.array_id && `v1/arrays/${job.array_id}`, {}, 0).data?.is_sweep;
   const ended = ENDED.has(job.state);
   const waits = job.state === 'QUEUED';
   return html`<span class="buttons">
     ${job.links.ray_dashboard && html`<a class="button" href=${job.links.ray_dashboard} target="_blank" rel="noopener noreferrer">Ray dashboard</a>`}
+    ${isSweep && html`<a class="button" href=${link(['compare'], { sweep: job.array_id })}>The sweep</a>`}
     <a class="button" href=${link(['submit'], { from: job.id })}>Submit again, changed</a>
     ${waits && html`<button onClick=${() => act('PATCH', `v1/jobs/${job.id}`, { hold: !job.held_by })}>${job.held_by ? 'Release' : 'Hold'}</button>`}
     ${!ended && job.state !== 'CANCELLING' && html`<button class="danger" onClick=${() => setAsking('cancel')}>Cancel</button>`}

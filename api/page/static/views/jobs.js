@@ -8,7 +8,7 @@ import { JobList } from '../lib/job_list.js';
 import { repeat, useNow, usePoll } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
 import { Dialog, Empty, Failure, Loading } from '../parts/common.js';
-import { ENDED, JobLink, Labels, Progress, STATES, State, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
+import { ENDED, JobLink, Labels, Progress, STATES, State, Tags, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
 import { useMedia, useVirtual } from '../parts/virtual.js';
 
 const EVERY_MS = 2000;
@@ -23,7 +23,7 @@ const GROUPS = [
 // What the API is asked, by the address.
 function queryOf(params) {
   const text = (params.get('text') || '').trim();
-  const query = { state: params.getAll('state'), queue: params.get('queue'), label: params.getAll('label') };
+  const query = { state: params.getAll('state'), queue: params.get('queue'), label: params.getAll('label'), where: params.get('where') };
   if (params.get('mine')) query.owner = '@me';
   if (/^job-[0-9a-z]*$/.test(text)) query.id_prefix = text;
   else if (/^array-[0-9a-z]*$/.test(text)) query.array = text;
@@ -51,7 +51,17 @@ export function Jobs() {
   useEffect(() => {
     const controller = new AbortController();
     setError(null);
-    repeat((signal) => list.refresh(...inView.current, signal), {
+    repeat(async (signal) => {
+      try {
+        await list.refresh(...inView.current, signal);
+      } catch (raised) {
+        // An expression that can't be read stays so: it is not asked again.
+        if (raised.code !== 'invalid_search') throw raised;
+        setError(raised);
+        return true;
+      }
+      return false;
+    }, {
       every: EVERY_MS, signal: controller.signal, onError: setError, wake,
     });
     return () => controller.abort();
@@ -67,6 +77,7 @@ export function Jobs() {
     return next;
   });
   const rows = list.jobs.slice(first, last);
+  const isUnreadable = error?.code === 'invalid_search';
   const allChosen = list.jobs.length > 0 && chosen.size === list.jobs.length;
 
   return html`<section aria-labelledby="title">
@@ -74,7 +85,8 @@ export function Jobs() {
       <span class="soft" role="status">${list.loaded.value && `${plural(list.jobs.length, 'job')}${list.next ? ' so far' : ''}`}</span>
       <a class="button primary" href=${link(['submit'])}>Submit a job</a></header>
     <${Filters} params=${params} />
-    <${Failure} error=${error} />
+    <${Search} where=${params.get('where') ?? ''} error=${isUnreadable ? error : null} />
+    <${Failure} error=${isUnreadable ? null : error} />
     ${!list.loaded.value && !error && html`<${Loading} />`}
     ${list.loaded.value && list.jobs.length === 0 && html`<${Empty}>
       ${[...params.keys()].length ? 'No job is like that.' : html`There are no jobs yet. <a href=${link(['submit'])}>Submit the first one</a>.`}<//>`}
@@ -90,7 +102,7 @@ export function Jobs() {
         ${above > 0 && html`<tr key="above" class="spacer" aria-hidden="true" style=${{ height: `${above}px` }}></tr>`}
         ${rows.map((job, index) => html`<tr key=${job.id} aria-rowindex=${first + index + 2} class=${chosen.has(job.id) ? 'chosen' : ''}>
           <td class="pick"><input type="checkbox" aria-label=${`Choose ${nameOf(job)}`} checked=${chosen.has(job.id)} onChange=${() => toggle(job.id)} /></td>
-          <td class="name"><${JobLink} job=${job} /> <${Labels} labels=${job.labels} /></td>
+          <td class="name"><${JobLink} job=${job} /> <${Tags} tags=${job.tags} /> <${Labels} labels=${job.labels} /></td>
           <td class="is"><${State} job=${job} /></td>
           <td class="wide"><${Progress} job=${job} /></td>
           <td class="num loss">${lossOf(job)}</td>
@@ -143,6 +155,30 @@ function Filters({ params }) {
     ${hasToken.value && html`<label><input type="checkbox" checked=${Boolean(params.get('mine'))}
       onChange=${(event) => adjust({ mine: event.target.checked ? '1' : '' })} /> mine</label>`}
   </div>`;
+}
+
+// The search expression, with what is wrong with it below the column that the server names.
+function Search({ where, error }) {
+  const [text, setText] = useState(where);
+  const field = useRef(null);
+  useEffect(() => setText(where), [where]);
+  const [, column, said] = error?.message.match(/^column (\d+): ([^]*)$/) ?? [null, null, error?.message];
+  // The server counts characters, a text of JavaScript halves of some.
+  const before = column ? [...where].slice(0, column - 1).join('') : where;
+  useEffect(() => {
+    if (error && document.activeElement === field.current) field.current.setSelectionRange(before.length, before.length);
+  }, [error]);
+  const search = (event) => {
+    event.preventDefault();
+    adjust({ where: text.trim() });
+  };
+  return html`<form class="where" role="search" aria-label="Search by an expression" onSubmit=${search}>
+    <input type="search" ref=${field} maxlength="4000" spellcheck="false" autocomplete="off" aria-label="Expression; Enter searches" placeholder="val/accuracy > 0.9 and train.optimizer.lr < 0.01 and 'good' in tags"
+      value=${text} aria-invalid=${Boolean(error)} aria-describedby=${error ? 'where-error' : null} onInput=${(event) => setText(event.target.value)} />
+    <button>Search</button>
+    ${where && html`<button type="button" class="quiet" onClick=${() => adjust({ where: '' })}>Clear</button>`}
+    ${error && html`<pre id="where-error" role="alert">${`${where}\n`}<span aria-hidden="true"><span class="before">${before}</span>^ </span><strong>${said}</strong>${column && html`<span class="hidden"> at column ${column}</span>`}${error.hint && `\n${error.hint}`}</pre>`}
+  </form>`;
 }
 
 // What can be done with the jobs that are chosen.

@@ -43,7 +43,7 @@ async def test_a_receiver_is_told_once_what_became_of_each_job(world: World) -> 
     assert len(told) == 2
     assert (data[good]["state"], data[bad]["state"]) == ("SUCCEEDED", "FAILED")
     assert data[good]["metrics"] == {"train/loss": 0.2}
-    assert data[good]["link"] == f"https://dray.x/v1/jobs/{good}"
+    assert data[good]["link"] == f"https://dray.x/#/jobs/{good}"
     assert "the sky is red" in data[bad]["reason"]["message"]
     cells = (await runtime.metering.watched()).cells
     assert cells["dray_webhook_tries", "delivered", "count"] == 2

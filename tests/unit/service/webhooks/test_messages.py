@@ -91,7 +91,7 @@ async def test_the_message_tells_of_the_job_as_it_came_to_the_state(hooked: Hook
     assert job["metrics"] == {"train/loss": 0.5, "val/accuracy": 0.9}
     assert (job["reason"]["code"], len(job["reason"]["message"])) == ("user_error", 1000)
     assert (job["created_at"], job["finished_at"], job["time"]) == (at, at, at)
-    assert job["link"] == f"http://127.0.0.1:8420/v1/jobs/{job_id}"
+    assert job["link"] == f"http://127.0.0.1:8420/#/jobs/{job_id}"
 
 
 async def test_what_is_not_stored_is_not_told(hooked: Hooked) -> None:

@@ -331,7 +331,7 @@ async def test_the_text_for_slack_is_short_and_nothing_in_it_is_markup(timed: Ho
     await timed.round()
     assert json.loads(timed.sent[0].body) == {
         "text": "*&lt;!channel&gt; &amp; co* SUCCEEDED: it ended\nann, queue default\n"
-        f"val/accuracy 0.9, train/loss 0.5\n<http://127.0.0.1:8420/v1/jobs/{job_id}|{job_id}>"
+        f"val/accuracy 0.9, train/loss 0.5\n<http://127.0.0.1:8420/#/jobs/{job_id}|{job_id}>"
     }
     test = json.loads(body_of(rules.TEST, START, {}, WebhookFormat.SLACK, "http://x"))
     assert test == {"text": "dray: this is a test"}

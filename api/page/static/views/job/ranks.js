@@ -1,12 +1,13 @@
 // The ranks of a job: how fast each is, which keep the others waiting, and where they hung.
 
-import { clock, duration, number } from '../../lib/format.js';
+import { bytes, clock, duration, number, percent } from '../../lib/format.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { repeat, usePoll } from '../../lib/live.js';
 import { get } from '../../lib/api.js';
 import { Empty, Failure } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
 import { link } from '../../lib/address.js';
+import { SAMPLED_MS, System, ofGpus } from './system.js';
 
 const MOST = 32;
 const SLOW = 1.2;
@@ -38,9 +39,20 @@ const meanOf = (points) => {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 };
 
+// Columns of what ranks use, each only where a rank has it: [name, (values) => text].
+const USES = [
+  ['Processor', ({ 'system/cpu': cores }) => (cores === undefined ? '' : `${number(cores, 2)} cores`)],
+  ['Memory', ({ 'system/memory_rss': size }) => (size === undefined ? '' : bytes(size))],
+  ['GPU', (values) => ofGpus(values, 'utilization').map(percent).join(', ')],
+  ['GPU memory', (values) => ofGpus(values, 'memory_used').map(bytes).join(', ')],
+];
+
 export function Ranks({ job }) {
   const latest = useLatest(job);
+  const sample = usePoll(`v1/jobs/${job.id}/metrics/system/newest`, {}, ENDED.has(job.state) ? 0 : SAMPLED_MS).data;
   const hangs = usePoll(`v1/jobs/${job.id}/hangs`, {}, 10000);
+  const used = new Map(sample?.ranks.map(({ rank, values }) => [rank, values]));
+  const uses = USES.filter(([, said]) => [...used.values()].some(said));
   const rows = (latest ?? []).map(({ rank, series }) => ({
     rank,
     step: Math.max(-1, ...Object.values(series).map(({ steps }) => steps.at(-1))),
@@ -52,13 +64,16 @@ export function Ranks({ job }) {
   const longest = times.at(-1);
   return html`<div class="card"><h2>Ranks</h2>
       ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step lately.<//>`}
-      <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th><td></td></tr></thead>
+      <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${uses.map(([name]) => html`<th key=${name} class="num">${name}</th>`)}<td></td></tr></thead>
       <tbody>${rows.map(({ rank, step, time, wait }) => html`<tr key=${rank}><td>${rank}${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
         <td class="num">${step >= 0 ? number(step) : '–'}</td>
         <td><span class="progress"><span class="meter"><span style=${{ width: `${time && longest ? (100 * time) / longest : 0}%` }}></span></span><span class="said">${duration(time)}</span></span></td>
         <td class="num">${wait === null ? '–' : duration(wait)}</td>
+        ${uses.map(([name, said]) => html`<td key=${name} class="num">${said(used.get(rank) ?? {}) || '–'}</td>`)}
         <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a></td></tr>`)}</tbody></table>
-      ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}</div>
+      ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}
+      ${sample?.time && html`<p class="soft">What they used at ${clock(1000 * sample.time)}.</p>`}</div>
+    <${System} job=${job} />
     <div class="card"><h2>Hangs</h2><${Failure} error=${hangs.error} />
       ${hangs.data?.items.length === 0 && html`<p class="soft">None. If the ranks stand still, their stacks are kept here.</p>`}
       ${hangs.data?.items.map((hang) => html`<details key=${hang.seq}><summary>${clock(hang.time)}: ${hang.culprits.length === 1 ? `rank ${hang.culprits[0]}` : `ranks ${hang.culprits.join(', ')}`} kept the others waiting for ${duration(hang.waited_s)}

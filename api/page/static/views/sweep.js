@@ -1,0 +1,145 @@
+// A sweep: its trials as lines over the searched parameters, and the best of them as a table.
+
+import { go } from '../lib/address.js';
+import { get } from '../lib/api.js';
+import { plural, whole } from '../lib/format.js';
+import { html, useEffect, useRef, useState } from '../lib/html.js';
+import { repeat } from '../lib/live.js';
+import { NUM_COLOURS, Swatch } from '../parts/chart.js';
+import { Empty, Failure, Loading } from '../parts/common.js';
+import { State, isOver, toJob, valueText } from '../parts/job_parts.js';
+
+const EVERY_MS = 5000;
+const PAGE = 500;
+const MOST_TRIALS = 2000;
+const NUM_BEST = 20;
+const HEIGHT = 332;
+const [TOP, BOTTOM, SIDE] = [46, 14, 60];
+const AXIS_WIDTH = 160;
+
+// The sweep and its trials, the best first, asked for anew until all are over.
+function useSweep(id) {
+  const [state, setState] = useState({ sweep: null, trials: [], error: null });
+  useEffect(() => {
+    setState({ sweep: null, trials: [], error: null });
+    const controller = new AbortController();
+    repeat(async (signal) => {
+      const sweep = await get(`v1/sweeps/${id}`, {}, signal);
+      const trials = [];
+      for (let cursor = null; trials.length < MOST_TRIALS;) {
+        const page = await get(`v1/sweeps/${id}/trials`, { limit: PAGE, cursor }, signal);
+        trials.push(...page.items);
+        cursor = page.next_cursor;
+        if (!cursor) break;
+      }
+      if (!signal.aborted) setState({ sweep, trials: ranked(trials, sweep.mode), error: null });
+      return isOver(sweep.counts);
+    }, { every: EVERY_MS, signal: controller.signal, onError: (error) => error && setState((was) => ({ ...was, error })) });
+    return () => controller.abort();
+  }, [id]);
+  return state;
+}
+
+// Trials that failed or were stopped early are never the best, whatever they had reached.
+const counts = ({ state, reason, value }) => value !== null && state !== 'FAILED' && reason.code !== 'stopped_early';
+
+function ranked(trials, mode) {
+  const sign = mode === 'min' ? 1 : -1;
+  const key = (trial) => (trial.value === null ? Infinity : sign * trial.value);
+  return trials.sort((a, b) => counts(b) - counts(a) || (key(a) === key(b) ? a.index - b.index : key(a) - key(b)));
+}
+
+export function SweepView({ id }) {
+  const { sweep, trials, error } = useSweep(id);
+  if (!sweep) return html`<h1>Sweep</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
+  const names = Object.keys(sweep.sweep.parameters);
+  const best = trials.filter(counts).slice(0, NUM_BEST);
+  return html`<section aria-labelledby="title">
+    <header class="head"><h1 id="title">${sweep.name || 'Sweep'}</h1><span class="soft">${plural(sweep.size, 'trial')}: ${Object.entries(sweep.counts).map(([state, count]) => `${whole(count)} ${state}`).join(', ')}</span>
+      <span class="buttons"><a class="button" href=${`#/jobs?text=${id}`}>All trials in the list</a>
+        <button disabled=${best.length < 2} onClick=${() => go(['compare'], { jobs: best.slice(0, NUM_COLOURS).map((one) => one.job_id).join(',') })}>Compare the curves of the best</button></span></header>
+    <${Failure} error=${error} />
+    <p class="soft">${sweep.mode === 'min' ? 'Less' : 'More'} ${sweep.metric} is better; the ${sweep.by === 'last' ? 'last' : 'best'} value of each trial counts. Sampler: ${sweep.sampler}.
+      ${sweep.size > MOST_TRIALS ? ` The first ${whole(MOST_TRIALS)} trials are shown.` : ''}</p>
+    ${trials.some(({ parameters }) => parameters) ? html`<${Lines} sweep=${sweep} names=${names} trials=${trials} />` : html`<${Empty}>No trial has values yet.<//>`}
+    <h2>The best trials</h2>
+    ${!best.length ? html`<p class="soft">No trial has reported ${sweep.metric} yet.</p>` : html`<div class="card"><table class="trials"><thead><tr><th>Trial</th><th>State</th><th class="num">${sweep.metric}</th><th class="num">Step</th>${names.map((name) => html`<th key=${name} class="num">${name}</th>`)}</tr></thead>
+      <tbody>${best.map((trial, n) => html`<tr key=${trial.index} class=${trial.is_best ? 'baseline' : ''}><td>${n < NUM_COLOURS && html`<${Swatch} n=${n} />`}<a href=${toJob(trial.job_id)} title=${trial.job_id}>trial ${trial.index}</a>${trial.is_best && html` <strong class="note">best</strong>`}</td>
+        <td><${State} job=${trial} /></td><td class="num">${valueText(trial.value)}</td><td class="num">${valueText(trial.step)}</td>${names.map((name) => html`<td key=${name} class="num">${valueText(trial.parameters?.[name])}</td>`)}</tr>`)}</tbody></table></div>`}
+  </section>`;
+}
+
+const text = JSON.stringify;
+
+// An axis: where a value lies on it, from 0 below to 1 above, and the values that are written beside it.
+function axisOf(name, { choices = null, min, max, log = false }) {
+  if (choices) {
+    const at = new Map(choices.map((choice, n) => [text(choice), choices.length > 1 ? n / (choices.length - 1) : 0.5]));
+    const every = Math.ceil(choices.length / 9);
+    return { name, at: (value) => at.get(text(value)), ticks: choices.filter((_, n) => n % every === 0) };
+  }
+  const scale = log ? Math.log : (value) => value;
+  const [low, high] = [scale(min), scale(max)];
+  const middle = log ? Math.exp((low + high) / 2) : (min + max) / 2;
+  const share = (value) => (high > low ? (scale(value) - low) / (high - low) : 0.5);
+  return { name, at: (value) => (typeof value === 'number' ? share(value) : NaN), ticks: high > low ? [min, Number(middle.toPrecision(3)), max] : [min] };
+}
+
+// Parallel coordinates. One trial at a time is pointed out: by the pointer, or by the arrow keys.
+function Lines({ sweep, names, trials }) {
+  const box = useRef(null);
+  const [width, setWidth] = useState(900);
+  const [at, setAt] = useState(0);
+  const [isPointed, setIsPointed] = useState(false);
+  useEffect(() => {
+    const watch = new ResizeObserver(([entry]) => setWidth(entry.contentRect.width));
+    watch.observe(box.current);
+    return () => watch.disconnect();
+  }, []);
+  const drawn = trials.filter(({ parameters }) => parameters);
+  const values = drawn.map(({ value }) => value).filter((value) => value !== null);
+  const axes = names.map((name) => axisOf(name, sweep.sweep.parameters[name]));
+  if (values.length) axes.push(axisOf(sweep.metric, { min: Math.min(...values), max: Math.max(...values) }));
+  const all = Math.max(width, 2 * SIDE + AXIS_WIDTH * (axes.length - 1));
+  const x = (n) => (axes.length > 1 ? SIDE + (n * (all - 2 * SIDE)) / (axes.length - 1) : all / 2);
+  const y = (share) => TOP + (1 - share) * (HEIGHT - TOP - BOTTOM);
+  const valueOf = (trial, n) => (n < names.length ? trial.parameters[names[n]] : trial.value);
+  const points = (trial) => axes.map((axis, n) => [x(n), axis.at(valueOf(trial, n)), valueOf(trial, n)]).filter(([, share]) => Number.isFinite(share));
+  const said = (trial) => axes.map(({ name }, n) => `${name} ${valueText(valueOf(trial, n))}`).join(', ');
+  const current = Math.min(at, drawn.length - 1);
+  const shown = drawn[current];
+  const point = (n, focus) => {
+    setAt(n);
+    setIsPointed(true);
+    if (focus) box.current.querySelector(`[data-n="${n}"]`)?.focus();
+  };
+  const move = (event) => {
+    const to = { ArrowDown: current + 1, ArrowRight: current + 1, ArrowUp: current - 1, ArrowLeft: current - 1, Home: 0, End: drawn.length - 1 }[event.key];
+    if (event.key === 'Enter') go(['jobs', shown.job_id]);
+    if (to === undefined) return;
+    event.preventDefault();
+    point(Math.max(0, Math.min(drawn.length - 1, to)), true);
+  };
+  const line = (trial, n) => {
+    const isBest = counts(trial) && n < NUM_COLOURS;
+    const path = points(trial).map(([left, share], i) => `${i ? 'L' : 'M'}${left.toFixed(1)} ${y(share).toFixed(1)}`).join('');
+    return html`<g key=${trial.index} class=${`trial ${isBest ? `colour-${n}` : 'soft'} ${isBest ? 'good' : ''} ${isPointed && n === current ? 'pointed' : ''}`} role="option" data-n=${n}
+      aria-selected=${n === current} aria-posinset=${n + 1} aria-setsize=${drawn.length} tabindex=${n === current ? 0 : -1} aria-label=${`Trial ${trial.index}, ${trial.state}: ${said(trial)}`}
+      onPointerEnter=${() => point(n)} onFocus=${() => point(n)} onClick=${() => point(n, true)}><path class="near" d=${path} /><path d=${path} /></g>`;
+  };
+  // What is drawn later lies above: the best ones last. The order of the keys is that of the ranks.
+  return html`<div class="card lines" ref=${box}>
+    <svg width=${all} height=${HEIGHT} viewBox=${`0 0 ${all} ${HEIGHT}`}>
+      <g aria-hidden="true">${axes.map((axis, n) => html`<g key=${axis.name} class="axis"><line x1=${x(n)} x2=${x(n)} y1=${y(0)} y2=${y(1)} />
+        <text x=${x(n)} y="16" text-anchor=${n === 0 ? 'start' : n === axes.length - 1 ? 'end' : 'middle'} dx=${n === 0 ? 6 - SIDE : n === axes.length - 1 ? SIDE - 6 : 0}><title>${axis.name}</title>${axis.name.length > 22 ? `…${axis.name.slice(-21)}` : axis.name}</text></g>`)}</g>
+      <g role="listbox" aria-label="Trials, the best first" onKeyDown=${move}>${drawn.map((trial, n) => line(trial, n)).reverse()}</g>
+      <g class="axis ticks" aria-hidden="true">${axes.map((axis, n) => axis.ticks.map((tick) => html`<text key=${text(tick)} x=${x(n)} y=${y(axis.at(tick))} dx=${n === axes.length - 1 ? 6 : -6} dy="4" text-anchor=${n === axes.length - 1 ? 'start' : 'end'}>${short(tick)}</text>`))}</g>
+      ${isPointed && html`<g class="values" aria-hidden="true">${points(shown).map(([left, share, value], n) => html`<g key=${n}><circle cx=${left} cy=${y(share)} r="4" /><text x=${left} y=${y(share) - 9} text-anchor="middle">${short(value)}</text></g>`)}</g>`}
+    </svg>
+    <p class="soft">${isPointed ? html`<a href=${toJob(shown.job_id)}>trial ${shown.index}</a> <span class="said">${shown.state}: ${said(shown)}</span>` : 'Point at a line, or go through the trials with the arrow keys; Enter opens one. The coloured ones are the best.'}</p></div>`;
+}
+
+function short(value) {
+  const said = valueText(value);
+  return said.length > 12 ? `${said.slice(0, 11)}…` : said;
+}
