@@ -139,6 +139,11 @@ def time_of(frame: Frame, now: datetime) -> datetime:
     return _as_time(frame.time) or now
 
 
+def seconds_of(frame: Frame, now: datetime) -> float:
+    """The same as Unix time."""
+    return frame.time if abs(frame.time) <= MAX_SECONDS else now.timestamp()
+
+
 def within(seconds: float, first: datetime, last: datetime) -> datetime:
     """A time by a node's clock (Unix seconds) if it lies between the two; otherwise that clock is
     wrong, and the answer is the last."""

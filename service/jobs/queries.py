@@ -61,10 +61,13 @@ class Queries:
         rank: int = 0,
         after_step: int | None = None,
         max_points: int = 2000,
+        in_order: bool = False,
+        times: bool = False,
     ) -> views.Metrics:
         """Every step of a series once, over all attempts; only steps above `after_step`.
 
-        At most `max_points` points of each series, with its first, its last and its extremes.
+        At most `max_points` points of each series: with its first, its last and its extremes, or
+        with `in_order` the first ones without a gap. With `times` also when they were reported.
         """
         after = -1 if after_step is None else after_step
         points = max(1, min(max_points, MAX_POINTS))
@@ -74,12 +77,16 @@ class Queries:
             state = repository.state_of(session, job_id) if storable(job_id) else None
             if state is None:
                 raise not_found(job_id)
-            series = metric_reader.read(
+            read = metric_reader.read_in_order if in_order else metric_reader.read_thinned_out
+            series, end = read(
                 session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
             )
-            return metric_reader.as_view(
-                series, after_step=max(after, 0), live=not state.is_terminal
-            )
+            at = None
+            if times:
+                most = MAX_POINTS if in_order else points
+                at = metric_reader.read_times(session, job_id, series, max_points=most)
+            live = not state.is_terminal
+            return metric_reader.as_view(series, at, after_step=max(after, 0), end=end, live=live)
 
         return await self._database.read(work)
 

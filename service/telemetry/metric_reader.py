@@ -19,11 +19,13 @@ from service.domain.attempts.lineage import last_steps
 from service.domain.series import (
     BLOCK_POINTS,
     CHUNK_POINTS,
+    TIMES,
     Points,
     downsample,
     outlined,
     pack,
     summarise,
+    times_at,
     unpack,
 )
 from service.domain.series_rows import Series, join, unpack_row
@@ -33,7 +35,7 @@ Piece = tuple[MetricChunk, int]
 """A chunk and the last step of it that counts."""
 
 
-def read(
+def read_thinned_out(
     session: Session,
     job_id: str,
     *,
@@ -41,8 +43,95 @@ def read(
     rank: int,
     after_step: int,
     max_points: int,
+) -> tuple[dict[str, Points], None]:
+    """Of each series at most `max_points` points with a step above `after_step`; and None, since
+    none is left for another call."""
+    pieces, recent = _pieces(session, job_id, keys, rank, after_step)
+    return _thinned_out(session, pieces, recent, after_step, max_points), None
+
+
+def _thinned_out(
+    session: Session,
+    pieces: Mapping[str, Sequence[Piece]],
+    recent: Mapping[int, tuple[MetricChunk, bytes]],
+    after_step: int,
+    max_points: int,
 ) -> dict[str, Points]:
-    """Each series' points with a step above `after_step`, at most `max_points` of each."""
+    whole: set[int] = set()
+    in_blocks: set[int] = set()
+    for found in pieces.values():
+        _choose_detail(found, after_step, max_points, whole, in_blocks)
+    points = _points(session, whole, recent)
+    outlines = repository.metric_outlines(session, in_blocks)
+    series: dict[str, Points] = {}
+    for key, found in pieces.items():
+        steps, values = _join(found, points, outlines, after_step)
+        if steps:
+            series[key] = downsample(steps, values, max_points)
+    return series
+
+
+def read_in_order(
+    session: Session,
+    job_id: str,
+    *,
+    keys: Sequence[str] | None,
+    rank: int,
+    after_step: int,
+    max_points: int,
+) -> tuple[dict[str, Points], int | None]:
+    """Every point of each series from `after_step` on, up to a step at which none of them has more
+    than `max_points`; and that step, or None where there are no more points.
+
+    A chunk more than needed is never read, however long the series are.
+    """
+    pieces, recent = _pieces(session, job_id, keys, rank, after_step)
+    needed = {key: _first(found, after_step, max_points) for key, found in pieces.items()}
+    chosen = {chunk.id for found in needed.values() for chunk, _ in found}
+    points = _points(session, chosen, recent)
+    series = {key: _join(found, points, {}, after_step) for key, found in needed.items()}
+    ends = [
+        steps[min(max_points, len(steps)) - 1]
+        for key, (steps, _) in series.items()
+        if len(steps) > max_points or (steps and len(needed[key]) < len(pieces[key]))
+    ]
+    end = min(ends, default=None)
+    if end is None:
+        return {key: found for key, found in series.items() if found[0]}, None
+    cut = {}
+    for key, (steps, values) in series.items():
+        stop = bisect_right(steps, end)
+        if stop:
+            cut[key] = steps[:stop], values[:stop]
+    return cut, end
+
+
+def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
+    """The first of the pieces: enough for `max_points`."""
+    count, found = 0, []
+    for piece in pieces:
+        if count >= max_points:
+            break
+        found.append(piece)
+        chunk, end = piece
+        # Of a chunk that is cut it is not known how much is left.
+        is_whole = chunk.first_step > after_step and chunk.last_step <= end
+        count += chunk.count if is_whole else 0
+    return found
+
+
+def _points(
+    session: Session, chosen: set[int], recent: Mapping[int, tuple[MetricChunk, bytes]]
+) -> dict[int, bytes]:
+    points = repository.metric_points(session, chosen - recent.keys())
+    return points | {number: packed for number, (_, packed) in recent.items()}
+
+
+def _pieces(
+    session: Session, job_id: str, keys: Sequence[str] | None, rank: int, after_step: int
+) -> tuple[dict[str, list[Piece]], dict[int, tuple[MetricChunk, bytes]]]:
+    """The chunks of each series that hold steps which count; and those points that are in none,
+    as `_recent` has them."""
     attempts = attempts_repository.beginnings(session, job_id)
     starts = {row.attempt: began_at_step(row) for row in attempts}
     chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
@@ -55,20 +144,9 @@ def read(
     pieces = {
         key: _counting(list(group), starts, first)
         for key, group in groupby(chunks, key=attrgetter("key"))
+        if keys is not None or key != TIMES
     }
-    whole: set[int] = set()
-    in_blocks: set[int] = set()
-    for found in pieces.values():
-        _choose_detail(found, after_step, max_points, whole, in_blocks)
-    points = repository.metric_points(session, whole - recent.keys())
-    points |= {number: packed for number, (_, packed) in recent.items()}
-    outlines = repository.metric_outlines(session, in_blocks)
-    series: dict[str, Points] = {}
-    for key, found in pieces.items():
-        steps, values = _join(found, points, outlines, after_step)
-        if steps:
-            series[key] = downsample(steps, values, max_points)
-    return series
+    return pieces, recent
 
 
 def _recent(
@@ -104,13 +182,43 @@ def _in_order(chunk: MetricChunk) -> tuple[str, int, int]:
     return chunk.key, chunk.attempt, chunk.first_step
 
 
-def as_view(series: Mapping[str, Points], *, after_step: int, live: bool) -> views.Metrics:
-    """The answer; `next_step` repeats the newest step of a live job, of which more may come."""
+def read_times(
+    session: Session, job_id: str, series: Mapping[str, Points], *, max_points: int
+) -> dict[str, list[float]] | None:
+    """The Unix time of each point; None for a job whose times were not noted, by an older dray.
+
+    Exact where there are at most `max_points` steps between the first and the last of the points.
+    """
+    first = min((steps[0] for steps, _ in series.values()), default=0)
+    last = max((steps[-1] for steps, _ in series.values()), default=0)
+    pieces, recent = _pieces(session, job_id, [TIMES], 0, first - 1)
+    there = [piece for piece in pieces.get(TIMES, ()) if piece[0].first_step <= last]
+    known = _thinned_out(session, {TIMES: there}, recent, first - 1, max_points).get(TIMES)
+    if known is None:
+        return None
+    return {key: times_at(steps, known) for key, (steps, _) in series.items()}
+
+
+def as_view(
+    series: Mapping[str, Points],
+    times: Mapping[str, list[float]] | None = None,
+    *,
+    after_step: int,
+    end: int | None,
+    live: bool,
+) -> views.Metrics:
+    """The answer; `next_step` repeats the newest step of a live job, of which more may come.
+
+    end: the step up to which all points are there, if there are more.
+    """
     newest = max((steps[-1] for steps, _ in series.values()), default=after_step)
     next_step = max(after_step, newest - 1) if live else newest
+    next_step = next_step if end is None else end
     return views.Metrics(
         series={
-            key: views.Series(steps=steps, values=[by_name(value) for value in values])
+            key: views.Series(
+                steps=steps, values=[by_name(value) for value in values], times=times and times[key]
+            )
             for key, (steps, values) in sorted(series.items())
         },
         next_step=next_step,
