@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 import secrets
@@ -49,6 +50,7 @@ from service.loops.fencing import LoopDatabase
 from service.loops.forecaster import Forecaster
 from service.loops.launches import Launches
 from service.loops.leader import Leader, Loops
+from service.loops.mlflow_exporter import MlflowExporter
 from service.loops.reconciler import Reconciler
 from service.loops.retention import Retention
 from service.loops.scheduler import Scheduler
@@ -57,6 +59,7 @@ from service.nodes import node_table
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.storage.storage import Storage
+from service.tracking.mlflow_process import MlflowProcess
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +113,8 @@ class Runtime:
         """Of the newest term of this process."""
         self._reconciler: Reconciler | None = None
         """The same."""
+        self._exporter: MlflowExporter | None = None
+        """The same."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
@@ -134,6 +139,11 @@ class Runtime:
         `timings`. StartRefused if the home, the database or the storage can't be used, or another
         process has the home.
         """
+        if loops and settings.mlflow_tracking_uri and importlib.util.find_spec("mlflow") is None:
+            raise StartRefused(
+                "DRAY_MLFLOW_TRACKING_URI is set, and MLflow's client is not installed: "
+                "pip install 'dray[mlflow]', or unset it"
+            )
         # SQLite has one process, whether or not that runs the loops; so has an embedded Ray.
         is_sqlite = normalise_url(settings.database_url).get_backend_name() == "sqlite"
         holds_home = is_sqlite or (loops and settings.ray_address == EMBEDDED)
@@ -211,7 +221,16 @@ class Runtime:
             ("forecaster", forecaster.run()),
             ("decision recorder", recorder.run()),
             ("retention", retention.run()),
+            *self._exports(database),
         ]
+
+    def _exports(self, database: LoopDatabase) -> Loops:
+        uri = self.settings.mlflow_tracking_uri
+        if uri is None:
+            return []
+        process = MlflowProcess(uri, self.settings.storage_url)
+        self._exporter = MlflowExporter(database, process, self._timings)
+        return [("export to MLflow", self._exporter.run())]
 
     async def clear_cluster(self, hurry: asyncio.Event, report: Callable[[str], None]) -> None:
         """Before a stop that ends the cluster too: let every attempt save and leave its slots.
@@ -317,6 +336,8 @@ class Runtime:
             checks["loops"] = f"standing by: {leader.other.holder} runs them"
         if (seen := self._watched()) is not None:
             checks["nodes"] = "; ".join(refused_nodes(seen)) or "ok"
+        if leader is not None and leader.leads and self._exporter is not None:
+            checks["mlflow"] = self._exporter.problem or "ok"
         problem = (full.problem if full else None) or await self.jobs.storage_watch.full_folders()
         nodes = seen.nodes if seen is not None else ()
         problems = [problem, *(node.full and f"{node.hostname}: {node.full}" for node in nodes)]

@@ -363,6 +363,41 @@ class TrialRungRow(Base):
     value: Mapped[float | None]
 
 
+class MlflowExportRow(Base):
+    """How far a job was written to MLflow (`service.tracking`)."""
+
+    __tablename__ = "mlflow_exports"
+    __table_args__ = (
+        Index("ix_mlflow_exports_number", "number"),
+        Index(
+            "ix_mlflow_exports_open",
+            "number",
+            sqlite_where=text("NOT is_complete"),
+            postgresql_where=text("NOT is_complete"),
+        ),
+    )
+    job_id: Mapped[str] = _job_key()
+    number: Mapped[int]
+    """The job's, by which jobs without a row are found."""
+    run_id: Mapped[str | None] = mapped_column(String(255))
+    """Unset until the run and its parameters are there."""
+    event_seq: Mapped[int] = mapped_column(server_default=text("0"))
+    """The newest event of the job whose state the run shows."""
+    after_step: Mapped[int] = mapped_column(server_default=text("-1"))
+    """Points of higher steps are read next."""
+    last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    """By the name of a metric, the last step that the run has."""
+    artifacts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    """By its id, the SHA-256 of each artifact that the run has."""
+    failures: Mapped[int] = mapped_column(server_default=text("0"))
+    """In a row."""
+    not_before: Mapped[datetime | None]
+    """After a failure, when the next try may be."""
+    problem: Mapped[str | None]
+    is_complete: Mapped[bool] = mapped_column(server_default=text("false"))
+    """The job is over, and the run has all of it."""
+
+
 class IdempotencyRow(Base):
     __tablename__ = "idempotency_keys"
     owner: Mapped[str] = mapped_column(String(255), primary_key=True)

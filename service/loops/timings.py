@@ -53,6 +53,8 @@ class LoopTimings:
     record_rest: float = 4.0
     """How long the recorder of decisions rests after each that it keeps, as a multiple of the
     processor's time that this took."""
+    export_period_s: float = 2.0
+    """Between two rounds of the export to MLflow."""
     retention_period_s: float = 10.0
     """Between two rounds of the retention loop."""
     expiry_period_s: float = 60.0

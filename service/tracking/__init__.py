@@ -1,0 +1,1 @@
+"""Jobs as runs of MLflow."""
