@@ -337,7 +337,7 @@ class Runtime:
         if (seen := self._watched()) is not None:
             checks["nodes"] = "; ".join(refused_nodes(seen)) or "ok"
         if leader is not None and leader.leads and self._exporter is not None:
-            checks["mlflow"] = self._exporter.problem or "ok"
+            checks["mlflow"] = "does not answer" if self._exporter.is_away else "ok"
         problem = (full.problem if full else None) or await self.jobs.storage_watch.full_folders()
         nodes = seen.nodes if seen is not None else ()
         problems = [problem, *(node.full and f"{node.hostname}: {node.full}" for node in nodes)]

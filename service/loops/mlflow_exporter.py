@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from datetime import datetime, timedelta
@@ -57,8 +58,8 @@ class MlflowExporter:
         """By job, how it was when its run had all of it."""
         self._num_failures = 0
         """Calls in a row that MLflow did not answer."""
-        self.problem: str | None = None
-        """Why MLflow does not get the newest state of all jobs."""
+        self.is_away = False
+        """Whether MLflow did not answer the last call."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -88,13 +89,13 @@ class MlflowExporter:
         found = await self._database.read(repository.incomplete)
         now = {row.id: (row.event_seq, row.state, row.progress) for row in found}
         self._seen = {job_id: was for job_id, was in self._seen.items() if job_id in now}
-        waiting = iter(
-            [job_id for job_id, as_now in now.items() if self._seen.get(job_id) != as_now]
-        )
-        with_more = await asyncio.gather(
-            *(self._export_from(waiting, now) for _ in range(MLFLOW_CALLS))
-        )
-        return self.problem is None and (any(with_more) or len(new) == NEW_JOBS)
+        waiting = iter([job_id for job_id in now if self._seen.get(job_id) != now[job_id]])
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._export_from(waiting, now)) for _ in range(MLFLOW_CALLS)
+            ]
+        has_more = len(new) == NEW_JOBS or any(task.result() for task in tasks)
+        return has_more and not self.is_away
 
     async def _export_from(self, waiting: Iterator[str], now: Mapping[str, Any]) -> bool:
         """Export a part of each of the jobs that no other call has begun; returns whether one has
@@ -106,7 +107,7 @@ class MlflowExporter:
                     has_more = True
                 else:
                     self._seen[job_id] = now[job_id]
-                self.problem, self._num_failures = None, 0
+                self.is_away, self._num_failures = False, 0
             except (MlflowAway, MlflowRefused) as error:
                 await self._note_failure(job_id, error)
             if self._num_failures >= MLFLOW_CALLS:
@@ -122,13 +123,14 @@ class MlflowExporter:
         if run_id is None:
             run_id = await self._call("begin", *astuple(part.run))
             await self._database.write(lambda s, _: _note_run(s, job_id, run_id))
-        await self._call("log", run_id, part.metrics, part.tags if part.is_changed else {})
+        shows = part.is_changed and not part.has_more
+        await self._call("log", run_id, part.metrics, part.tags if shows else {})
         for file in part.artifacts if part.completes else ():
             limit_s = CALL_LIMIT_S + file.size_bytes / UPLOAD_BYTES_PER_S
             arguments = (run_id, file.path, file.url, file.size_bytes)
             await self._call("upload", *arguments, limit_s=limit_s)
             await self._database.write(lambda s, _, file=file: _note_file(s, job_id, file))
-        if part.is_changed:
+        if shows:
             await self._call("set_status", run_id, part.status, part.end_time_ms)
         await self._database.write(lambda s, _: _note_part(s, job_id, part))
         return part.has_more
@@ -136,15 +138,17 @@ class MlflowExporter:
     async def _call(self, method: str, *arguments: Any, limit_s: float = CALL_LIMIT_S) -> Any:
         return await self._mlflow.call(method, *arguments, limit_s=limit_s)
 
-    async def _note_failure(self, job_id: str, error: Exception) -> None:
-        logger.warning("the job %s can't be written to MLflow: %s", job_id, error)
+    async def _note_failure(self, job_id: str, error: MlflowAway | MlflowRefused) -> None:
+        why, pauses_s = _without_password(f"{error}"), REFUSED_PAUSES_S
+        logger.warning("the job %s can't be written to MLflow: %s", job_id, why)
         if isinstance(error, MlflowAway):
             self._num_failures += 1
-            self.problem = str(error)
-        pauses_s = AWAY_PAUSES_S if isinstance(error, MlflowAway) else REFUSED_PAUSES_S
-        await self._database.write(
-            lambda s, now: _note_problem(s, job_id, f"{error}", pauses_s, now)
-        )
+            self.is_away, pauses_s = True, AWAY_PAUSES_S
+        await self._database.write(lambda s, now: _note_problem(s, job_id, why, pauses_s, now))
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//[^/@\s]+@", "//", text)
 
 
 def _note_run(session: Session, job_id: str, run_id: str) -> None:
@@ -163,7 +167,7 @@ def _note_part(session: Session, job_id: str, part: JobPart) -> None:
     row = repository.get(session, job_id)
     if row is not None:
         row.after_step, row.last_steps = part.after_step, part.last_steps
-        row.event_seq = part.event_seq
+        row.event_seq = row.event_seq if part.has_more else part.event_seq
         row.failures, row.not_before, row.problem = 0, None, None
         row.is_complete = part.completes
 

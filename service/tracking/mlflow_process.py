@@ -75,8 +75,9 @@ class MlflowProcess:
             "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
             **os.environ,
-            "PYTHONPATH": str(CODE_ROOT),
         }
+        code_path = [str(CODE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(code_path)
         environment.pop("DRAY_DATABASE_URL", None)
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "service.tracking.mlflow_client", *self._arguments),

@@ -1,0 +1,149 @@
+"""Jobs in a real MLflow: exported to `mlflow server`, through its restarts and those of the
+process that calls it.
+
+It needs the package mlflow, server included; where that is missing, the reason says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ray_workers.shared.contracts import attempt_prefix
+from service.db.session import Database
+from service.loops.fencing import LoopDatabase
+from service.loops.mlflow_exporter import MlflowExporter
+from service.loops.timings import LoopTimings
+from service.storage.storage import Storage
+from service.tracking.mlflow_process import MlflowProcess
+from tests.marks import SOAK
+from tests.unit.api.serving import wait_until
+from tests.unit.service.helpers import START, Service, metrics
+
+pytestmark = [
+    pytest.mark.anyio,
+    SOAK,
+    pytest.mark.skipif(
+        importlib.util.find_spec("mlflow.server") is None
+        if importlib.util.find_spec("mlflow")
+        else True,
+        reason="mlflow, whose server takes the runs, is not installed: pip install mlflow",
+    ),
+]
+
+
+@contextmanager
+def mlflow_server(home: Path, port: int) -> Iterator[str]:
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", f"{port}"]
+    command += ["--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}", "--workers", "1"]
+    command += ["--artifacts-destination", (home / "mlartifacts").as_uri()]
+    with (home / "mlflow.log").open("a") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=home)
+
+        def answers() -> bool:
+            assert server.poll() is None, (home / "mlflow.log").read_text()
+            try:
+                return httpx.get(f"{url}/health", trust_env=False).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        try:
+            wait_until(answers, "MLflow's server")
+            yield url
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def until_complete(exporter: MlflowExporter, condition: Any) -> None:
+    async with asyncio.timeout(300):
+        while not condition():
+            if not await exporter.run_once():
+                await asyncio.sleep(0.05)
+
+
+async def test_every_job_is_a_run_whole_and_once_through_restarts(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setattr("service.loops.mlflow_exporter.AWAY_PAUSES_S", (0.0,))
+    database = Database(sqlite_url)
+    storage = Storage((tmp_path / "storage").as_uri())
+    service = Service(database, storage, tmp_path)
+    port = free_port()
+    process = MlflowProcess(f"http://127.0.0.1:{port}", storage.url)
+    exporter = MlflowExporter(LoopDatabase(database), process, LoopTimings())
+    num_steps = 6000
+    jobs = [
+        await service.running(name=f"job-{n}", labels={"experiment": "digits"}) for n in range(3)
+    ]
+    with mlflow_server(tmp_path, port):
+        for begin in range(0, num_steps, 1000):
+            for job_id in jobs:
+                frames = [
+                    metrics(n, {"train/loss": 1 / (n + 1), "val/x": math.nan})
+                    for n in range(begin, begin + 1000)
+                ]
+                service.report(job_id, 1, frames)
+            await exporter.run_once()
+            if begin == 2000 and process.pid is not None:
+                os.kill(process.pid, signal.SIGKILL)
+            if begin == 3000 and process.pid is not None:
+                running = asyncio.create_task(exporter.run_once())
+                await asyncio.sleep(0.05)
+                os.kill(process.pid, signal.SIGKILL)
+                await running
+    for job_id in jobs:
+        storage.write_bytes(f"{attempt_prefix(job_id, 1)}/artifacts/model/weights.bin", b"abc")
+        artifact = service.artifact(job_id, 1, "model/weights.bin")
+        service.end(job_id, 1, frames=[metrics(num_steps, {"train/loss": 0.5}), artifact])
+    await exporter.run_once()
+    assert exporter.is_away
+    with mlflow_server(tmp_path, port) as url:
+        client = MlflowClient(url)
+
+        def runs() -> Any:
+            found = client.get_experiment_by_name("digits")
+            return client.search_runs([found.experiment_id]) if found else []
+
+        await until_complete(
+            exporter,
+            lambda: [run.info.status for run in runs()] == ["FINISHED"] * len(jobs),
+        )
+        assert {run.data.tags["dray.job_id"] for run in runs()} == set(jobs)
+        for run in runs():
+            history = client.get_metric_history(run.info.run_id, "train/loss")
+            assert [(p.step, p.value) for p in sorted(history, key=lambda p: p.step)] == [
+                *((n, 1 / (n + 1)) for n in range(num_steps)),
+                (num_steps, 0.5),
+            ]
+            assert {p.timestamp for p in history} == {START.timestamp() * 1000}
+            assert len(client.get_metric_history(run.info.run_id, "val/x")) == num_steps
+            assert run.data.params["recipe"] == "image_classification"
+            (folder,) = client.list_artifacts(run.info.run_id)
+            (file,) = client.list_artifacts(run.info.run_id, folder.path)
+            assert (file.path, file.file_size) == ("model/weights.bin", 3)
+    await process.stop()
+    database.close()
