@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from service.db.repositories import mlflow_exports as repository
 from service.loops.fencing import LoopDatabase
 from service.loops.timings import LoopTimings
+from service.tracking.mlflow_parts import ArtifactFile, JobPart, next_part
 from service.tracking.mlflow_process import MLFLOW_CALLS, MlflowAway, MlflowRefused
-from service.tracking.mlflow_runs import ArtifactFile, JobPart, next_part
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from mlflow.exceptions import MlflowException
 
 from service.storage.storage import Storage
 from service.tracking.mlflow_process import MLFLOW_CALLS
+from service.tracking.mlflow_runs import JOB_TAG
 
-JOB_TAG = "dray.job_id"
 MOST_METRICS, MOST_OTHERS = 1000, 100
 """Most of each kind that MLflow takes at a time."""
 PIECE_BYTES = 8 << 20

@@ -16,7 +16,7 @@ from service.loops import mlflow_exporter
 from service.loops.fencing import LoopDatabase
 from service.loops.mlflow_exporter import MlflowExporter
 from service.loops.timings import LoopTimings
-from service.tracking import mlflow_runs
+from service.tracking import mlflow_parts, mlflow_runs
 from service.tracking.mlflow_process import MLFLOW_CALLS, MlflowAway, MlflowRefused
 from tests.unit.service.helpers import START, Service, metrics, resumed
 
@@ -162,7 +162,7 @@ async def test_nothing_is_lost_or_doubled_whichever_calls_fail(
     frames = [metrics(n, {"loss": 1.0, **({"val": 2.0} if n % 7 == 0 else {})}) for n in range(100)]
     service.report(job_id, 1, [*frames[:60], service.artifact(job_id, 1, "a.bin")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlflow_runs, "MOST_POINTS", 30)
+        patch.setattr(mlflow_parts, "MOST_POINTS", 30)
         kinds = ("before", "after", None, "after", None, None)
         away = MlflowAway("gone")
         mlflow.failures = iter([when and (when, away) for when in kinds * 20])
@@ -299,7 +299,7 @@ async def test_a_failure_of_the_database_ends_no_loop(
 
 def test_a_document_is_flat_and_within_the_limits_of_mlflow() -> None:
     document = {"a": {"b": [1, {"c": None}], "d": {}}, "e": None, "f:g": "x" * 9000, "h": True}
-    params = dict(mlflow_runs.params_of(document))
+    params = mlflow_runs.params_of(document)
     assert params.keys() == {"a.b", "f_g", "h"}
     assert params["a.b"] == '[1, {"c": null}]'
     assert (len(params["f_g"]), params["h"]) == (6000, "true")
