@@ -12,6 +12,7 @@ import dray
 from api import openapi, problems
 from api.context import Context
 from api.http.connections import Admission, Limits
+from api.mlflow import routes as mlflow
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
 from api.routes import (
@@ -64,6 +65,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     schema.router,
     health.router,
     reference.router,
+    mlflow.router,
 )
 
 

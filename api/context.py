@@ -21,6 +21,7 @@ from service.jobs.service import Jobs
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.runtime import Runtime
+from service.tracking.mlflow_queries import MlflowQueries
 
 
 @dataclass
@@ -120,6 +121,10 @@ async def _faults(request: Request) -> FaultService:
     return context_of(request).runtime.faults
 
 
+async def _mlflow(request: Request) -> MlflowQueries:
+    return context_of(request).runtime.mlflow
+
+
 async def _plans(request: Request) -> Plans:
     return context_of(request).runtime.plans
 
@@ -132,6 +137,7 @@ TheChanges = Annotated[JobChanges, Depends(_changes)]
 TheQueues = Annotated[Queues, Depends(_queues)]
 TheCosts = Annotated[Costs, Depends(_costs)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
+TheMlflow = Annotated[MlflowQueries, Depends(_mlflow)]
 ThePlans = Annotated[Plans, Depends(_plans)]
 Caller = Annotated[str, Depends(caller)]
 Actor = Annotated[str, Depends(actor)]

@@ -60,6 +60,7 @@ from service.planning.service import Plans
 from service.queues.service import Queues
 from service.storage.storage import Storage
 from service.tracking.mlflow_process import MlflowProcess
+from service.tracking.mlflow_queries import MlflowQueries
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class Runtime:
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
         self.reading = Queries(database, storage, self.signals, settings)
+        self.mlflow = MlflowQueries(database, self.reading)
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None
         self.leader: Leader | None = None
