@@ -130,6 +130,8 @@ class MlflowExporter:
             arguments = (run_id, file.path, file.url, file.size_bytes)
             await self._call("upload", *arguments, limit_s=limit_s)
             await self._database.write(lambda s, _, file=file: _note_file(s, job_id, file))
+        if part.completes and part.model is not None:
+            await self._call("describe_model", run_id, part.model.url)
         if shows:
             await self._call("set_status", run_id, part.status, part.end_time_ms)
         await self._database.write(lambda s, _: _note_part(s, job_id, part))

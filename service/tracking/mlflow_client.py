@@ -25,6 +25,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from service.storage.storage import Storage
+from service.tracking.mlflow_models import MLMODEL, mlmodel
 from service.tracking.mlflow_process import MLFLOW_CALLS
 from service.tracking.mlflow_runs import JOB_TAG
 
@@ -102,6 +103,11 @@ class Runs:
                     file.write(self._storage.read_bytes(key, start, start + PIECE_BYTES))
             self._client.log_artifact(run_id, str(copy), parent)
 
+    def describe_model(self, run_id: str, config_url: str) -> None:
+        """Add the description by which MLflow loads the model of a recipe."""
+        config = json.loads(self._storage.read_bytes(self._storage.key_of(config_url)))
+        self._client.log_text(run_id, mlmodel(config, run_id), MLMODEL)
+
 
 def _in_parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     for start in range(0, len(items), size):
@@ -116,8 +122,8 @@ def _answer(runs: Runs, method: str, arguments: list[Any]) -> tuple[str, Any]:
         status = error.get_http_status_code()
         is_ours = 400 <= status < 500 and status not in _CREDENTIALS_OR_LOAD
         return "refused" if is_ours else "away", str(error)
-    except FileNotFoundError as error:
-        return "refused", str(error)
+    except (FileNotFoundError, LookupError, ValueError) as error:  # of an artifact
+        return "refused", f"{type(error).__name__}: {error}"
     except Exception as error:
         return "away", f"{type(error).__name__}: {error}"
 

@@ -14,6 +14,7 @@ from service.db.repositories import mlflow_exports as repository
 from service.domain.series import Points
 from service.jobs import serializers
 from service.telemetry import metric_reader
+from service.tracking.mlflow_models import CONFIG
 from service.tracking.mlflow_runs import STATUS, experiment_of, milliseconds, params_of, tags_of
 
 MOST_POINTS = 10_000
@@ -52,6 +53,8 @@ class JobPart:
     tags: dict[str, str]
     metrics: list[Metric]
     artifacts: list[ArtifactFile]
+    model: ArtifactFile | None
+    """The file that describes the model of a recipe."""
     is_changed: bool
     """Whether an event of the job has changed the status or the tags since the last part."""
     event_seq: int
@@ -84,7 +87,8 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
         )
     ]
     last_steps = {**row.last_steps, **{key: steps[-1] for key, (steps, _) in series.items()}}
-    found = attempts_repository.artifacts(session, job_id)
+    found = [_file(one) for one in attempts_repository.artifacts(session, job_id)]
+    by_recipe = found if view.spec.get("recipe") else []
     return JobPart(
         run=NewRun(
             experiment=experiment_of(view.labels),
@@ -98,7 +102,8 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
         end_time_ms=job.finished_at and milliseconds(job.finished_at),
         tags=tags_of(view),
         metrics=sorted(metrics, key=lambda metric: metric[3]),
-        artifacts=[_file(one) for one in found if row.artifacts.get(one.id) != one.sha256],
+        artifacts=[one for one in found if row.artifacts.get(one.id) != one.sha256],
+        model=next((one for one in by_recipe if one.path == CONFIG), None),
         is_changed=job.event_seq != row.event_seq,
         event_seq=job.event_seq,
         after_step=after_step,

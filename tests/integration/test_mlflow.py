@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import math
 import os
 import signal
@@ -16,13 +17,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 
+from ray_workers.recipes import RECIPES
 from ray_workers.shared.contracts import attempt_prefix
+from ray_workers.shared.node_needs import DataPolicy
+from ray_workers.training.parallel.meta_init import materialise
 from service.db.session import Database
 from service.loops.fencing import LoopDatabase
 from service.loops.mlflow_exporter import MlflowExporter
@@ -31,7 +37,7 @@ from service.storage.storage import Storage
 from service.tracking.mlflow_process import MlflowProcess
 from tests.marks import SOAK
 from tests.unit.api.serving import wait_until
-from tests.unit.service.helpers import START, Service, metrics
+from tests.unit.service.helpers import START, Service, metrics, spec
 
 pytestmark = [
     pytest.mark.anyio,
@@ -81,6 +87,56 @@ async def until_complete(exporter: MlflowExporter, condition: Any) -> None:
         while not condition():
             if not await exporter.run_once():
                 await asyncio.sleep(0.05)
+
+
+async def test_a_model_is_loaded_by_its_signature(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+    import pandas
+
+    document = spec(
+        recipe="tabular_classification",
+        model={"name": "mlp"},
+        data={"source": "sklearn://iris"},
+    )
+    workload = RECIPES["tabular_classification"].build(document, DataPolicy.open())
+    materialise(workload.model, torch.device("cpu"), 0)
+    result = tmp_path / "result"
+    result.mkdir()
+    workload.write_results(workload.model, {}, 1, result)
+    database = Database(sqlite_url)
+    storage = Storage((tmp_path / "storage").as_uri())
+    service = Service(database, storage, tmp_path)
+    job_id = await service.running(**document.model_dump(mode="json", exclude_unset=True))
+    frames = []
+    for path in result.iterdir():
+        storage.write_bytes(f"{attempt_prefix(job_id, 1)}/artifacts/{path.name}", path.read_bytes())
+        frames.append(service.artifact(job_id, 1, path.name))
+    frames = [replace(f, body={**f.body, "size_bytes": 1 << 20}) for f in frames]
+    service.end(job_id, 1, frames=frames)
+    port = free_port()
+    process = MlflowProcess(f"http://127.0.0.1:{port}", storage.url)
+    exporter = MlflowExporter(LoopDatabase(database), process, LoopTimings())
+    with mlflow_server(tmp_path, port) as url:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        mlflow.set_tracking_uri(url)
+        client = mlflow.MlflowClient()
+
+        def done() -> Any:
+            return [run for run in client.search_runs(["0"]) if run.info.status == "FINISHED"]
+
+        await until_complete(exporter, done)
+        (run,) = done()
+        model = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/.")
+        columns = model.metadata.get_input_schema().input_names()
+        rows = pandas.DataFrame([[5.1, 3.5, 1.4, 0.2]] * 2, columns=columns)
+        config = json.loads((result / "config.json").read_text())
+        assert set(model.predict(rows)) <= set(config["labels"])
+        with pytest.raises(mlflow.exceptions.MlflowException, match="missing inputs"):
+            model.predict(rows[columns[:2]])
+    await process.stop()
+    database.close()
 
 
 async def test_every_job_is_a_run_whole_and_once_through_restarts(

@@ -75,6 +75,9 @@ class FakeMlflow:
     def set_status(self, run_id: str, status: str, end_time_ms: int | None) -> None:
         self.runs[run_id].status = (status, end_time_ms)
 
+    def describe_model(self, run_id: str, config_url: str) -> None:
+        self.runs[run_id].uploads.append(f"model by {config_url.rpartition('/')[2]}")
+
     def upload(self, run_id: str, path: str, url: str, size_bytes: int) -> None:
         self.runs[run_id].uploads.append(path)
 
@@ -137,6 +140,15 @@ async def test_a_job_is_a_run_from_its_submission_to_its_end(
     before = mlflow.calls.total()
     await export_all(exporter)
     assert mlflow.calls.total() == before, "a complete run is not looked at again"
+
+
+async def test_the_model_of_a_recipe_is_described(
+    service: Service, mlflow: FakeMlflow, exporter: MlflowExporter
+) -> None:
+    job_id = await service.running()
+    service.end(job_id, 1, frames=[service.artifact(job_id, 1, "config.json")])
+    await export_all(exporter)
+    assert mlflow.runs[job_id].uploads == ["config.json", "model by config.json"]
 
 
 async def test_a_job_that_has_nothing_new_costs_no_call(
