@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from sqlalchemy.orm import Session
 
 from service.db.repositories import mlflow_exports as repository
-from service.loops.fencing import LoopDatabase
-from service.loops.timings import LoopTimings
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.timings import LoopTimings
 from service.tracking.mlflow_parts import ArtifactFile, JobPart, next_part
 from service.tracking.mlflow_process import MLFLOW_CALLS, MlflowAway, MlflowRefused
 

@@ -30,9 +30,9 @@ from ray_workers.shared.contracts import attempt_prefix
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
 from service.db.session import Database
-from service.loops.fencing import LoopDatabase
 from service.loops.mlflow_exporter import MlflowExporter
-from service.loops.timings import LoopTimings
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.timings import LoopTimings
 from service.storage.storage import Storage
 from service.tracking.mlflow_process import MlflowProcess
 from tests.marks import SOAK

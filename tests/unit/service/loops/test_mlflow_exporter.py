@@ -13,9 +13,9 @@ import pytest
 from ray_workers.shared.contracts import Cause
 from service.db.repositories import mlflow_exports as repository
 from service.loops import mlflow_exporter
-from service.loops.fencing import LoopDatabase
 from service.loops.mlflow_exporter import MlflowExporter
-from service.loops.timings import LoopTimings
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.timings import LoopTimings
 from service.tracking import mlflow_parts, mlflow_runs
 from service.tracking.mlflow_process import MLFLOW_CALLS, MlflowAway, MlflowRefused
 from tests.unit.service.helpers import START, Service, metrics, resumed
