@@ -137,7 +137,8 @@ def with_token(answer: dict[str, Any], token: str | None) -> dict[str, Any]:
 
 
 def files(artifacts: Sequence[views.Artifact], folder: str) -> list[dict[str, Any]]:
-    """What is directly in a folder of the artifacts, `""` being the topmost; paths from there."""
+    """The entries directly in a folder of the artifacts, `""` being the topmost, with paths from
+    there."""
     found: dict[str, dict[str, Any]] = {}
     prefix = f"{folder}/" if folder else ""
     for artifact in artifacts:

@@ -108,7 +108,8 @@ class _Tokens:
 
 def parse_filter(text: str) -> list[Comparison]:
     """All of which must hold. Raises BadSearch."""
-    tokens, found = _Tokens(text), []
+    tokens = _Tokens(text)
+    found: list[Comparison] = []
     while tokens:
         if found and tokens.take_word("AND") is None:
             raise BadSearch(f"write AND before {tokens.take('')[1]!r}: comparisons know no OR")

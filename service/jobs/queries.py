@@ -78,10 +78,15 @@ class Queries:
             state = repository.state_of(session, job_id) if storable(job_id) else None
             if state is None:
                 raise not_found(job_id)
-            read = metric_reader.read_in_order if in_order else metric_reader.read_thinned_out
-            series, end = read(
-                session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
-            )
+            end: int | None = None
+            if in_order:
+                series, end = metric_reader.read_in_order(
+                    session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
+                )
+            else:
+                series = metric_reader.read(
+                    session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
+                )
             at = None
             if times:
                 most = MAX_POINTS if in_order else points

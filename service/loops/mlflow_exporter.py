@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
@@ -33,9 +34,9 @@ NEW_JOBS = 500
 """Most jobs that are taken up in one round."""
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Of all jobs, while MLflow does not answer."""
-AWAY_PAUSES_S = (1.0, 5.0, 30.0)
+AWAY_PAUSES_S: Sequence[float] = (1.0, 5.0, 30.0)
 """Of one job after calls in a row that were not answered: others may be answered."""
-REFUSED_PAUSES_S = (5.0, 30.0, 120.0, 600.0, 3600.0)
+REFUSED_PAUSES_S: Sequence[float] = (5.0, 30.0, 120.0, 600.0, 3600.0)
 """Of one job after refusals in a row."""
 
 
@@ -129,7 +130,7 @@ class MlflowExporter:
             limit_s = CALL_LIMIT_S + file.size_bytes / UPLOAD_BYTES_PER_S
             arguments = (run_id, file.path, file.url, file.size_bytes)
             await self._call("upload", *arguments, limit_s=limit_s)
-            await self._database.write(lambda s, _, file=file: _note_file(s, job_id, file))
+            await self._database.write(partial(_note_file, job_id, file))
         if part.completes and part.model is not None:
             await self._call("describe_model", run_id, part.model.url)
         if shows:
@@ -159,7 +160,7 @@ def _note_run(session: Session, job_id: str, run_id: str) -> None:
         row.run_id = run_id
 
 
-def _note_file(session: Session, job_id: str, file: ArtifactFile) -> None:
+def _note_file(job_id: str, file: ArtifactFile, session: Session, _: datetime) -> None:
     row = repository.get(session, job_id)
     if row is not None:
         row.artifacts = {**row.artifacts, file.id: file.sha256}

@@ -35,7 +35,7 @@ Piece = tuple[MetricChunk, int]
 """A chunk and the last step of it that counts."""
 
 
-def read_thinned_out(
+def read(
     session: Session,
     job_id: str,
     *,
@@ -43,11 +43,11 @@ def read_thinned_out(
     rank: int,
     after_step: int,
     max_points: int,
-) -> tuple[dict[str, Points], None]:
-    """Of each series at most `max_points` points with a step above `after_step`; and None, since
-    none is left for another call."""
+) -> dict[str, Points]:
+    """Each series' points with a step above `after_step`, at most `max_points` of each. `TIMES` is
+    read only by its name."""
     pieces, recent = _pieces(session, job_id, keys, rank, after_step)
-    return _thinned_out(session, pieces, recent, after_step, max_points), None
+    return _thinned_out(session, pieces, recent, after_step, max_points)
 
 
 def _thinned_out(

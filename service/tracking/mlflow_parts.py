@@ -99,7 +99,7 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
         ),
         run_id=row.run_id,
         status=STATUS[job.state],
-        end_time_ms=job.finished_at and milliseconds(job.finished_at),
+        end_time_ms=None if job.finished_at is None else milliseconds(job.finished_at),
         tags=tags_of(view),
         metrics=sorted(metrics, key=lambda metric: metric[3]),
         artifacts=[one for one in found if row.artifacts.get(one.id) != one.sha256],
@@ -146,9 +146,7 @@ def _new_points(
     if series or not job.state.is_terminal:
         return series, after_step, job.state.is_terminal
     # Points at steps that the export has passed: each metric has its own last one.
-    ends, _ = metric_reader.read_thinned_out(
-        session, job.id, keys=None, rank=0, after_step=-1, max_points=2
-    )
+    ends = metric_reader.read(session, job.id, keys=None, rank=0, after_step=-1, max_points=2)
     for key, (steps, _) in ends.items():
         if steps[-1] > known.get(key, -1):
             series, _ = read([key], known.get(key, -1))

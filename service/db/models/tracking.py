@@ -1,4 +1,4 @@
-"""What of the jobs other programs have."""
+"""The progress of exports of jobs to other programs."""
 
 from __future__ import annotations
 
