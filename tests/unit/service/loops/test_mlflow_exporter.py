@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ray_workers.shared.contracts import Cause
+from service.config.start_refusals import StartRefused
 from service.db.repositories import mlflow_exports as repository
 from service.loops import mlflow_exporter
 from service.loops.mlflow_exporter import MlflowExporter
@@ -18,7 +19,9 @@ from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.tracking import mlflow_parts, mlflow_runs
 from service.tracking.mlflow_process import MLFLOW_CALLS, MlflowAway, MlflowRefused
+from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import START, Service, metrics, resumed
+from tests.unit.service.loops.world import STEPS, World, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -315,3 +318,30 @@ def test_a_document_is_flat_and_within_the_limits_of_mlflow() -> None:
     assert params.keys() == {"a.b", "f_g", "h"}
     assert params["a.b"] == '[1, {"c": null}]'
     assert (len(params["f_g"]), params["h"]) == (6000, "true")
+
+
+@ON_SQLITE
+async def test_the_service_exports_a_job_that_trains(
+    world: World, mlflow: FakeMlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.runtime.MlflowProcess", lambda *_: mlflow)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    world.set_timings(export_period_s=0.01)
+    runtime = await world.open(mlflow_tracking_uri="http://mlflow.lan")
+    job_id = await world.submit(runtime)
+
+    async def is_exported() -> bool:
+        return job_id in mlflow.runs and mlflow.runs[job_id].status[0] == "FINISHED"
+
+    await eventually(is_exported, "the run")
+    assert mlflow.runs[job_id].steps("train/loss") == list(range(1, STEPS + 1))
+    assert (await runtime.ready()).checks["mlflow"] == "ok"
+
+
+@ON_SQLITE
+async def test_a_service_that_lacks_the_client_says_what_to_install(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(StartRefused, match=r"pip install 'dray\[mlflow\]'"):
+        await world.open(mlflow_tracking_uri="http://mlflow.lan")
