@@ -48,7 +48,7 @@ def tensorboard(
     if serve and importlib.util.find_spec("tensorboard") is None:
         warn(NOT_INSTALLED.format(logdir=folder))
         serve = False
-    with interruptible(f"the jobs go on; so does: dray tensorboard --logdir {folder} ..."):
+    with interruptible(f"the jobs go on; continue with: dray tensorboard --logdir {folder} JOB..."):
         asyncio.run(_run(job_ids, folder, port if serve else None))
 
 
