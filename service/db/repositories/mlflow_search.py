@@ -11,12 +11,13 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    Float,
     Select,
     Text,
     and_,
+    case,
     cast,
     false,
-    func,
     not_,
     or_,
     select,
@@ -122,15 +123,10 @@ class _Compiler:
 
     def _metric(self, key: str) -> ColumnElement[Any]:
         """The metric's last value; NULL if it is not finite, which is a text in JSON."""
-        value: ColumnElement[Any] = JobRow.summary[key]
-        texts = ("NaN", "Infinity", "-Infinity")
-        return func.nullif(
-            func.nullif(
-                func.nullif(value.as_string(), texts[0], type_=Text()), texts[1], type_=Text()
-            ),
-            texts[2],
-            type_=Text(),
-        ).cast(JobRow.kept_back_s.type)
+        value = JobRow.summary[key].as_string()
+        return case(
+            (value.in_(("NaN", "Infinity", "-Infinity")), None), else_=cast(value, Float(53))
+        )
 
     def _metric_holds(self, one: Comparison) -> ColumnElement[bool]:
         return self._compare(self._metric(one.key), one)
