@@ -12,6 +12,7 @@ import dray
 from api import openapi, problems
 from api.context import Context
 from api.http.connections import Admission, Limits
+from api.http.turns import TurnLimits, Turns
 from api.mlflow import routes as mlflow
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
@@ -31,12 +32,15 @@ from api.routes import (
     logs,
     metrics,
     outlook,
+    page,
     plan,
     queues,
     reference,
     schema,
     status,
     sweeps,
+    tracking,
+    webhooks,
 )
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
@@ -47,10 +51,12 @@ ROUTERS: tuple[APIRouter, ...] = (
     status.router,
     jobs.router,
     queues.router,
+    webhooks.router,
     costs.router,
     outlook.router,
     arrays.router,
     sweeps.router,
+    tracking.router,
     plan.router,
     metrics.router,
     logs.router,
@@ -66,6 +72,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     health.router,
     reference.router,
     mlflow.router,
+    page.router,
 )
 
 
@@ -84,7 +91,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = runtime or await Runtime.open(settings, loops=loops)
-        context = Context(running, authority, telemetry)
+        context = Context(running, authority, telemetry, Turns(TurnLimits()))
         app.state.context = context
         try:
             yield

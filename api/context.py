@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict
 
+from api.http.turns import Turns
 from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
@@ -21,7 +23,9 @@ from service.jobs.service import Jobs
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.runtime import Runtime
-from service.tracking.mlflow_queries import MlflowQueries
+from service.tracking.mlflow.queries import MlflowQueries
+from service.tracking.service import Tracking
+from service.webhooks.service import Webhooks
 
 
 @dataclass
@@ -31,6 +35,7 @@ class Context:
     runtime: Runtime
     authority: Authority
     telemetry: Telemetry
+    turns: Turns
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server was asked to stop: long polls should answer now."""
 
@@ -59,6 +64,17 @@ def caller_of(request: Request) -> str:
     name = context_of(request).authority.caller(request)
     request.state.caller = name
     return name
+
+
+def turn(request: Request) -> AbstractAsyncContextManager[None]:
+    """The turn of the request's caller at a question that takes long to answer.
+
+    A caller is the name of a token, and on a server without tokens an address.
+    """
+    context = context_of(request)
+    host = request.client.host if request.client else ""
+    who = caller_of(request) if context.authority.has_tokens else host
+    return context.turns.turn(who)
 
 
 async def actor(request: Request) -> str:
@@ -125,8 +141,16 @@ async def _mlflow(request: Request) -> MlflowQueries:
     return context_of(request).runtime.mlflow
 
 
+async def _tracking(request: Request) -> Tracking:
+    return context_of(request).runtime.tracking
+
+
 async def _plans(request: Request) -> Plans:
     return context_of(request).runtime.plans
+
+
+async def _webhooks(request: Request) -> Webhooks:
+    return context_of(request).runtime.webhooks
 
 
 TheContext = Annotated[Context, Depends(context)]
@@ -138,7 +162,9 @@ TheQueues = Annotated[Queues, Depends(_queues)]
 TheCosts = Annotated[Costs, Depends(_costs)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
 TheMlflow = Annotated[MlflowQueries, Depends(_mlflow)]
+TheTracking = Annotated[Tracking, Depends(_tracking)]
 ThePlans = Annotated[Plans, Depends(_plans)]
+TheWebhooks = Annotated[Webhooks, Depends(_webhooks)]
 Caller = Annotated[str, Depends(caller)]
 Actor = Annotated[str, Depends(actor)]
 Admin = Annotated[str, Depends(admin)]

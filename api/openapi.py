@@ -18,13 +18,17 @@ from api import examples
 from api.http.downloads import BINARY
 from api.problems import CODES, EVERYWHERE, STATUS, declare
 from dray.requests import (
+    AnnotationRequest,
     CodeRequest,
     DrillRequest,
+    ExperimentRequest,
     JobChangeRequest,
     PlanRequest,
     PreemptRequest,
     QueueChangeRequest,
     QueueRequest,
+    WebhookChangeRequest,
+    WebhookRequest,
 )
 from dray.spec import JobSpec
 from dray.views import Problem
@@ -48,6 +52,8 @@ JOB_SPEC_BODY: dict[str, Any] = {
 REQUESTS = (
     *(PreemptRequest, DrillRequest, CodeRequest),
     *(JobChangeRequest, QueueRequest, QueueChangeRequest),
+    *(AnnotationRequest, ExperimentRequest),
+    *(WebhookRequest, WebhookChangeRequest),
 )
 """The other bodies that `api.http.body` reads."""
 

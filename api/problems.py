@@ -30,6 +30,7 @@ STATUS: Mapping[str, int] = {
     "unauthorized": 401,
     "forbidden": 403,
     "data_source_forbidden": 403,
+    "webhook_url_forbidden": 403,
     "job_not_found": 404,
     "artifact_not_found": 404,
     "checkpoint_not_found": 404,
@@ -39,6 +40,8 @@ STATUS: Mapping[str, int] = {
     "decision_not_found": 404,
     "array_not_found": 404,
     "sweep_not_found": 404,
+    "experiment_not_found": 404,
+    "webhook_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "request_too_slow": 408,
@@ -51,6 +54,9 @@ STATUS: Mapping[str, int] = {
     "queue_full": 409,  # 429 would be a rate, which a pause resolves; the SDK retries it by itself
     "queue_in_use": 409,
     "checkpoint_in_use": 409,
+    "annotations_changed": 412,
+    "too_many_webhooks": 409,
+    "webhook_disabled": 409,
     "body_too_large": 413,
     "upload_too_large": 413,
     "unsupported_media_type": 415,
@@ -74,6 +80,10 @@ STATUS: Mapping[str, int] = {
     "dependency_never_satisfied": 422,
     "init_from_not_found": 422,
     "init_from_differs": 422,
+    "invalid_search": 422,
+    "not_comparable": 422,
+    "too_many_tags": 422,
+    "too_many_requests": 429,
     "headers_too_large": 431,
     "internal_error": 500,
     "unavailable": 503,
@@ -83,7 +93,7 @@ STATUS: Mapping[str, int] = {
 }
 
 RETRY_AFTER_S = 1
-RETRIED = frozenset({"idempotency_in_flight"})
+RETRIED = frozenset({"idempotency_in_flight", "too_many_requests"})
 """Codes that are worth a retry, besides all of status 503."""
 
 

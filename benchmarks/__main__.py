@@ -122,6 +122,12 @@ def _many_jobs(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _system_metrics(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.system_metrics.measure import measure
+
+    return measure(num_rounds, progress)
+
+
 def _status_get(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.status_get import measure
 
@@ -232,6 +238,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "scheduler_locality": _scheduler_locality,
     "queue_speed": _queue_speed,
     "many_jobs": _many_jobs,
+    "system_metrics": _system_metrics,
     "gpu": _gpu,
 }
 

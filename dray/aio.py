@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import httpx
 
-from dray import functions, views
-from dray._http import costs, fault_injection, outlook, queues, sweeps
+from dray import frames, functions, views
+from dray._http import costs, fault_injection, outlook, queues, sweeps, tracking, webhooks
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import AsyncDriver
@@ -23,7 +23,20 @@ from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.client import http_options
 from dray.code.packing import PackedCode, pack
 from dray.runs import AsyncJobRun
-from dray.views import DrillKind, JobState
+from dray.views import DrillKind, JobState, WebhookFormat
+
+if TYPE_CHECKING:
+    import pandas
+
+
+Jobs: TypeAlias = "Iterable[views.Job | str] | AsyncIterable[views.Job]"
+"""Jobs or their ids; `jobs` yields the former."""
+
+
+async def _listed(jobs: Jobs) -> list[views.Job | str]:
+    if isinstance(jobs, AsyncIterable):
+        return [job async for job in jobs]
+    return list(jobs)
 
 
 class AsyncClient:
@@ -138,6 +151,7 @@ class AsyncClient:
         collapse_arrays: bool = False,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
+        where: str | None = None,
         page_size: int = 100,
     ) -> AsyncGenerator[views.Job, None]:
         chosen = JobFilter(
@@ -147,6 +161,7 @@ class AsyncClient:
             collapse_arrays=collapse_arrays,
             created_after=created_after,
             created_before=created_before,
+            where=where,
         )
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
@@ -172,6 +187,55 @@ class AsyncClient:
 
     def trials(self, sweep_id: str, *, page_size: int = 100) -> AsyncGenerator[views.Trial, None]:
         return self._driver.iterate(sweeps.trials(self._flows, sweep_id, page_size))
+
+    async def compare(self, jobs: Jobs) -> views.Comparison:
+        return await self._driver.run(tracking.compare(self._flows, await _listed(jobs)))
+
+    async def frame(self, jobs: Jobs) -> pandas.DataFrame:
+        frames.require_pandas()
+        return frames.of_jobs(
+            await self._driver.run(tracking.jobs_of(self._flows, await _listed(jobs)))
+        )
+
+    async def series_frame(
+        self,
+        jobs: Jobs,
+        keys: Sequence[str] | None = None,
+        *,
+        max_points: int | None = None,
+    ) -> pandas.DataFrame:
+        frames.require_pandas()
+        flow = tracking.series_of(self._flows, await _listed(jobs), keys, max_points)
+        return frames.of_series(await self._driver.run(flow))
+
+    def experiments(self, *, page_size: int = 100) -> AsyncGenerator[views.Experiment, None]:
+        return self._driver.iterate(tracking.experiments(self._flows, page_size))
+
+    async def experiment(self, name: str) -> views.ExperimentSummary:
+        return await self._driver.run(tracking.experiment(self._flows, name))
+
+    async def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
+        return await self._driver.run(tracking.pin_baseline(self._flows, name, job_id))
+
+    async def annotations(self, job_id: str) -> views.Annotations:
+        return await self._driver.run(tracking.get_annotations(self._flows, job_id))
+
+    async def annotate(
+        self,
+        job_id: str,
+        *,
+        add_tags: Sequence[str] | None = None,
+        remove_tags: Sequence[str] | None = None,
+        notes: str | None = None,
+        revision: int | None = None,
+    ) -> views.Annotations:
+        flow = tracking.annotate(
+            *(self._flows, job_id, revision),
+            add_tags=add_tags and list(add_tags),
+            remove_tags=remove_tags and list(remove_tags),
+            notes=notes,
+        )
+        return await self._driver.run(flow)
 
     async def wait(
         self,
@@ -213,6 +277,22 @@ class AsyncClient:
         after: Mapping[str, int] | None = None,
     ) -> AsyncGenerator[views.Point, None]:
         return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank, after))
+
+    async def system_metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after_time: int | None = None,
+        max_points: int | None = None,
+    ) -> views.SystemMetrics:
+        return await self._driver.run(
+            self._flows.system_metrics(job_id, keys, rank, after_time, max_points)
+        )
+
+    async def newest_system_metrics(self, job_id: str) -> views.SystemSample:
+        return await self._driver.run(self._flows.newest_system_metrics(job_id))
 
     def logs(
         self,
@@ -287,6 +367,42 @@ class AsyncClient:
 
     async def delete_queue(self, name: str) -> None:
         await self._driver.run(queues.delete(self._flows, name))
+
+    async def create_webhook(
+        self,
+        url: str,
+        *,
+        states: Sequence[JobState | str] | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        format: WebhookFormat | str | None = None,  # noqa: A002  the API's word
+        all_users: bool = False,
+    ) -> views.Webhook:
+        flow = webhooks.create(
+            *(self._flows, url, states, queue, labels, format), all_users=all_users
+        )
+        return await self._driver.run(flow)
+
+    async def webhooks(self) -> list[views.Webhook]:
+        return await self._driver.run(webhooks.every(self._flows))
+
+    async def webhook(self, webhook_id: str) -> views.Webhook:
+        return await self._driver.run(webhooks.get(self._flows, webhook_id))
+
+    async def enable_webhook(self, webhook_id: str) -> views.Webhook:
+        return await self._driver.run(webhooks.enable(self._flows, webhook_id, enabled=True))
+
+    async def disable_webhook(self, webhook_id: str) -> views.Webhook:
+        return await self._driver.run(webhooks.enable(self._flows, webhook_id, enabled=False))
+
+    async def delete_webhook(self, webhook_id: str) -> None:
+        await self._driver.run(webhooks.delete(self._flows, webhook_id))
+
+    async def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
+        return await self._driver.run(webhooks.test(self._flows, webhook_id, wait=wait))
+
+    def webhook_deliveries(self, webhook_id: str) -> AsyncGenerator[views.WebhookDelivery, None]:
+        return self._driver.iterate(webhooks.deliveries(self._flows, webhook_id))
 
     async def costs(
         self,

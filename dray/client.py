@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import httpx
 
-from dray import functions, views
-from dray._http import costs, fault_injection, outlook, queues, sweeps
+from dray import frames, functions, views
+from dray._http import costs, fault_injection, outlook, queues, sweeps, tracking, webhooks
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import SyncDriver
@@ -22,7 +22,10 @@ from dray._http.flows import Flows, JobFilter, Spec, States
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.code.packing import PackedCode, pack
 from dray.runs import JobRun
-from dray.views import DrillKind, JobState
+from dray.views import DrillKind, JobState, WebhookFormat
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def http_options(url: str) -> dict[str, Any]:
@@ -191,6 +194,7 @@ class Client:
         collapse_arrays: bool = False,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
+        where: str | None = None,
         page_size: int = 100,
     ) -> Generator[views.Job, None, None]:
         """Yield the jobs that match all arguments, newest first, fetched page by page.
@@ -199,7 +203,9 @@ class Client:
         job must have every pair. array: the id of an array. collapse_arrays: yield one job alone of
         each array; with `state`, of those with a job in any of them. created_after,
         created_before: with a time zone; the job was submitted at the first or later, and before
-        the second.
+        the second. where: a search expression, such as
+        `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column at
+        fault.
         """
         chosen = JobFilter(
             *(state, queue, label, owner, project),
@@ -208,6 +214,7 @@ class Client:
             collapse_arrays=collapse_arrays,
             created_after=created_after,
             created_before=created_before,
+            where=where,
         )
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
@@ -248,6 +255,70 @@ class Client:
         """Yield the trials of a sweep by their index, with their values, fetched page by page; the
         best is marked."""
         return self._driver.iterate(sweeps.trials(self._flows, sweep_id, page_size))
+
+    def compare(self, jobs: Iterable[views.Job | str]) -> views.Comparison:
+        """Up to 50 jobs side by side: the fields in which their documents differ, their metrics,
+        times and costs. The pinned baseline of their experiment comes first. Raises NotComparable
+        for one job without a baseline."""
+        return self._driver.run(tracking.compare(self._flows, list(jobs)))
+
+    def frame(self, jobs: Iterable[views.Job | str]) -> pandas.DataFrame:
+        """A pandas frame with a row for each job, by its id: how it did, the fields of the
+        documents that differ, and the newest value of each metric. Raises ImportError without
+        pandas (`pip install 'dray[frames]'`)."""
+        frames.require_pandas()
+        return frames.of_jobs(self._driver.run(tracking.jobs_of(self._flows, list(jobs))))
+
+    def series_frame(
+        self,
+        jobs: Iterable[views.Job | str],
+        keys: Sequence[str] | None = None,
+        *,
+        max_points: int | None = None,
+    ) -> pandas.DataFrame:
+        """A pandas frame with a row for each point of all series of the jobs, or of those of
+        `keys`: columns job, key, step and value. `max_points` of each series, as of `metrics`."""
+        frames.require_pandas()
+        flow = tracking.series_of(self._flows, list(jobs), keys, max_points)
+        return frames.of_series(self._driver.run(flow))
+
+    def experiments(self, *, page_size: int = 100) -> Generator[views.Experiment, None, None]:
+        """Yield the experiments by name: the values of the label `experiment`."""
+        return self._driver.iterate(tracking.experiments(self._flows, page_size))
+
+    def experiment(self, name: str) -> views.ExperimentSummary:
+        """The experiment, with the states of its jobs and the range of each metric. Raises
+        ExperimentNotFound if no job is in it."""
+        return self._driver.run(tracking.experiment(self._flows, name))
+
+    def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
+        """Have the jobs of an experiment compared with this one, or with none. Raises
+        NotComparable for a job of another experiment."""
+        return self._driver.run(tracking.pin_baseline(self._flows, name, job_id))
+
+    def annotations(self, job_id: str) -> views.Annotations:
+        """The tags and notes of a job."""
+        return self._driver.run(tracking.get_annotations(self._flows, job_id))
+
+    def annotate(
+        self,
+        job_id: str,
+        *,
+        add_tags: Sequence[str] | None = None,
+        remove_tags: Sequence[str] | None = None,
+        notes: str | None = None,
+        revision: int | None = None,
+    ) -> views.Annotations:
+        """Add or remove tags of a job in any state, or replace its notes (Markdown). With
+        `revision`, that of `annotations`, raises AnnotationsChanged if somebody changed them
+        since."""
+        flow = tracking.annotate(
+            *(self._flows, job_id, revision),
+            add_tags=add_tags and list(add_tags),
+            remove_tags=remove_tags and list(remove_tags),
+            notes=notes,
+        )
+        return self._driver.run(flow)
 
     def wait(
         self,
@@ -308,6 +379,25 @@ class Client:
         last step that the caller has of each series, to go on from there.
         """
         return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank, after))
+
+    def system_metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after_time: int | None = None,
+        max_points: int | None = None,
+    ) -> views.SystemMetrics:
+        """System metrics of rank 0 (or `rank`) over time, and of its node if it is the lowest rank
+        there: all series or those of `keys`, with at most `max_points` points each."""
+        return self._driver.run(
+            self._flows.system_metrics(job_id, keys, rank, after_time, max_points)
+        )
+
+    def newest_system_metrics(self, job_id: str) -> views.SystemSample:
+        """The newest sample of what each rank uses."""
+        return self._driver.run(self._flows.newest_system_metrics(job_id))
 
     def logs(
         self,
@@ -410,6 +500,56 @@ class Client:
         """Remove a queue; raises QueueInUse while jobs that have not ended are in it. For
         admins."""
         self._driver.run(queues.delete(self._flows, name))
+
+    def create_webhook(
+        self,
+        url: str,
+        *,
+        states: Sequence[JobState | str] | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        format: WebhookFormat | str | None = None,  # noqa: A002  the API's word
+        all_users: bool = False,
+    ) -> views.Webhook:
+        """Have an address told when your jobs, or with `all_users` everybody's (for admins), come
+        to one of `states`; by default when they end. `queue` and `labels` choose among them.
+
+        `secret` of the answer is the key of the signatures, and is told this once. Raises
+        WebhookUrlForbidden, UnknownQueue or TooManyWebhooks.
+        """
+        flow = webhooks.create(
+            *(self._flows, url, states, queue, labels, format), all_users=all_users
+        )
+        return self._driver.run(flow)
+
+    def webhooks(self) -> list[views.Webhook]:
+        """Your webhooks, oldest first; for admins, everybody's."""
+        return self._driver.run(webhooks.every(self._flows))
+
+    def webhook(self, webhook_id: str) -> views.Webhook:
+        """The webhook, without its secret; raises WebhookNotFound if you have no such one."""
+        return self._driver.run(webhooks.get(self._flows, webhook_id))
+
+    def enable_webhook(self, webhook_id: str) -> views.Webhook:
+        """Have a disabled webhook told of what happens from now on."""
+        return self._driver.run(webhooks.enable(self._flows, webhook_id, enabled=True))
+
+    def disable_webhook(self, webhook_id: str) -> views.Webhook:
+        """Send nothing more to it; messages that wait are dropped."""
+        return self._driver.run(webhooks.enable(self._flows, webhook_id, enabled=False))
+
+    def delete_webhook(self, webhook_id: str) -> None:
+        """Remove a webhook with its messages."""
+        self._driver.run(webhooks.delete(self._flows, webhook_id))
+
+    def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
+        """Send it a message that tells of no job. Returns that with the receiver's answer, or with
+        `wait=False` at once. Raises WebhookDisabled."""
+        return self._driver.run(webhooks.test(self._flows, webhook_id, wait=wait))
+
+    def webhook_deliveries(self, webhook_id: str) -> Generator[views.WebhookDelivery, None, None]:
+        """Its messages with the receiver's last answers, newest first."""
+        return self._driver.iterate(webhooks.deliveries(self._flows, webhook_id))
 
     def costs(
         self,

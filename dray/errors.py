@@ -21,6 +21,7 @@
           |   + BodyTooLarge         body_too_large
           |   + HeadersTooLarge      headers_too_large
           |   + RequestTooSlow       request_too_slow
+          |   + TooManyRequests      too_many_requests
           |   + RangeNotSatisfiable  range_not_satisfiable
           |   + Unsatisfiable        unsatisfiable
           |   |   + OutOfMemory      out_of_memory
@@ -40,10 +41,14 @@
           |   + InvalidQueue         invalid_queue
           |   + DrillImpossible      drill_impossible
           |   + IdempotencyMismatch  idempotency_key_reused
+          |   + InvalidSearch        invalid_search
+          |   + NotComparable        not_comparable
+          |   + TooManyTags          too_many_tags
           |   + MethodNotAllowed     method_not_allowed
           + Unauthorized        unauthorized
           + Forbidden           forbidden
           |   + DataSourceForbidden  data_source_forbidden
+          |   + WebhookUrlForbidden  webhook_url_forbidden
           + NotFound
           |   + JobNotFound          job_not_found
           |   + ArtifactNotFound     artifact_not_found
@@ -54,6 +59,8 @@
           |   + DecisionNotFound     decision_not_found
           |   + ArrayNotFound        array_not_found
           |   + SweepNotFound        sweep_not_found
+          |   + ExperimentNotFound   experiment_not_found
+          |   + WebhookNotFound      webhook_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -63,7 +70,10 @@
           |   + QueueFull            queue_full
           |   + QueueInUse           queue_in_use
           |   + CheckpointInUse      checkpoint_in_use
+          |   + AnnotationsChanged   annotations_changed
           |   + IdempotencyInFlight  idempotency_in_flight
+          |   + TooManyWebhooks      too_many_webhooks
+          |   + WebhookDisabled      webhook_disabled
           + ServerError         the fault is the server's
               + InternalError        internal_error
               + QuotaExceeded        quota_exceeded
@@ -262,6 +272,13 @@ class RequestTooSlow(BadRequest):
     code = "request_too_slow"
 
 
+class TooManyRequests(BadRequest):
+    """The caller asks more questions of this kind at once than the server answers; the clients send
+    it again."""
+
+    code = "too_many_requests"
+
+
 class RangeNotSatisfiable(BadRequest):
     """The file has no byte in the requested range."""
 
@@ -377,6 +394,24 @@ class IdempotencyMismatch(BadRequest):
     code = "idempotency_key_reused"
 
 
+class InvalidSearch(BadRequest):
+    """The search expression can't be read; the message begins with the column at fault."""
+
+    code = "invalid_search"
+
+
+class NotComparable(BadRequest):
+    """There is nothing to compare the jobs with, or the baseline is no job of the experiment."""
+
+    code = "not_comparable"
+
+
+class TooManyTags(BadRequest):
+    """The job would have more tags than a job can have."""
+
+    code = "too_many_tags"
+
+
 class MethodNotAllowed(BadRequest):
     code = "method_not_allowed"
 
@@ -395,6 +430,12 @@ class DataSourceForbidden(Forbidden):
     """The server's settings don't allow jobs to read this data source."""
 
     code = "data_source_forbidden"
+
+
+class WebhookUrlForbidden(Forbidden):
+    """The server's settings don't allow webhooks to be sent to this address."""
+
+    code = "webhook_url_forbidden"
 
 
 class NotFound(ApiError):
@@ -451,6 +492,18 @@ class SweepNotFound(NotFound):
     code = "sweep_not_found"
 
 
+class ExperimentNotFound(NotFound):
+    """No job has this experiment."""
+
+    code = "experiment_not_found"
+
+
+class WebhookNotFound(NotFound):
+    """There is no such webhook, or it is another user's."""
+
+    code = "webhook_not_found"
+
+
 class RouteNotFound(NotFound):
     """The server has no such path: it may be older than the client, or no dray server."""
 
@@ -505,10 +558,28 @@ class CheckpointInUse(Conflict):
     code = "checkpoint_in_use"
 
 
+class AnnotationsChanged(Conflict):
+    """Somebody changed the tags or notes since they were read: read them again."""
+
+    code = "annotations_changed"
+
+
 class IdempotencyInFlight(Conflict):
     """A submit with this key is in progress; the clients try again by themselves."""
 
     code = "idempotency_in_flight"
+
+
+class TooManyWebhooks(Conflict):
+    """You have as many webhooks as a user may have."""
+
+    code = "too_many_webhooks"
+
+
+class WebhookDisabled(Conflict):
+    """The webhook is disabled, so nothing is sent to it."""
+
+    code = "webhook_disabled"
 
 
 class ServerError(ApiError):
@@ -554,6 +625,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     403: Forbidden,
     404: NotFound,
     409: Conflict,
+    412: Conflict,
 }
 
 

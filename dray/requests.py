@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     StrictBool,
+    StringConstraints,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
@@ -22,6 +25,8 @@ from dray.spec.fields import (
     MAX_STEPS,
     Document,
     Int,
+    LabelKey,
+    LabelValue,
     Number,
     QueueName,
     Sha256,
@@ -29,7 +34,7 @@ from dray.spec.fields import (
     UserName,
     wrong,
 )
-from dray.views import DrillKind
+from dray.views import DrillKind, JobState, WebhookFormat
 
 MAX_RANK = 1_000_000
 MAX_GRACE_S = 24 * 3600
@@ -87,6 +92,37 @@ class JobChangeRequest(Document):
         if not self.model_dump(exclude_none=True):
             raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
         return self
+
+
+Tag = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+]
+MAX_TAGS = 32
+"""Of one job."""
+MAX_NOTES = 32_768
+JobIdText = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")]
+
+
+class AnnotationRequest(Document):
+    """Change the tags and notes of a job; the fields that are not given stay as they are."""
+
+    add_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
+    remove_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
+    notes: Annotated[str, StringConstraints(max_length=MAX_NOTES)] | None = None
+    """Markdown, instead of the notes that there are; an empty text removes them."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not (self.add_tags or self.remove_tags or self.notes is not None):
+            raise ValueError("give at least one of add_tags, remove_tags and notes")
+        return self
+
+
+class ExperimentRequest(Document):
+    """Change what is stored about an experiment."""
+
+    baseline: JobIdText | None
+    """Id of the job of the experiment that the others are compared with; null for none."""
 
 
 MAX_AMOUNT = 2.0**60
@@ -225,3 +261,51 @@ class CodeRequest(Document):
     """The files of a folder, which a job can run once their parts are there."""
 
     files: Annotated[list[CodeFileRequest], Field(min_length=1, max_length=MAX_FILES)]
+
+
+_URL = r"^https?://[^\s\\/@?#\x00-\x20\x7f]+(?:[/?][^\s\\#\x00-\x20\x7f]*)?$"
+
+
+def _a_url(value: str) -> str:
+    """Refuse what programs read in different ways: the host that is checked must be the host that
+    is connected to."""
+    if not value.isascii():
+        raise ValueError("must be ASCII: write other characters as %C3%A9, and hosts as xn--...")
+    try:
+        parts = urlsplit(value)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        has_host = False
+    if not has_host:
+        raise ValueError("must have a host, and a port from 1 to 65535 if any")
+    return value
+
+
+class WebhookRequest(Document):
+    """Tell an address when jobs come to certain states."""
+
+    url: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=2000, pattern=_URL),
+        AfterValidator(_a_url),
+    ]
+    """Where messages are posted: `https://`, without a name, a password or a fragment."""
+    format: WebhookFormat = WebhookFormat.JSON
+    states: Annotated[list[JobState], Field(min_length=1, max_length=len(JobState))] = Field(
+        default_factory=lambda: [state for state in JobState if state.is_terminal]
+    )
+    """The states of which it is told when a job comes to them; by default those that end it."""
+    queue: QueueName | None = None
+    """Only of jobs in this queue."""
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    """Only of jobs with all of these labels."""
+    all_users: StrictBool = False
+    """Of the jobs of all users, not of your own alone; for admins."""
+
+
+class WebhookChangeRequest(Document):
+    """Enable or disable a webhook."""
+
+    enabled: StrictBool

@@ -34,9 +34,11 @@ from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as repository
+from service.db.repositories import document_values
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
+from service.domain.tracking.document_values import defaults
 from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
@@ -45,6 +47,7 @@ from service.jobs.status_cache import StatusCache
 from service.lifecycle import preemption
 from service.loops.attempts.reconciler import Reconciler
 from service.loops.leader import Leader, Loops
+from service.loops.metering import Metering
 from service.loops.mlflow_exporter import MlflowExporter
 from service.loops.retention import Retention
 from service.loops.scheduling.autoscaler import Autoscaler
@@ -55,12 +58,15 @@ from service.loops.scheduling.scheduler import Scheduler
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.launches import Launches
 from service.loops.shared.timings import LoopTimings
+from service.loops.webhook_sender import WebhookSender
 from service.nodes import node_table
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.storage.storage import Storage
-from service.tracking.mlflow_process import MlflowProcess
-from service.tracking.mlflow_queries import MlflowQueries
+from service.tracking.mlflow.process import MlflowProcess
+from service.tracking.mlflow.queries import MlflowQueries
+from service.tracking.service import Tracking
+from service.webhooks.service import Webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -102,24 +108,26 @@ class Runtime:
         self.changes = JobChanges(database)
         self.queues = Queues(database, prices)
         self.costs = Costs(database, prices)
+        self.tracking = Tracking(database)
         self.plans = Plans(database)
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
         self.reading = Queries(database, storage, self.signals, settings)
         self.mlflow = MlflowQueries(database, self.reading)
+        self.webhooks = Webhooks(database, settings)
+        self.metering = Metering(database, timings)
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None
         self.leader: Leader | None = None
         self._launches = Launches()
         self._autoscaler: Autoscaler | None = None
         """Of the newest term of this process."""
-        self._reconciler: Reconciler | None = None
-        """The same."""
         self._exporter: MlflowExporter | None = None
         """The same."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
         self._asking: asyncio.Future[StorageStateRow | None] | None = None
         """The question of `ready` to the database that is open."""
         self._halted = asyncio.Event()
@@ -158,6 +166,8 @@ class Runtime:
             opened.push_async_callback(asyncio.to_thread, database.close)
             damage.refuse_emptied(database.url, nonce_path(settings.storage_url))
             await asyncio.to_thread(migrate, database)
+            # A release may have other defaults than the one that was here before.
+            await database.write(lambda s: document_values.insert_shared(s, defaults()))
             database.listen()
             storage = _storage(settings.storage_url)
             runtime = cls(settings, database, storage, home, timings or LoopTimings(), prices)
@@ -166,6 +176,8 @@ class Runtime:
                     lambda s: node_table.store(s, None, NOT_ASKED, database.time(s))
                 )
             await runtime.jobs.finish_deletions()
+            runtime._measuring = asyncio.create_task(runtime.metering.run(), name="metering")
+            opened.callback(runtime._measuring.cancel)
             if loops:
                 await runtime.start_loops(cluster)
             opened.pop_all()
@@ -209,12 +221,15 @@ class Runtime:
             self._autoscaler,
             recorder,
         )
-        self._reconciler = reconciler = Reconciler(
+        reconciler = Reconciler(
             *(database, cluster, self.storage, launches, signals, settings, timings),
             self.prices,
         )
         forecaster = Forecaster(database, lambda: scheduler.view, signals, timings)
-        retention = Retention(self.database, self.jobs.storage_watch, self.jobs, settings, timings)
+        retention = Retention(
+            *(self.database, self.storage, self.jobs.storage_watch, self.jobs, settings, timings)
+        )
+        webhooks = WebhookSender(database, signals, settings, timings)
         return [
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),
@@ -222,6 +237,7 @@ class Runtime:
             ("autoscaler", self._autoscaler.run()),
             ("forecaster", forecaster.run()),
             ("decision recorder", recorder.run()),
+            ("webhook sender", webhooks.run()),
             ("retention", retention.run()),
             *self._exports(database),
         ]
@@ -279,12 +295,6 @@ class Runtime:
 
         return await self.database.write(work)
 
-    @property
-    def reply_delay_s(self) -> float | None:
-        """`Reconciler.reply_delay_s`; None where this process does not run the loops."""
-        leads = self.leader is not None and self.leader.leads
-        return self._reconciler.reply_delay_s if leads and self._reconciler is not None else None
-
     def _watched(self) -> ClusterSnapshot | None:
         return self.watch.latest if self.watch else None
 
@@ -302,6 +312,10 @@ class Runtime:
                 await self.leader.release()
         if self.cluster is not None:
             await self.cluster.stop()
+        if self._measuring is not None:
+            self._measuring.cancel()
+            await asyncio.gather(self._measuring, return_exceptions=True)
+            await self.metering.flush()
         await asyncio.to_thread(self.database.close)
         if self._home is not None:
             self._home.release()

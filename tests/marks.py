@@ -6,6 +6,8 @@ where another one adds nothing. The others are marked `soak`.
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -36,3 +38,13 @@ def soak_but(names: Iterable[Any], *, short: Collection[Any]) -> list[Any]:
     if unknown:
         raise ValueError(f"no parameter is called {', '.join(map(str, unknown))}")
     return [name if name in short else soak(name) for name in known]
+
+
+def _lacks_browser() -> bool:
+    return shutil.which("chromium") is None or importlib.util.find_spec("playwright") is None
+
+
+IN_BROWSER = pytest.mark.skipif(
+    _lacks_browser(), reason="needs a chromium (apt-get install chromium) and playwright"
+)
+"""Of tests that look at the web page; pytest names them at its end where they are left out."""

@@ -51,6 +51,7 @@ def parts() -> list[Part]:
     ]
     return [
         Part("unit", ("tests/unit",), shared, {"OMP_NUM_THREADS": "1", "DRAY_FUZZ": "whole"}),
+        Part("page", ("tests/page",), ("-q",)),
         Part("storms", ("tests/simulation",), shared, {"DRAY_SEEDS": str(NUM_STORMS)}),
         *(Part(_name(path), (str(path),), ("-q",), with_ray) for path in files),
     ]

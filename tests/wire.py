@@ -34,6 +34,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "recovers_in_place": False,
         "worker_mtbf_s": WORKER_MTBF_S,
         "silence_limit_s": 60.0,
+        "system_metrics_s": None,
         "array_index": None,
         "parameters": {},
     }

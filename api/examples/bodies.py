@@ -11,6 +11,7 @@ NEXT_ID = "job-01kamq5x1c3e7g9j2m4p6r8t0w"
 ARRAY_ID = "array-01kamq7r5e8g0j2n4q6s8t1v3x"
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 CODE_ID = "code-3f1c0a5d9b7e42868c1d2e3f4a5b6c7d"
+WEBHOOK_ID = "webhook-01kamq3d6f9h1k4m7p0r2t5w8y"
 MADE, STARTED, STEPPED = (f"2026-11-21T08:45:0{second}Z" for second in (0, 1, 2))
 
 DOCUMENT: Mapping[str, Any] = {
@@ -37,7 +38,8 @@ JOB: Mapping[str, Any] = {
     "name": "digits",
     "owner": "ann",
     "project": "default",
-    "labels": {"team": "vision"},
+    "labels": {"team": "vision", "experiment": "digits"},
+    "tags": ["good"],
     "state": "RUNNING",
     "reason": {"code": "running", "message": "trains on 2 workers"},
     "queue": "default",
@@ -149,6 +151,51 @@ _HANG: Mapping[str, Any] = {
     ],
 }
 
+_EXPERIMENT: Mapping[str, Any] = {
+    "name": "digits",
+    "num_jobs": 2,
+    "newest_job": JOB_ID,
+    "baseline": OTHER_ID,
+}
+
+
+def _compared(job_id: str) -> Mapping[str, Any]:
+    return {
+        **{name: JOB[name] for name in ("name", "owner", "world_size", "created_at", "goodput")},
+        "id": job_id,
+        "state": "SUCCEEDED",
+        "experiment": "digits",
+        "tags": ["good"] if job_id == JOB_ID else [],
+        "waited_s": 1.0,
+        "ran_s": 24.0,
+        "cost": _COST,
+    }
+
+
+def _final(last: float) -> Mapping[str, Any]:
+    return {
+        "last": last,
+        "last_step": 60,
+        "min": 0.35,
+        "min_step": 6,
+        "max": last,
+        "max_step": 60,
+    }
+
+
+_COMPARISON: Mapping[str, Any] = {
+    "jobs": [_compared(OTHER_ID), _compared(JOB_ID)],
+    "baseline": OTHER_ID,
+    "differences": [{"pointer": "/train/optimizer/lr", "values": [0.01, 0.001]}],
+    "metrics": [
+        {
+            "key": "val/accuracy",
+            "values": [_final(0.91), _final(0.93)],
+            "changes": [0.0, 0.02],
+        }
+    ],
+}
+
 DRILL_ID = "drill-01kamq6v3c7y2m5w9r4t8e1x0z"
 _DRILL: Mapping[str, Any] = {
     "id": DRILL_ID,
@@ -206,10 +253,18 @@ _QUEUE: Mapping[str, Any] = {
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "PreemptRequest": {"grace_s": 30},
     "JobChangeRequest": {"queue": "night", "priority": 70},
+    "AnnotationRequest": {"add_tags": ["good"], "notes": "Best so far."},
+    "ExperimentRequest": {"baseline": OTHER_ID},
     "QueueRequest": {**_RULES, "limit": {"GPU": 8, "memory": "64GiB"}},
     "QueueChangeRequest": {"limit": {"GPU": 16, "memory": None}, "max_queued": None},
     "PlanRequest": {**DOCUMENT, "memory_bytes_per_rank": 67_108_864},
     "DrillRequest": {"kind": "kill", "rank": 1, "at_step": 50},
+    "WebhookRequest": {
+        "url": "https://hooks.example.org/dray",
+        "states": ["FAILED"],
+        "labels": {"team": "vision"},
+    },
+    "WebhookChangeRequest": {"enabled": True},
     "CodeRequest": {
         "files": [
             {"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]},
@@ -268,7 +323,44 @@ _DECIDED = {
 }
 
 
+_WEBHOOK: Mapping[str, Any] = {
+    "id": WEBHOOK_ID,
+    "owner": "ann",
+    "url": "https://hooks.example.org/dray",
+    "format": "json",
+    "states": ["FAILED"],
+    "queue": None,
+    "labels": {"team": "vision"},
+    "all_users": False,
+    "enabled": True,
+    "disabled_reason": None,
+    "failing_since": STARTED,
+    "paused_until": "2026-11-21T08:45:10Z",
+    "num_waiting": 1,
+    "created_at": MADE,
+    "secret": None,
+}
+_DELIVERY: Mapping[str, Any] = {
+    "id": f"{WEBHOOK_ID}-17",
+    "type": "job.failed",
+    "job_id": JOB_ID,
+    "status": "waiting",
+    "tries": 1,
+    "created_at": MADE,
+    "tried_at": STARTED,
+    "next_try_at": "2026-11-21T08:45:06Z",
+    "answer": {"status": 503, "body": "busy", "error": "it answered 503", "took_s": 0.2},
+}
+
+
 VIEWS: Mapping[str, Mapping[str, Any]] = {
+    "Webhook": {**_WEBHOOK, "secret": "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"},
+    "WebhookPage": {"items": [_WEBHOOK]},
+    "WebhookDelivery": _DELIVERY,
+    "WebhookDeliveryPage": {
+        "items": [_DELIVERY],
+        "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q",
+    },
     "Job": JOB,
     "JobPage": {"items": [JOB], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
     "JobArray": {
@@ -307,6 +399,24 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Metrics": {
         "series": {"train/loss": {"steps": [1, 2, 3], "values": [2.31, 1.87, "NaN"]}},
         "next_step": 3,
+    },
+    "SystemMetrics": {
+        "series": {"system/cpu": {"times": [1769853600, 1769853610], "values": [1.02, 0.98]}},
+        "next_time": 1769853610,
+    },
+    "SystemSample": {
+        "time": 1769853610,
+        "ranks": [
+            {
+                "rank": 0,
+                "values": {
+                    "system/cpu": 0.98,
+                    "system/memory_rss": 734110000.0,
+                    "system/node/cpu": 2.11,
+                },
+            },
+            {"rank": 1, "values": {"system/cpu": 0.97, "system/memory_rss": 728330000.0}},
+        ],
     },
     "LogPage": {
         "items": [{"attempt": 1, "rank": 0, "time": STEPPED, "text": "epoch 1: loss 1.87"}],
@@ -450,6 +560,30 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             }
         ],
         "forecast_error": _STARTS,
+    },
+    "Comparison": _COMPARISON,
+    "ExperimentPage": {"items": [_EXPERIMENT], "next_cursor": None},
+    "ExperimentSummary": {
+        **_EXPERIMENT,
+        "states": {"RUNNING": 1, "SUCCEEDED": 1},
+        "num_summarised": 2,
+        "metrics": [
+            {
+                "key": "val/accuracy",
+                "num_jobs": 2,
+                "least": 0.91,
+                "least_job": OTHER_ID,
+                "greatest": 0.93,
+                "greatest_job": JOB_ID,
+            }
+        ],
+    },
+    "Annotations": {
+        "tags": ["good"],
+        "notes": "Best so far.",
+        "revision": 3,
+        "updated_at": STEPPED,
+        "updated_by": "ann",
     },
     "DecisionPage": {"items": [_ROUND], "next_before": None},
     "ReplayedDecision": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.examples.bodies import ARRAY_ID, JOB_ID, OTHER_ID
+from api.examples.bodies import ARRAY_ID, JOB_ID, OTHER_ID, WEBHOOK_ID
 from api.problems import title
 
 _UNIQUE = "take a key of its own for each request, and the same key only to send one again"
@@ -31,6 +31,25 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "169.254.169.254 is an address of the cluster's own network",
         "pointer": "/data/source",
     },
+    "webhook_url_forbidden": {
+        "detail": "10.0.0.7 may not be a receiver: 10.0.0.7 is a private address",
+        "pointer": "/url",
+        "hint": "the operator allows private hosts, also without https, by "
+        "DRAY_WEBHOOK_PRIVATE_HOSTS",
+    },
+    "webhook_not_found": {
+        "detail": f"there is no webhook {WEBHOOK_ID}",
+        "hint": "`dray webhook ls` shows the webhooks there are",
+    },
+    "too_many_webhooks": {
+        "detail": "ann has 20 webhooks, as many as a user may have",
+        "hint": "delete one that is not needed: `dray webhook ls` shows them",
+    },
+    "webhook_disabled": {
+        "detail": f"the webhook {WEBHOOK_ID} is disabled: its receiver answered 410: it wants no "
+        "more messages",
+        "hint": f"`dray webhook enable {WEBHOOK_ID}` enables it",
+    },
     "job_not_found": {
         "detail": f"there is no job {OTHER_ID}",
         "hint": "`dray ls` shows the jobs there are",
@@ -43,6 +62,27 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "drill_not_found": {
         "detail": f"the job {JOB_ID} has no drill drill-0",
         "hint": "the job's list of drills has the ids",
+    },
+    "experiment_not_found": {
+        "detail": "no job has the experiment 'digits'",
+        "hint": "a job is in one by its label: `labels: {experiment: ...}`",
+    },
+    "invalid_search": {
+        "detail": "column 14: expected a number, found the end",
+        "pointer": "/where",
+    },
+    "not_comparable": {
+        "detail": f"{JOB_ID} is one job",
+        "hint": "name another one, or pin a baseline of its experiment: "
+        "dray experiment baseline EXPERIMENT JOB",
+    },
+    "too_many_tags": {
+        "detail": f"{JOB_ID} would have 33 tags, and 32 is the most",
+        "pointer": "/add_tags",
+    },
+    "annotations_changed": {
+        "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
+        "hint": "read them again, and put your change into what is there now",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
@@ -67,6 +107,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": f"the job {JOB_ID} is RUNNING: only one that waits can be held, released or "
         "moved",
         "hint": f"`dray preempt {JOB_ID}` has it leave its slots and wait again",
+    },
+    "too_many_requests": {
+        "detail": "2 questions of this kind are answered of a caller at a time, and 16 more wait",
+        "hint": "ask again when some of them are answered",
     },
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",

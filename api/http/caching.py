@@ -8,11 +8,13 @@ from collections.abc import Mapping
 
 from fastapi import Request, Response
 
+from api.problems import Refused
 from dray.views import View
 
 REVALIDATE = "private, no-cache"
 """A cache may keep an answer for its own caller only, and must revalidate it before each use."""
 
+_REVISION = re.compile(r'"([0-9]{1,18})"')
 _TAGS = re.compile(r'(?:W/)?"[^"]*"')
 
 
@@ -28,6 +30,26 @@ def is_known(request: Request, etag: str) -> bool:
         return False
     tags = {tag.removeprefix("W/") for tag in _TAGS.findall(header)}
     return header.strip() == "*" or etag.removeprefix("W/") in tags
+
+
+def revision_tag(revision: int) -> dict[str, str]:
+    """The header of an answer that has a revision, by which it can be changed conditionally."""
+    return {"ETag": f'"{revision}"'}
+
+
+def wanted_revision(if_match: str | None) -> int | None:
+    """The revision that the caller wants to change, by the header; None if any will do.
+
+    Refused for a tag that no answer had: to ignore it would change what the caller has not read.
+    """
+    header = (if_match or "*").strip()
+    if header == "*":
+        return None
+    match = _REVISION.fullmatch(header)
+    if match is None:
+        detail = f"If-Match is {header[:100]!r}, and not the ETag of an answer"
+        raise Refused("malformed_request", detail, hint='it looks like "3"')
+    return int(match[1])
 
 
 def not_modified(etag: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -48,7 +70,7 @@ def answer_json(
     request: Request, body: bytes, headers: Mapping[str, str] | None = None
 ) -> Response:
     """As `answer`, for a view that is already serialised."""
-    etag = etag_of(body)
+    etag = (headers or {}).get("ETag") or etag_of(body)
     if is_known(request, etag):
         return not_modified(etag, headers)
     return Response(

@@ -17,8 +17,8 @@ from dray import views
 from dray.validation import plainly
 from service.domain.errors import DomainError, Unavailable
 from service.domain.mlflow_search import BadSearch
-from service.tracking.mlflow_queries import Experiment, HistoryPage, experiment_id
-from service.tracking.mlflow_runs import STATUS, experiment_of, milliseconds, params_of, tags_of
+from service.tracking.mlflow.queries import Experiment, HistoryPage, experiment_id
+from service.tracking.mlflow.runs import STATUS, experiment_of, milliseconds, params_of, tags_of
 
 _BY_STATUS = {
     400: "INVALID_PARAMETER_VALUE",

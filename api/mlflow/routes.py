@@ -19,7 +19,7 @@ from api.mlflow.answers import MlflowRoute, mlflow_error
 from api.routes.artifacts import locate
 from dray import views
 from service.domain.errors import ArtifactNotFound
-from service.tracking.mlflow_queries import Experiment, MlflowQueries
+from service.tracking.mlflow.queries import Experiment, MlflowQueries
 
 API, ARTIFACTS = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
 

@@ -30,6 +30,9 @@ REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
 """Paths of health checks, which are polled all the time: they are not logged, pass the gate under
 any host name, and are answered however busy the server is."""
+PAGE = "/"
+"""The web page holds nothing of any job, so that links of any site may lead to it. Its calls pass
+the gate as all others do."""
 
 SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -77,7 +80,7 @@ class Observed:
             refused = self._admission.enter(client)
             if scope["path"] in PROBES:
                 refused = None
-            elif refused is None:
+            elif refused is None and scope["path"] != PAGE:
                 refused = self._gate.check(headers)
             if refused is not None:
                 answer = problems.refusal(Request(scope), refused)

@@ -1,36 +1,46 @@
-"""Prometheus metrics: requests are counted as they are answered, jobs and slots at each scrape."""
+"""Prometheus metrics: requests are counted as they are answered, all else is read at each scrape.
+
+A scrape costs a few statements, whatever number of jobs there is, and its series are bounded: the
+only names in labels that people choose are those of queues, which admins make.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
+from itertools import accumulate
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from dray import views
 from dray.views import JobState
 from ray_workers.shared.heartbeat import TimeCategory
+from service.domain.meter import COUNT, METRICS, SUM, Cell, ServiceMetric
+from service.loops.metering import Watched
 from service.runtime import Runtime
 
 WORKER_KINDS = ("CPU", "GPU")
 
+Place = TypeVar("Place", bound=tuple[str, ...])
+"""Values of a family's labels."""
 
-class SlotSeconds(Collector):
-    """Counters kept in the database, so that a restart of this process does not reset them."""
+
+class Scrape(Collector):
+    """All that is read at a scrape; empty until the first one."""
 
     def __init__(self) -> None:
-        self.seconds: Mapping[str, float] = {}
-        """Slot-seconds of each class, as last read from the database."""
+        self.families: list[Family] = []
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        family = CounterMetricFamily(
-            "dray_slot_seconds",
-            "Slot-seconds of all jobs by the class of their use.",
-            labels=["class"],
-        )
-        for slot_class in TimeCategory:
-            family.add_metric([slot_class.value], self.seconds.get(slot_class, 0.0))
-        yield family
+    def collect(self) -> Iterator[Family]:
+        yield from self.families
 
 
 class Telemetry:
@@ -50,31 +60,8 @@ class Telemetry:
             ("method", "route"),
             registry=self.registry,
         )
-        self._jobs = Gauge("dray_jobs", "Jobs by state.", ("state",), registry=self.registry)
-        self._waiting = Gauge(
-            "dray_queue_depth", "Jobs that wait for slots.", registry=self.registry
-        )
-        self._connected = Gauge(
-            "dray_cluster_connected", "1 while Ray answers.", registry=self.registry
-        )
-        self._nodes = Gauge(
-            "dray_nodes", "Nodes alive, accepted or refused.", ("accepted",), registry=self.registry
-        )
-        self._slots = Gauge(
-            "dray_resources",
-            "Ray resources of accepted nodes, and what attempts hold.",
-            ("kind", "what"),
-            registry=self.registry,
-        )
-
-        self._reply_delay = Gauge(
-            "dray_reply_delay_seconds",
-            "How long the newest reports of a running job waited to be stored; 0 where this "
-            "process does not run the loops.",
-            registry=self.registry,
-        )
-        self._slot_seconds = SlotSeconds()
-        self.registry.register(self._slot_seconds)
+        self._scrape = Scrape()
+        self.registry.register(self._scrape)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
@@ -83,21 +70,141 @@ class Telemetry:
     async def render(self, runtime: Runtime) -> bytes:
         """All metrics in Prometheus' text format."""
         counts = await runtime.reading.count_jobs()
-        for state in JobState:
-            self._jobs.labels(state.value).set(counts.get(state, 0))
-        self._waiting.set(counts.get(JobState.QUEUED, 0))
         cluster = await runtime.reading.cluster()
-        alive = [node for node in cluster.nodes if node.alive]
-        self._connected.set(cluster.connected)
-        for accepted in (True, False):
-            count = sum(node.accepted is accepted for node in alive)
-            self._nodes.labels(str(accepted).lower()).set(count)
-        usable = [node for node in alive if node.accepted]
-        for kind in WORKER_KINDS:
-            total = sum(node.resources.get(kind, 0.0) for node in usable)
-            held = sum(node.held.get(kind, 0.0) for node in usable)
-            self._slots.labels(kind, "total").set(total)
-            self._slots.labels(kind, "held").set(held)
-        self._reply_delay.set(runtime.reply_delay_s or 0.0)
-        self._slot_seconds.seconds = await runtime.faults.slot_seconds()
+        slot_seconds = await runtime.faults.slot_seconds()
+        watched = await runtime.metering.watched()
+        self._scrape.families = [
+            *_of_jobs(counts),
+            *_of_queues(watched),
+            *_of_cluster(cluster, watched.now),
+            *_of_webhooks(watched),
+            _slot_seconds(slot_seconds),
+            *(_of_meter(metric, watched.cells) for metric in METRICS),
+        ]
         return generate_latest(self.registry)
+
+
+def _gauge(name: str, help_: str, values: Mapping[Place, float], *labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help_, labels=labels)
+    for place, value in values.items():
+        family.add_metric(place, value)
+    return family
+
+
+def _of_jobs(counts: Mapping[JobState, int]) -> Iterator[Family]:
+    by_state = {(state.value,): counts.get(state, 0) for state in JobState}
+    yield _gauge("dray_jobs", "Jobs by state.", by_state, "state")
+    waiting = {(): counts.get(JobState.QUEUED, 0)}
+    yield _gauge("dray_queue_depth", "Jobs that wait for slots.", waiting)
+
+
+def _of_queues(watched: Watched) -> Iterator[Family]:
+    numbers = {(row.queue, row.state.value): row.num_jobs for row in watched.queues}
+    yield _gauge(
+        "dray_queue_jobs",
+        "Jobs that have not ended, by queue and state.",
+        numbers,
+        *("queue", "state"),
+    )
+    ages = {
+        (row.queue,): _age_s(row.first_at, watched.now)
+        for row in watched.queues
+        if row.state is JobState.QUEUED
+    }
+    yield _gauge(
+        "dray_queue_oldest_seconds",
+        "Time since the submission of the oldest waiting job of a queue, of those that are not "
+        "held and wait for no others.",
+        ages,
+        "queue",
+    )
+
+
+def _of_cluster(cluster: views.Cluster, now: datetime) -> Iterator[Family]:
+    yield _gauge("dray_cluster_connected", "1 while Ray answers.", {(): float(cluster.connected)})
+    yield _gauge(
+        "dray_cluster_seen_seconds",
+        "Time since the loops of the service last looked at the cluster.",
+        {(): _age_s(cluster.updated_at, now)},
+    )
+    alive = [node for node in cluster.nodes if node.alive]
+    yield _gauge(
+        "dray_nodes",
+        "Nodes alive, accepted or refused.",
+        {
+            (str(accepted).lower(),): sum(node.accepted is accepted for node in alive)
+            for accepted in (True, False)
+        },
+        "accepted",
+    )
+    usable = [node for node in alive if node.accepted]
+    amounts = {}
+    for kind in WORKER_KINDS:
+        amounts[kind, "total"] = sum(node.resources.get(kind, 0.0) for node in usable)
+        amounts[kind, "held"] = sum(node.held.get(kind, 0.0) for node in usable)
+    yield _gauge(
+        "dray_resources",
+        "Ray resources of accepted nodes, and what attempts hold.",
+        amounts,
+        *("kind", "what"),
+    )
+    quarantined = sum(each.slots for node in alive for each in node.quarantined)
+    yield _gauge(
+        "dray_quarantined_slots",
+        "Slots that are withheld until nothing of their last job is left on them.",
+        {(): quarantined},
+    )
+    yield _gauge(
+        "dray_storage_full",
+        "1 while the storage is full, so that no job is accepted or started.",
+        {(): float(cluster.storage.problem is not None)},
+    )
+
+
+def _of_webhooks(watched: Watched) -> Iterator[Family]:
+    enabled, failing, disabled, waiting, oldest_at = watched.webhooks
+    yield _gauge(
+        "dray_webhooks",
+        "Webhooks by state.",
+        {("enabled",): enabled, ("failing",): failing, ("disabled",): disabled},
+        "state",
+    )
+    yield _gauge(
+        "dray_webhook_waiting", "Messages that wait to be sent to webhooks.", {(): waiting}
+    )
+    yield _gauge(
+        "dray_webhook_oldest_seconds",
+        "Age of the oldest of these messages.",
+        {(): _age_s(oldest_at, watched.now)},
+    )
+
+
+def _slot_seconds(seconds: Mapping[str, float]) -> Family:
+    family = CounterMetricFamily(
+        "dray_slot_seconds", "Slot-seconds of all jobs by the class of their use.", labels=["class"]
+    )
+    for slot_class in TimeCategory:
+        family.add_metric([slot_class.value], seconds.get(slot_class, 0.0))
+    return family
+
+
+def _of_meter(metric: ServiceMetric, cells: Mapping[Cell, float]) -> Family:
+    labels = [] if metric.label is None else [metric.label]
+    family: CounterMetricFamily | HistogramMetricFamily
+    if not metric.bounds:
+        family = CounterMetricFamily(metric.name, metric.help, labels=labels)
+        for value in metric.values:
+            amount = cells.get((metric.name, value, COUNT), 0.0)
+            family.add_metric([value] if labels else [], amount)
+        return family
+    family = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+    for value in metric.values:
+        numbers = accumulate(cells.get((metric.name, value, part), 0.0) for part in metric.parts)
+        buckets = list(zip(metric.parts, numbers, strict=True))
+        total = cells.get((metric.name, value, SUM), 0.0)
+        family.add_metric([value] if labels else [], buckets, total)
+    return family
+
+
+def _age_s(since: datetime | None, now: datetime) -> float:
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())

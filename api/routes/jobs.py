@@ -20,12 +20,14 @@ from api.context import (
     TheJobs,
     TheReading,
     refuse_unless_admin,
+    turn,
 )
 from api.http import body
 from api.http.caching import answer, fresh
 from api.http.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
 from api.http.idempotency import KeyHeader, check_key, named
 from api.http.times import Time
+from api.http.turns import TOO_MANY
 from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views
@@ -52,6 +54,8 @@ class ListQuery(Query):
     label: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
     """`key=value`; jobs that have all of these labels."""
     name: Annotated[str, Field(max_length=128)] | None = None
+    text: Annotated[str, Field(max_length=128)] | None = None
+    """Jobs whose name contains this, in whatever case of its letters."""
     id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
     """Jobs whose id begins with this."""
     array: Annotated[str, Field(pattern="^array-[0-9a-z]{0,60}$")] | None = None
@@ -67,6 +71,11 @@ class ListQuery(Query):
     """Jobs submitted at this time (RFC 3339) or later."""
     created_before: Time | None = None
     """Jobs submitted earlier than this time (RFC 3339)."""
+    where: str | None = None
+    """Jobs that a search expression matches, such as `val/accuracy > 0.9 and state = "RUNNING"`:
+    docs/tracking.md has its grammar."""
+    brief: bool = False
+    """Leave each job's `spec` empty, which is most of the answer."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
     """`next_cursor` of the previous page; the filters must be the same."""
@@ -113,6 +122,7 @@ class SubmitQuery(Query):
         *IDEMPOTENCY_PROBLEMS,
         "invalid_parameter",
         "job_not_found",
+        TOO_MANY,
     ),
 )
 async def submit(
@@ -129,13 +139,15 @@ async def submit(
     again answers with the job of the first request.
 
     With `dry_run=true` the document is checked as it would be and nothing is stored: the answer is
-    200 and the explanation that the job would have, with its expected start.
+    200 and the explanation that the job would have, with its expected start. A caller has two such
+    questions answered at once, and more wait; beyond these the answer is 429.
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
     _refuse_functions(spec, context.runtime.settings)
     if query.dry_run:
-        return fresh(await jobs.dry_run(spec, owner=owner, project=DEFAULT_PROJECT), 200)
+        async with turn(request):
+            return fresh(await jobs.dry_run(spec, owner=owner, project=DEFAULT_PROJECT), 200)
     job, _created = await jobs.submit(
         spec,
         owner=owner,
@@ -161,7 +173,7 @@ def _refuse_functions(spec: JobSpec, settings: Settings) -> None:
     "",
     operation_id="list_jobs",
     response_model=views.JobPage,
-    responses=declare("invalid_parameter", "bad_cursor"),
+    responses=declare("invalid_parameter", "invalid_search", "bad_cursor"),
 )
 async def list_jobs(
     request: Request, jobs: TheJobs, caller: Caller, query: Annotated[ListQuery, QueryParameters()]
@@ -177,14 +189,19 @@ async def list_jobs(
         owner=caller if query.owner == "@me" else query.owner,
         project=query.project,
         name=query.name,
+        text=query.text,
         id_prefix=query.id_prefix,
         array=query.array,
         array_index=query.array_index,
         collapse_arrays=query.collapse_arrays,
         created_after=query.created_after,
         created_before=query.created_before,
+        where=query.where,
     )
-    return answer(request, await jobs.list(chosen, limit=query.limit, cursor=query.cursor))
+    page = await jobs.list(chosen, limit=query.limit, cursor=query.cursor)
+    if query.brief:
+        page.items = [job.model_copy(update={"spec": {}}) for job in page.items]
+    return answer(request, page)
 
 
 def _labels(texts: Iterable[str]) -> dict[str, str] | None:
@@ -300,8 +317,9 @@ async def preempt(
     operation_id="explain_job",
     response_model=views.Explanation,
     dependencies=[NoParameters],
-    responses=declare("invalid_parameter", "job_not_found"),
+    responses=declare("invalid_parameter", "job_not_found", TOO_MANY),
 )
 async def explain(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
     """Explain why the job is in its state, and what it waits for."""
-    return answer(request, await reading.explain(job_id))
+    async with turn(request):
+        return answer(request, await reading.explain(job_id))

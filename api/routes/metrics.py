@@ -1,7 +1,8 @@
-"""/v1/jobs/{id}/metrics: the series, thinned out on the server."""
+"""/v1/jobs/{id}/metrics: the series, thinned out on the server, and what the ranks use."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
@@ -22,6 +23,8 @@ class MetricsQuery(Query):
     rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
     after_step: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     """Only steps after this one; pass `next_step` of the previous answer."""
+    until_step: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Only steps up to this one: with `after_step`, a part of the series in more detail."""
     max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
     """Most points of each series; extremes and the first and last point are kept."""
     in_order: bool = False
@@ -45,14 +48,67 @@ async def metrics(
     query: Annotated[MetricsQuery, QueryParameters()],
 ) -> Response:
     """Read series over all attempts; each (key, rank, step) appears once."""
-    keys = [key for text in query.keys for key in text.split(",") if key]
     found = await reading.metrics(
         job_id,
-        keys=keys or None,
+        keys=_divided(query.keys),
         rank=query.rank,
         after_step=query.after_step,
+        until_step=query.until_step,
         max_points=query.max_points,
         in_order=query.in_order,
         times=query.times,
     )
     return answer(request, found)
+
+
+class SystemMetricsQuery(Query):
+    keys: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
+    """Series to answer, repeated or separated by commas; by default all."""
+    rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    after_time: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Only points after this time, in Unix seconds; pass `next_time` of the previous answer."""
+    max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
+    """Most points of each series; extremes and the first and last point are kept."""
+
+
+@router.get(
+    "/metrics/system",
+    operation_id="get_system_metrics",
+    response_model=views.SystemMetrics,
+    responses=declare("invalid_parameter", "job_not_found"),
+)
+async def system_metrics(
+    request: Request,
+    reading: TheReading,
+    _: Caller,
+    job_id: str,
+    query: Annotated[SystemMetricsQuery, QueryParameters()],
+) -> Response:
+    """Read what a rank uses over time: processors, memory, disks, GPUs; and its node, of the lowest
+    rank there."""
+    found = await reading.system_metrics(
+        job_id,
+        keys=_divided(query.keys),
+        rank=query.rank,
+        after_time=query.after_time,
+        max_points=query.max_points,
+    )
+    return answer(request, found)
+
+
+@router.get(
+    "/metrics/system/newest",
+    operation_id="get_newest_system_metrics",
+    response_model=views.SystemSample,
+    responses=declare("job_not_found"),
+)
+async def newest_system_metrics(
+    request: Request, reading: TheReading, _: Caller, job_id: str
+) -> Response:
+    """Read the newest sample of what every rank uses."""
+    return answer(request, await reading.newest_system_metrics(job_id))
+
+
+def _divided(texts: Sequence[str]) -> list[str] | None:
+    """The keys in texts that separate them by commas; None without any."""
+    return [key for text in texts for key in text.split(",") if key] or None

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Caller, NoParameters, Query, TheReading
+from api.context import Caller, NoParameters, Query, TheReading, turn
 from api.http.caching import answer
+from api.http.turns import TOO_MANY
 from api.problems import declare
 from dray import views
 
@@ -46,12 +47,13 @@ async def list_decisions(
     operation_id="replay_decision",
     response_model=views.ReplayedDecision,
     dependencies=[NoParameters],
-    responses=declare("invalid_parameter", "decision_not_found"),
+    responses=declare("invalid_parameter", "decision_not_found", TOO_MANY),
 )
 async def replay(request: Request, reading: TheReading, _: Caller, number: Number) -> Response:
     """Show what the scheduler saw in a round and what it decided, and have the policy decide it
     again."""
-    return answer(request, await reading.decision(number))
+    async with turn(request):
+        return answer(request, await reading.decision(number))
 
 
 @router.get(

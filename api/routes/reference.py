@@ -1,4 +1,4 @@
-"""`/openapi.json`, and the reference page made from it at `/` and `/docs`."""
+"""`/openapi.json`, and the reference page made from it at `/docs`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ async def description(request: Request, _: Caller) -> Response:
     return answer_json(request, json.dumps(request.app.openapi()).encode())
 
 
-@router.get("/")
 @router.get("/docs")
 async def page(request: Request, _: PageCaller) -> Response:
     """The description of the API as a page, for people."""

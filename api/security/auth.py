@@ -88,6 +88,10 @@ class Authority:
         self._seen: tuple[int, ...] | None = None
         self._tokens = {} if path is None else load_tokens(path)
 
+    @property
+    def has_tokens(self) -> bool:
+        return self._path is not None
+
     def caller(self, request: Request) -> str:
         """Name of the caller; raises Refused if the token is missing or unknown."""
         if self._path is None:

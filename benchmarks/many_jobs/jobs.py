@@ -22,7 +22,8 @@ from service.db.session import Database
 from service.domain.series import outline, pack, summarise
 from service.jobs.service import Jobs
 from service.storage.storage import Storage
-from service.telemetry.log_writer import CHUNK_BYTES, encode_line
+from service.telemetry.log_lines import encode_line
+from service.telemetry.log_writer import CHUNK_BYTES
 
 SESSION = "many-jobs"
 """Of the cluster on which the jobs run."""

@@ -93,6 +93,7 @@ class JobFilter:
     collapse_arrays: bool = False
     created_after: datetime | None = None
     created_before: datetime | None = None
+    where: str | None = None
 
     def params(self) -> list[tuple[str, str]]:
         return [
@@ -109,6 +110,7 @@ class JobFilter:
                 collapse_arrays="true" if self.collapse_arrays else None,
                 created_after=moment(self.created_after),
                 created_before=moment(self.created_before),
+                where=self.where,
             ),
         ]
 
@@ -242,6 +244,25 @@ class Flows(Calls):
         after: Mapping[str, int] | None,
     ) -> Stream[views.Point]:
         return following.follow_metrics(self, job_id, keys, rank, after or {})
+
+    def system_metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None,
+        rank: int | None,
+        after_time: int | None,
+        max_points: int | None,
+    ) -> Flow[views.SystemMetrics]:
+        query = (
+            *(("keys", key) for key in keys or ()),
+            *params(rank=rank, after_time=after_time, max_points=max_points),
+        )
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/metrics/system", query)
+        return (yield from self.read(views.SystemMetrics, call))
+
+    def newest_system_metrics(self, job_id: str) -> Flow[views.SystemSample]:
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/metrics/system/newest")
+        return (yield from self.read(views.SystemSample, call))
 
     def logs(
         self, job_id: str, rank: int | None, attempt: int | None, follow: bool

@@ -137,7 +137,7 @@ def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]
 
     This is safe for every call of this API: GET, DELETE and cancel may be repeated, and a submit
     carries an idempotency key. A POST without a key that is no cancel is sent once, unless it is
-    known not to have arrived. Raises the classes of `dray.errors`.
+    known not to have arrived, or was refused by a 429. Raises the classes of `dray.errors`.
     """
     began = retry.clock()
     tries = 0
@@ -155,10 +155,13 @@ def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]
             if response.is_success:
                 return response
             failure = errors.from_response(response)
-            is_gone = isinstance(failure, errors.JobNotFound | errors.QueueNotFound)
+            is_gone = isinstance(
+                failure, errors.JobNotFound | errors.QueueNotFound | errors.WebhookNotFound
+            )
             if call.method == "DELETE" and tries > 1 and is_gone:
                 return response  # an earlier try succeeded and its answer was lost
-            if not (call.is_safe and is_passing(failure)):
+            # An answer of 429 says that nothing was done.
+            if not (is_passing(failure) and (call.is_safe or failure.status == 429)):
                 raise failure
             retry_after_s = failure.retry_after_s
         delay_s = retry.delay_s(tries, retry_after_s)

@@ -25,8 +25,9 @@ ORDER = (
     *("init", "submit", "watch", "wait", "ls", "get", "explain", "metrics", "logs", "events"),
     "tensorboard",
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
+    *("compare", "annotate", "experiment"),
     *("sweep", "plan", "schema", "cluster", "queue", "costs", "hold", "release", "move"),
-    *("priority", "preempt", "drill", "hangs"),
+    *("priority", "preempt", "drill", "hangs", "webhook"),
 )
 """Commands in the order of the help: those needed first come first."""
 

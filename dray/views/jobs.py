@@ -89,6 +89,8 @@ class Job(View):
     owner: str
     project: str
     labels: dict[str, str]
+    tags: list[str] = []
+    """Words that people marked the job with, in order."""
     state: JobState
     reason: Reason
     queue: str

@@ -34,6 +34,34 @@ class Point(View):
     """As in `Series.times`."""
 
 
+class SystemSeries(View):
+    times: list[int]
+    """Unix seconds."""
+    values: list[float]
+
+
+class SystemMetrics(View):
+    """The use of processors, memory, disks, network and GPUs by one rank, and by the node of which
+    it is the lowest rank."""
+
+    series: dict[str, SystemSeries]
+    next_time: int
+    """Pass as `after_time` to get later points."""
+
+
+class RankSample(View):
+    rank: int
+    values: dict[str, float]
+
+
+class SystemSample(View):
+    """The newest system metrics of every rank."""
+
+    time: int | None
+    """Unix seconds; unset of a job without samples."""
+    ranks: list[RankSample]
+
+
 class LogLine(View):
     attempt: int
     rank: int

@@ -8,7 +8,7 @@ from alembic import op
 from service.db.types import UtcDateTime
 
 revision = "0033"
-down_revision = "0029"
+down_revision = "0032"
 branch_labels = None
 depends_on = None
 

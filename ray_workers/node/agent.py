@@ -41,6 +41,7 @@ from ray_workers.node.forkserver.manager import ForkserverManager
 from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
 from ray_workers.node.secret_masking import Maskers, mask_frames
+from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.folders import work_dir
@@ -134,6 +135,8 @@ class NodeAgent:
             SilenceLimits(silence_limit_s),
         )
         self._gpu_memory: GpuMemory = NvmlMemory()
+        sessions = session_records.sessions_dir(self._directory)
+        self._system_metrics = SystemMetricsSampler(sessions)
         self._book = QuarantineBook(self._directory / "quarantine")
         self._waits = WaitMeter()
         self._folders = FolderKeeper(deployment_id, self._node_id)
@@ -338,10 +341,16 @@ class NodeAgent:
     def _masker(self, job_id: str, attempt: int) -> Masker:
         return self._maskers.of(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
 
-    async def observe(self, job_id: str, attempt: int, with_pace: bool) -> NodeObservation:
-        """The training processes of an attempt, also the dead ones, and the pace if it is asked."""
+    async def observe(
+        self, job_id: str, attempt: int, with_pace: bool, with_system_metrics: bool
+    ) -> NodeObservation:
+        """The training processes of an attempt, also the dead ones; the pace and the system metrics
+        if they are asked."""
+        metrics: dict[int, dict[str, float]] = {}
+        if with_system_metrics:  # first, because it takes time, in which the ranks go on
+            metrics = await self._system_metrics.sample(job_id, attempt)
         ranks = self._observe_ranks(job_id, attempt)
-        return NodeObservation(tuple(ranks), self._slowness(ranks) if with_pace else None)
+        return NodeObservation(tuple(ranks), self._slowness(ranks) if with_pace else None, metrics)
 
     def _observe_ranks(self, job_id: str, attempt: int) -> list[RankObservation]:
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
@@ -375,6 +384,7 @@ class NodeAgent:
         it left on nodes of this machine that are dead."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
+        self._system_metrics.forget(job_id, attempt)
         await self._folders.drop((job_id, attempt))
         spool_reader.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
         spools = spool_dir(self._deployment_id, self._node_id, job_id, attempt)

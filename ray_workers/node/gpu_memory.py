@@ -24,7 +24,7 @@ class NvmlMemory:
     """By NVML, through nvidia-ml-py if it is installed, else through Ray's own copy of it."""
 
     def __init__(self) -> None:
-        self._nvml = _load()
+        self._nvml = load_nvml()
 
     def held(self, gpus: str) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -32,18 +32,20 @@ class NvmlMemory:
             return found
         for gpu in filter(None, gpus.split(",")):
             with contextlib.suppress(self._nvml.NVMLError):
-                handle = self._handle(gpu)
+                handle = gpu_handle(self._nvml, gpu)
                 for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                     found[process.pid] = found.get(process.pid, 0) + (process.usedGpuMemory or 0)
         return found
 
-    def _handle(self, gpu: str) -> Any:
-        if gpu.isdecimal():
-            return self._nvml.nvmlDeviceGetHandleByIndex(int(gpu))
-        return self._nvml.nvmlDeviceGetHandleByUUID(gpu)
+
+def gpu_handle(nvml: Any, gpu: str) -> Any:
+    """NVML's handle of a GPU that is named as in CUDA_VISIBLE_DEVICES."""
+    if gpu.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(gpu))
+    return nvml.nvmlDeviceGetHandleByUUID(gpu)
 
 
-def _load() -> Any:
+def load_nvml() -> Any:
     """The initialised bindings, or None where there is no NVIDIA driver."""
     for load in (lambda: importlib.import_module("pynvml"), compat_ray.nvml):
         try:

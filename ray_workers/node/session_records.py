@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,6 +54,10 @@ class SessionRecord:
         """Whether the forkserver that looks after it is alive."""
         return self.is_of_this_boot and started_ticks(self.server_pid) == self.server_started
 
+    @property
+    def gpu_names(self) -> list[str]:
+        return [name for name in self.gpus.split(",") if name]
+
     def session(self) -> Session:
         """The session to search for when its forkserver is dead. Its number counts only while the
         leader lives, since it may be another session's afterwards."""
@@ -78,8 +82,18 @@ def write_session(directory: Path, record: SessionRecord) -> None:
 
 def read_sessions(directory: Path) -> list[SessionRecord]:
     """The records of a node, without those that are incomplete or removed meanwhile."""
+    return _read(sorted(_files(directory)))
+
+
+def sessions_of(directory: Path, job_id: str, attempt: int) -> list[SessionRecord]:
+    """Those of one attempt, oldest process first."""
+    paths = [p for p in entries(_folder(directory, job_id, attempt)) if p.suffix == ".json"]
+    return sorted(_read(paths), key=lambda record: record.started)
+
+
+def _read(paths: Iterable[Path]) -> list[SessionRecord]:
     found = []
-    for path in sorted(_files(directory)):
+    for path in paths:
         try:
             found.append(SessionRecord(**json.loads(path.read_text())))
         except (OSError, ValueError, TypeError):

@@ -133,6 +133,8 @@ class AttemptSpec:
     goes by it."""
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
+    system_metrics_s: float | None
+    """Seconds between two samples of system metrics; None: there are none."""
     array_index: int | None
     """The job's index in its array; None of one that is alone."""
     parameters: Mapping[str, Any]
@@ -242,6 +244,7 @@ class FrameKind(StrEnum):
     HANG = "hang"
     DRILL = "drill"
     LEDGER = "ledger"
+    SYSTEM_METRICS = "system_metrics"
 
 
 BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale"

@@ -279,3 +279,25 @@ class LedgerReport(Report):
     KIND = FrameKind.LEDGER
     slot_seconds: Mapping[str, float]
     """Slot-seconds by `TimeCategory`."""
+
+
+@dataclass(frozen=True)
+class SystemMetricsColumns:
+    """Ranks with the same system metrics."""
+
+    ranks: Sequence[int]
+    values: Mapping[str, Sequence[float]]
+    """By name, of each of the ranks."""
+
+
+@dataclass(frozen=True)
+class SystemMetricsReport(Report):
+    """One sample of the processors, memory and devices that ranks and nodes use."""
+
+    KIND = FrameKind.SYSTEM_METRICS
+    time: int
+    """Unix seconds by the supervisor's clock as it was set when the attempt began."""
+    columns: Sequence[SystemMetricsColumns]
+
+    def body(self) -> dict[str, Any]:
+        return asdict(self)

@@ -150,6 +150,8 @@ class NodeObservation:
     ranks: tuple[RankObservation, ...]
     slowness: float | None
     """How many times slower than usual the node is; None if it was not asked."""
+    system_metrics: Mapping[int, Mapping[str, float]]
+    """By rank and name, those of the node with one of its ranks; empty if they were not asked."""
 
 
 class UnreportedStep(NamedTuple):

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,11 @@ from pathlib import Path
 from dray.train.spool import note_known, segments
 from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.folders.removal import remove_tree
+
+MAX_DEPTH = 64
+"""Of the JSON of a frame: deeper ones can be read here, and yet not be passed on to others."""
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?$)|([\[{\]}])')
+"""Brackets outside of texts. A text without an end matches, too, lest each quote in it be tried."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,15 @@ def remove(directory: Path) -> None:
         return
 
 
+def depth_of(line: bytes) -> int:
+    """The most brackets of JSON that are open at once, those in texts left out."""
+    depth = deepest = 0
+    for bracket in _BRACKETS.findall(line):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(bracket, 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
 def decode(key: str, data: bytes) -> Iterator[Frame]:
     """The frames in a run of whole lines.
 
@@ -152,8 +167,10 @@ def decode(key: str, data: bytes) -> Iterator[Frame]:
     rank, incarnation = parse_key(key)
     for line in data.splitlines():
         try:
+            if line.count(b"[") + line.count(b"{") > MAX_DEPTH and depth_of(line) > MAX_DEPTH:
+                continue
             raw = json.loads(line)
             kind, time, body = FrameKind(raw["kind"]), float(raw["time"]), dict(raw["body"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         yield Frame(rank=rank, incarnation=incarnation, kind=kind, time=time, body=body)

@@ -18,6 +18,7 @@ from ray_workers.shared.processes.machine_pace import USUAL, MachinePace
 from ray_workers.shared.processes.procfs import Activity
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.supervision.rules.timings import Timings
+from ray_workers.supervision.system_metrics import SystemMetricsReporter
 
 
 class CodeUnavailable(Exception):
@@ -32,10 +33,16 @@ class NodeClients:
     """The nodes of one attempt, by their agents."""
 
     def __init__(
-        self, spec: AttemptSpec, agents: dict[str, Any], pace: MachinePace, timings: Timings
+        self,
+        spec: AttemptSpec,
+        agents: dict[str, Any],
+        pace: MachinePace,
+        system_metrics: SystemMetricsReporter,
+        timings: Timings,
     ) -> None:
         """agents: node agents by node id; `know` and `forget` change it."""
         self._pace = pace
+        self._system_metrics = system_metrics
         self._timings = timings
         self._key = (spec.job_id, spec.attempt)
         self._agents = agents
@@ -114,10 +121,13 @@ class NodeClients:
     async def observations(self) -> list[RankObservation]:
         """Every process that left a page, also the dead. Of a node that does not answer, none."""
         with_pace = self._pace_is_older_than(self._timings.pace_period_s)
-        answers: list[NodeObservation] = await self._all("observe", with_pace)
+        with_metrics = self._system_metrics.take_wish()
+        answers: list[NodeObservation] = await self._all("observe", with_pace, with_metrics)
         if with_pace and answers:
             self._pace.learn(max(one.slowness or USUAL for one in answers))
             self._pace_at = time.monotonic()
+        if with_metrics:
+            self._system_metrics.report(answer.system_metrics for answer in answers)
         return [one for answer in answers for one in answer.ranks]
 
     async def activity(self) -> dict[tuple[int, int], Activity]:

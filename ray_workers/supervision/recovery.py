@@ -334,11 +334,9 @@ class RecoveryController:
 
     async def stop(self) -> None:
         """The attempt ends: nothing more is taken in or given back."""
-        for name in ("_taking_in", "_giving_back", "_giving_rest"):  # the last follows the others
-            task: asyncio.Task[None] | None = getattr(self, name)
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await _end(self._taking_in)
+        await _end(self._giving_back)
+        await _end(self._giving_rest)  # the others may begin it as they end
 
     # Reporting.
 
@@ -373,3 +371,9 @@ class RecoveryController:
                 message=message,
             )
         )
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

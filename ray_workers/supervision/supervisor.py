@@ -51,6 +51,7 @@ from ray_workers.supervision.rules.failure_attribution import excused, judge
 from ray_workers.supervision.rules.slot_time import SlotTimeLedger
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders
+from ray_workers.supervision.system_metrics import SystemMetricsReporter
 from ray_workers.supervision.worker_group import SlotsUnavailable, WorkerGroup
 
 
@@ -77,11 +78,12 @@ class Supervisor:
         agents = {node_id: _agent_of(node_id) for node_id in nodes}
         self._without_agent = [node_id for node_id, agent in agents.items() if agent is None]
         self._agents = {n: agent for n, agent in agents.items() if agent is not None}
-        self._nodes = NodeClients(spec, self._agents, pace, timings)
         self._reporter = Reporter(
             paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
             spec.spool_limit_bytes,
         )
+        self._system_metrics = SystemMetricsReporter(self._reporter, spec.system_metrics_s)
+        self._nodes = NodeClients(spec, self._agents, pace, self._system_metrics, timings)
         self._folders = ScriptFolders(spec, self._nodes, timings)
         self._drills = FaultInjector(self._reporter)
         parts = (spec, self._group, self._nodes, self._reporter)
@@ -245,9 +247,10 @@ class Supervisor:
             await asyncio.sleep(self._timings.pace_period_s)
 
     async def _keep_books(self) -> None:
-        """Report now and then how the slots are used."""
+        """Report now and then how the slots and the machines are used."""
         while True:
             await asyncio.sleep(self._timings.ledger_period_s)
+            self._system_metrics.ask()
             await self._report_ledger()
 
     def _book_slots(self) -> None:
@@ -328,6 +331,7 @@ class Supervisor:
             raise ForkFailed(message) from None
         if self._spec.spec.get("script"):
             self._enter(Phase.RUNNING)  # a script need not report steps
+        self._system_metrics.ask()
         await self._slot_seconds(TimeCategory.STARTING)
 
 

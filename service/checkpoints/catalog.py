@@ -20,7 +20,7 @@ from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"
 """Written last by `ray_workers.training.checkpoint.checkpoint_files`: it commits the checkpoint."""
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """Errors of reading a manifest that has another form than it should."""
 
 

@@ -120,6 +120,13 @@ class Settings(BaseSettings):
     """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
     server's own; unset with tokens: any, as far as their browsers let them."""
 
+    public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
+    """Address under which people reach the server, for links in messages; unset: its host and
+    port."""
+    webhook_private_hosts: Hosts = None
+    """Names, addresses and networks (CIDR) that webhooks may be sent to though they are private;
+    also without encryption."""
+
     rank_env: VariableNames = ()
     """Names of environment variables that ranks get besides those of the allow-list; the embedded
     Ray's alone, since the nodes of a cluster have environments of their own."""
@@ -159,6 +166,8 @@ class Settings(BaseSettings):
     """Most log text that is kept of one job; further lines are counted."""
     spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)
     """Most undelivered bytes that one rank keeps on its node, for logs and for metrics each."""
+    system_metrics_s: float = Field(10.0, ge=0, le=3600)
+    """Seconds between two samples of what ranks and nodes use, at least 10; 0 turns them off."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
     """Finished jobs are deleted after so many days; unset or 0 keeps them."""
     retention_jobs: int | None = Field(None, ge=0)
@@ -207,6 +216,11 @@ class Settings(BaseSettings):
         if not self.storage_url:
             self.storage_url = (self.home / "storage").as_uri()
         return self
+
+    @property
+    def base_url(self) -> str:
+        """Address of this server in links, without a slash at its end."""
+        return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
 
 def read_settings() -> Settings:

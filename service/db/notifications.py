@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 QUEUE = "queue"
 """The topic of the scheduler: a job was submitted, requeued, cancelled or ended."""
 
+WEBHOOKS = "webhooks"
+"""The topic of the sender of webhooks: a message is to be sent."""
+
 
 def events_of(job_id: str) -> str:
     """The topic of a job's events.

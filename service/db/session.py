@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    StatementError,
+)
 from sqlalchemy.orm import Session
 
 from service.config.home_lock import make_private
@@ -36,6 +43,7 @@ from service.db.clock import server_now
 from service.db.notifications import CHANNEL, PostgresListener, Signals
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
+from service.domain.meter import Meter, ServiceMetric, cells_of
 
 T = TypeVar("T")
 Work = Callable[[Session], T]
@@ -56,9 +64,17 @@ RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P
 """Serialization failure, deadlock, server shutting down or starting, lock not available, idle for
 too long in a transaction."""
 
+OF_VALUES = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    *(AssertionError, RecursionError, StatementError),
+)
+"""Errors of computing or storing with values of a form that nobody expected."""
+
 _NOTIFY = text("SELECT pg_notify(:channel, topic) FROM unnest(CAST(:topics AS text[])) AS topic")
 _TOPICS = "topics"
 _TOUCHED = "touched"
+_AT_END = "at_end"
+_MEASURED = "measured"
 
 
 def notify(session: Session, *topics: str) -> None:
@@ -70,6 +86,22 @@ def touch(session: Session, *job_ids: str) -> None:
     """Say that this transaction changes the answers about these jobs, and about no others but those
     that it notifies of. Wakes nobody."""
     session.info.setdefault(_TOUCHED, set()).update(job_ids)
+
+
+def at_end(session: Session, work: Callable[[Session], None]) -> None:
+    """Do `work` at the end of this transaction, once however often it is asked for."""
+    session.info.setdefault(_AT_END, {})[work] = None
+
+
+def measure(session: Session, metric: ServiceMetric, amount: float = 1.0, label: str = "") -> None:
+    """Count in the meter of this process when, and only when, this transaction is committed."""
+    measured = session.info.setdefault(_MEASURED, [])
+    measured.append(cells_of(metric, amount, label))
+
+
+def _finish(session: Session) -> None:
+    for work in list(session.info.pop(_AT_END, ())):
+        work(session)
 
 
 def utc_now() -> datetime:
@@ -104,6 +136,7 @@ class Database:
         """The clock of this process; where other processes write, too, decide by `time` instead."""
         self.url = normalise_url(url)
         self.signals = signals or Signals()
+        self.meter = Meter()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.damage: str | None = None
         """The damage of the database, once a statement has found it."""
@@ -214,6 +247,7 @@ class Database:
     def _write_once(self, work: Work[T]) -> T:
         with Session(self.engine, expire_on_commit=False) as session:
             result = work(session)
+            _finish(session)
             session.flush()
             topics = list(session.info.get(_TOPICS, ()))
             if topics and not self.is_sqlite:
@@ -230,6 +264,8 @@ class Database:
             watcher(changed)
         for topic in topics:
             self.signals.publish(topic)
+        for cells in session.info.get(_MEASURED, ()):
+            self.meter.add_all(cells)
 
     def _write_queued(self) -> None:
         """A turn of the writer of SQLite, of which there is one for each queued write. It writes at
@@ -326,6 +362,7 @@ def _within_savepoint(connection: Connection, work: Work[T]) -> tuple[T, Session
         connection, join_transaction_mode="create_savepoint", expire_on_commit=False
     ) as session:
         result = work(session)
+        _finish(session)
         session.commit()
     return result, session
 
@@ -346,6 +383,14 @@ def _may_pass(error: DBAPIError) -> bool:
     return isinstance(error, OperationalError | InterfaceError) and (
         sqlstate is None or sqlstate.startswith("08")
     )
+
+
+def is_of_values(error: Exception) -> bool:
+    """Whether the values that were to be stored may be what the error comes from, and neither the
+    database, nor its schema, nor the connection."""
+    if isinstance(error, DBAPIError):
+        return isinstance(error, DataError | IntegrityError)
+    return isinstance(error, OF_VALUES)
 
 
 def _limit_idling(engine: Engine) -> None:

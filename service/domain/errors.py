@@ -13,6 +13,8 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         DecisionNotFound    decision_not_found
         ArrayNotFound       array_not_found
         SweepNotFound       sweep_not_found
+        ExperimentNotFound  experiment_not_found
+        WebhookNotFound     webhook_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
@@ -21,12 +23,16 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         QueueFull           queue_full
         QueueInUse          queue_in_use
         CheckpointInUse     checkpoint_in_use
+        AnnotationsChanged  annotations_changed
         IdempotencyInFlight idempotency_in_flight
+        TooManyWebhooks     too_many_webhooks
+        WebhookDisabled     webhook_disabled
       Unsatisfiable         unsatisfiable
         OutOfMemory         out_of_memory
       NotPlannable          not_plannable
       DrillImpossible       drill_impossible
       DataSourceForbidden   data_source_forbidden
+      WebhookUrlForbidden   webhook_url_forbidden
       IdempotencyMismatch   idempotency_key_reused
       BadUpload             bad_upload
       UploadTooLarge        upload_too_large
@@ -42,10 +48,14 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       InitFromNotFound      init_from_not_found
       InitFromDiffers       init_from_differs
       QuotaExceeded         quota_exceeded
+      InvalidSearch         invalid_search
+      NotComparable         not_comparable
+      TooManyTags           too_many_tags
       BadCursor             bad_cursor
       Unavailable
         DatabaseUnavailable database_unavailable
         StorageUnavailable  storage_unavailable
+          FolderSpoilt
 """
 
 from __future__ import annotations
@@ -119,6 +129,18 @@ class SweepNotFound(NotFound):
     code = "sweep_not_found"
 
 
+class ExperimentNotFound(NotFound):
+    """No job has this experiment."""
+
+    code = "experiment_not_found"
+
+
+class WebhookNotFound(NotFound):
+    """There is no webhook of this id, or it is another user's."""
+
+    code = "webhook_not_found"
+
+
 class Conflict(DomainError):
     """The job's state does not allow what was asked."""
 
@@ -167,6 +189,24 @@ class CheckpointInUse(Conflict):
     code = "checkpoint_in_use"
 
 
+class AnnotationsChanged(Conflict):
+    """Somebody changed the tags or notes since they were read."""
+
+    code = "annotations_changed"
+
+
+class TooManyWebhooks(Conflict):
+    """The user has as many webhooks as a user may have."""
+
+    code = "too_many_webhooks"
+
+
+class WebhookDisabled(Conflict):
+    """The webhook is disabled, so nothing is sent to it."""
+
+    code = "webhook_disabled"
+
+
 class Unsatisfiable(DomainError):
     """The cluster could not run the job even if it were empty."""
 
@@ -195,6 +235,12 @@ class DataSourceForbidden(DomainError):
     """The job names data that the operator lets nobody read."""
 
     code = "data_source_forbidden"
+
+
+class WebhookUrlForbidden(DomainError):
+    """The operator lets no webhook be sent to this address."""
+
+    code = "webhook_url_forbidden"
 
 
 class IdempotencyMismatch(DomainError):
@@ -287,6 +333,24 @@ class QuotaExceeded(DomainError):
     code = "quota_exceeded"
 
 
+class InvalidSearch(DomainError):
+    """The search expression can't be read; the message begins with the column at fault."""
+
+    code = "invalid_search"
+
+
+class NotComparable(DomainError):
+    """There is nothing to compare the jobs with, or the baseline is no job of the experiment."""
+
+    code = "not_comparable"
+
+
+class TooManyTags(DomainError):
+    """The job would have more tags than a job can have."""
+
+    code = "too_many_tags"
+
+
 class IdempotencyInFlight(Conflict):
     """The first request with this idempotency key has not been answered yet."""
 
@@ -311,3 +375,8 @@ class DatabaseUnavailable(Unavailable):
 
 class StorageUnavailable(Unavailable):
     code = "storage_unavailable"
+
+
+class FolderSpoilt(StorageUnavailable):
+    """The storage works, and something is in the way in the folder of one job: a file where a
+    folder is to be, a link that leads out of it, missing permissions."""

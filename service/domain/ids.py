@@ -72,6 +72,11 @@ def new_drill_id(now: datetime) -> str:
     return new_job_id(now).replace("job-", "drill-", 1)
 
 
+def new_webhook_id(now: datetime) -> str:
+    """`webhook-` and 26 characters, as of a job."""
+    return new_job_id(now).replace("job-", "webhook-", 1)
+
+
 def is_job_id(text: str) -> bool:
     """Whether it looks like one."""
     return text.startswith("job-")

@@ -9,7 +9,7 @@ comes twice is stored once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,7 +23,8 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as chunks_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
-from service.db.session import notify, touch
+from service.db.session import measure, notify, touch
+from service.domain import meter
 from service.domain.attempts import ledger
 from service.domain.attempts.retries import (
     MAX_ROLLBACKS,
@@ -45,9 +46,13 @@ from service.ingest.supervisor_frames import SupervisorFrames, generation, is_fr
 from service.lifecycle import resizing
 from service.lifecycle.transitions import Ends, move, remark, runtime_left_s
 from service.storage.storage import Storage
+from service.telemetry import system_metrics
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import LogStore
 from service.telemetry.metric_writer import MetricStore
+
+LEFT_OUT = "reports_left_out"
+"""Type of the event."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class Received:
     in_storage: Sequence[Frame] = ()
     """Reports of the attempt's checkpoints by `service.checkpoints.unreported`, for a reply with an
     outcome: those that no rank reported are stored with it."""
+    left_out: str | None = None
+    """Of a reply that can't be stored as it came: which reports were taken out of it, and why."""
 
 
 def record(
@@ -147,22 +154,36 @@ class _Recorder:
             reported = [frame for frame in reply.frames if not is_from_supervisor(frame)]
             stored = RankFrames(session, self.storage, job, row, now, self.known).take(reported)
             row.cursor = dict(reply.cursor)
+        if received.left_out is not None:
+            remark(session, job, type_=LEFT_OUT, code=LEFT_OUT, message=received.left_out, now=now)
         self._follow_phase(reply)
-        SupervisorFrames(session, job, row, now, self.prices).take(told)
-        has_succeeded = reply.outcome is not None and reply.outcome.cause is Cause.SUCCEEDED
+        SupervisorFrames(session, job, row, now, self.known, self.prices).take(told)
+        outcome = reply.outcome and self._borne_out(reply.outcome)
+        has_succeeded = outcome is not None and outcome.cause is Cause.SUCCEEDED
         trials.follow(session, job, stored, now, may_stop=not has_succeeded)
-        if reply.outcome is not None:
-            lost = _log_lines_lost(session, row, reply.outcome)
+        if outcome is not None:
+            lost = _log_lines_lost(session, row, outcome)
             LogStore(session, self.storage, job, row, now, self.known).close(lost)
             MetricStore(session, job, row, now, self.known).close()
+            system_metrics.close(session, job.id, self.known)
             self._take_unreported(received.in_storage)
-            self._end(reply.outcome, self._at(reply.phase_times.get(Phase.ENDED)))
+            self._end(outcome, self._at(reply.phase_times.get(Phase.ENDED)))
             return Recorded(changed=True, live=False)
         fell_silent = silent_processes.note(session, job, row, reply.silent, now)
         changed = fell_silent or before != (row.cursor, row.phase)
         if changed:
             notify(session, job.id)
         return Recorded(changed=changed, live=True, cursor=row.cursor)
+
+    def _borne_out(self, outcome: Outcome) -> Outcome:
+        """The outcome, unless it is a success whose reports were left out."""
+        session, job = self.session, self.job
+        if outcome.cause is not Cause.SUCCEEDED:
+            return outcome
+        if not repository.has_event(session, job.id, LEFT_OUT, self.row.attempt):
+            return outcome
+        message = "it came to its end, but not all that it reported could be stored"
+        return replace(outcome, cause=Cause.INFRASTRUCTURE, message=message)
 
     def _follow_phase(self, reply: PollReply) -> None:
         """Move a job that starts as its attempt does; frames report a recovery in place."""
@@ -177,9 +198,21 @@ class _Recorder:
             row.running_at = now
             message = f"trains on {_workers(job.world_size)}"
             move(self.session, job, Trigger.STEP, code="running", message=message, now=now)
+            self._measure_start()
             if row.attempt > 1 and self.is_drilled:
                 stepped_at = row.first_metric_at or self._at(reply.phase_times.get(Phase.RUNNING))
                 fault_injection.resumed(self.session, job, row, stepped_at, now)
+
+    def _measure_start(self) -> None:
+        session, job, row, now = self.session, self.job, self.row, self.now
+        measure(session, meter.JOB_START, _seconds(row.created_at, now))
+        if row.attempt == 1:
+            return
+        last = attempts_repository.get(session, job.id, row.attempt - 1)
+        if last is None or last.finished_at is None:
+            return
+        if last.reason_code not in (Cause.PREEMPTED, Cause.STOPPED):
+            measure(session, meter.RECOVERY, _seconds(last.finished_at, now), "restart")
 
     def _at(self, seconds: float | None) -> datetime:
         """A time by a worker's clock, within the life of the attempt: that clock may be wrong."""
@@ -371,6 +404,10 @@ def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:
     if outcome.exit_code is not None:
         data["exit_code"] = outcome.exit_code
     return data
+
+
+def _seconds(since: datetime, until: datetime) -> float:
+    return max(0.0, (until - since).total_seconds())
 
 
 def _workers(count: int) -> str:

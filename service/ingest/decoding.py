@@ -33,6 +33,8 @@ from ray_workers.shared.frames import (
     ResizedReport,
     ResumedReport,
     StragglersReport,
+    SystemMetricsColumns,
+    SystemMetricsReport,
 )
 from service.domain.attempts import ledger
 from service.domain.text import clean
@@ -52,6 +54,8 @@ from service.ingest.frame_checks import (
 )
 
 MAX_KEY_CHARS = 128
+MAX_LINE = 2**40
+"""Highest number of a line of a log: gaps between the numbers are added up in a 64-bit column."""
 MAX_STRAGGLERS = 64
 MAX_MESSAGE_CHARS = 4096
 MAX_TRACEBACK_CHARS = 16 * 1024
@@ -60,6 +64,10 @@ MAX_PHASE_CHARS = 64
 MAX_CODE_CHARS = 64
 MAX_RECEIPT_CHARS = 2048
 MAX_PASSED_OVER = 100
+MAX_COLUMNS = 1000
+MAX_SYSTEM_KEYS = 100
+MAX_SYSTEM_VALUE = 1e30
+SYSTEM_PREFIX = "system/"
 
 Body = Mapping[str, Any]
 
@@ -94,7 +102,7 @@ def _log(body: Body) -> LogReport:
     line = body["text"]
     if not isinstance(line, str):
         raise BadFrame("text is not a string")
-    return LogReport(count(body, "line", 2**62), clean(line))
+    return LogReport(count(body, "line", MAX_LINE), clean(line))
 
 
 def _checkpoint(body: Body) -> CheckpointReport:
@@ -122,8 +130,8 @@ def _artifact(body: Body) -> ArtifactReport:
 
 def _url(body: Body) -> str:
     url = body["url"]
-    if not isinstance(url, str):
-        raise BadFrame("url is not a string")
+    if not isinstance(url, str) or clean(url) != url:
+        raise BadFrame(f"url is no text that can be stored: {url!r}")
     return url
 
 
@@ -284,6 +292,33 @@ def _ledger(body: Body) -> LedgerReport:
     return LedgerReport(ledger.checked(body["slot_seconds"]))
 
 
+def _system_metrics(body: Body) -> SystemMetricsReport:
+    rows = body["columns"]
+    if not isinstance(rows, list | tuple) or len(rows) > MAX_COLUMNS:
+        raise BadFrame(f"columns is not a list of at most {MAX_COLUMNS}")
+    return SystemMetricsReport(count(body, "time", MAX_STEP), [_columns(row) for row in rows])
+
+
+def _columns(told: Body) -> SystemMetricsColumns:
+    ranks, values = ranks_of(told, "ranks", MAX_WORKERS), told["values"]
+    if ranks != list(told["ranks"]):
+        raise BadFrame("ranks do not rise")
+    if not isinstance(values, Mapping) or len(values) > MAX_SYSTEM_KEYS:
+        raise BadFrame(f"values is not a mapping of at most {MAX_SYSTEM_KEYS} names")
+    columns = {metric_key(key): [_amount(v) for v in column] for key, column in values.items()}
+    for key, column in columns.items():
+        if len(column) != len(ranks) or not key.startswith(SYSTEM_PREFIX):
+            raise BadFrame(f"{key!r} is no system metric of {len(ranks)} ranks")
+    return SystemMetricsColumns(ranks, columns)
+
+
+def _amount(value: Any) -> float:
+    found = finite(value)
+    if not 0 <= found <= MAX_SYSTEM_VALUE:
+        raise BadFrame(f"not a system metric: {found}")
+    return found
+
+
 _DECODERS: dict[FrameKind, Callable[[Body], Report]] = {
     FrameKind.METRICS: _metrics,
     FrameKind.LOG: _log,
@@ -300,4 +335,5 @@ _DECODERS: dict[FrameKind, Callable[[Body], Report]] = {
     FrameKind.HANG: _hang,
     FrameKind.DRILL: _drill,
     FrameKind.LEDGER: _ledger,
+    FrameKind.SYSTEM_METRICS: _system_metrics,
 }

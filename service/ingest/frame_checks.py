@@ -19,6 +19,7 @@ from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
 from service.domain.text import clean
 from service.lifecycle.transitions import remark
+from service.telemetry.log_lines import MAX_TIME_S
 
 MAX_STEP = 2**53
 """Steps stay exact in JSON, and far below what a 64-bit column holds."""
@@ -141,7 +142,7 @@ def time_of(frame: Frame, now: datetime) -> datetime:
 
 def seconds_of(frame: Frame, now: datetime) -> float:
     """The same as Unix time."""
-    return frame.time if abs(frame.time) <= MAX_SECONDS else now.timestamp()
+    return frame.time if 0 <= frame.time <= MAX_TIME_S else now.timestamp()
 
 
 def within(seconds: float, first: datetime, last: datetime) -> datetime:

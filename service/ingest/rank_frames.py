@@ -35,9 +35,10 @@ from service.ingest.decoding import decode, metric_key, resumed_step
 from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, seconds_of, time_of
 from service.lifecycle.transitions import remark
 from service.storage.storage import Storage, check_file_name
+from service.telemetry.chunk_columns import by_name
 from service.telemetry.known_attempts import KnownAttempt
 from service.telemetry.log_writer import LogLine, LogStore
-from service.telemetry.metric_writer import MetricStore, by_name
+from service.telemetry.metric_writer import MetricStore
 
 MAX_PATH_CHARS = 1024
 MAX_ERRORS = 8

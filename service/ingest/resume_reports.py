@@ -17,7 +17,7 @@ from ray_workers.shared.frames import ResumedReport
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.lifecycle.transitions import remark
-from service.telemetry.metric_writer import by_name
+from service.telemetry.chunk_columns import by_name
 
 LOSS = "train/loss"
 

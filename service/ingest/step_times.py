@@ -10,11 +10,13 @@ from typing import Any
 
 from ray_workers.shared.contracts import BATCH_SIZE, NOISE_SCALE, Phase
 from service.db.models import AttemptRow, JobRow
+from service.ingest.frame_checks import MAX_SECONDS
 
 OF_BATCH = (BATCH_SIZE, NOISE_SCALE)
 """Metrics of a job with a range for its batch."""
 CHANGED = 0.05
 """Relative change that is noted: a fit for each report would gain nothing."""
+LEAST_SECONDS = 1e-6
 SMOOTHING = 0.3
 """The weight of a new time in the mean of those with the same size."""
 
@@ -56,6 +58,8 @@ def noted(
         if abs(seconds - before) < CHANGED * before:
             is_new = any(known.get(name) != value for name, value in in_force.items())
             return {**known, **in_force} if is_new else None
+    if not LEAST_SECONDS < seconds < MAX_SECONDS:
+        return None  # nobody can step so fast, or so slowly
     times[tuple(size)] = float(f"{seconds:.3g}")
     return {**known, **in_force, "times": [[*key, value] for key, value in times.items()]}
 

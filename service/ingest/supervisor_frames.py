@@ -1,4 +1,4 @@
-"""Storing the reports of a supervisor: losses, sizes, hangs, drills, the ledger.
+"""Storing the reports of a supervisor: losses, sizes, hangs, drills, the ledger, system metrics.
 
 Reports are stored in the order in which the supervisor wrote them, so that the events of a job read
 as it happened, also where one reply reports a loss and the recovery from it.
@@ -22,10 +22,13 @@ from ray_workers.shared.frames import (
     RegroupedReport,
     RegroupingReport,
     ResizedReport,
+    SystemMetricsReport,
 )
 from service.costs import charging
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import faults as repository
+from service.db.session import measure
+from service.domain import meter
 from service.domain.attempts import drills
 from service.domain.costs.prices import Prices
 from service.domain.progress import without_rates
@@ -34,6 +37,8 @@ from service.ingest import fault_injection, goodput, hangs, resize_frames
 from service.ingest.decoding import decode
 from service.ingest.frame_checks import MALFORMED, BadFrame, Refusals, within
 from service.lifecycle.transitions import move, remark
+from service.telemetry import system_metrics
+from service.telemetry.known_attempts import KnownAttempt
 
 KINDS = frozenset(
     {
@@ -43,6 +48,7 @@ KINDS = frozenset(
         FrameKind.HANG,
         FrameKind.DRILL,
         FrameKind.LEDGER,
+        FrameKind.SYSTEM_METRICS,
     }
 )
 
@@ -76,10 +82,12 @@ class SupervisorFrames:
         job: JobRow,
         attempt: AttemptRow,
         now: datetime,
+        known: KnownAttempt,
         prices: Prices | None = None,
     ) -> None:
-        """prices: None where nothing is priced."""
+        """known: of the attempt; it is kept up to date. prices: None where nothing is priced."""
         self._session = session
+        self._known = known
         self._prices = prices
         self._job = job
         self._attempt = attempt
@@ -98,7 +106,7 @@ class SupervisorFrames:
 
     def _take(self, frame: Frame) -> None:
         session, job, now = self._session, self._job, self._now
-        at = within(frame.time, self._attempt.started_at or self._attempt.created_at, now)
+        at = self._within_run(frame.time)
         match decode(frame):
             case RegroupingReport() as report:
                 self._take_regrouping(report)
@@ -112,8 +120,15 @@ class SupervisorFrames:
                 fault_injection.take(session, job, report, at, now)
             case LedgerReport() as report:  # the newest of a reply holds; each says all
                 self._ledger = dict(report.slot_seconds), at
+            case SystemMetricsReport() as report:
+                time = int(self._within_run(report.time).timestamp())
+                system_metrics.store(session, job.id, time, report, self._known)
             case _:
                 raise BadFrame("a supervisor reported what only a rank does")
+
+    def _within_run(self, seconds: float) -> datetime:
+        """A time by the node's clock, if it lies within the attempt; otherwise now."""
+        return within(seconds, self._attempt.started_at or self._attempt.created_at, self._now)
 
     def _take_regrouping(self, report: RegroupingReport) -> None:
         ranks = list(report.ranks)
@@ -139,6 +154,8 @@ class SupervisorFrames:
         workers = "1 worker" if world_size == 1 else f"{world_size} workers"
         sentence = drills.outcome_sentence(report.recovery_s, report.steps_lost)
         message = f"{sentence}; trains again on {workers}"
+        if report.recovery_s is not None:
+            measure(self._session, meter.RECOVERY, report.recovery_s, "in_place")
         values = {"recoveries": self._job.recoveries + 1, "world_size": world_size}
         if self._job.state == JobState.RECOVERING:
             move(

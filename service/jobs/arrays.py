@@ -17,6 +17,7 @@ from service.checkpoints import init_from
 from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.repositories import arrays as repository
+from service.db.repositories import document_values
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories import sweeps as sweeps_repository
 from service.db.repositories.bulk import CHUNK, in_chunks
@@ -27,7 +28,8 @@ from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_array_id, new_job_id
 from service.domain.states import Trigger
-from service.lifecycle import dependencies
+from service.domain.tracking.document_values import SharedValues, defaults, searchable
+from service.lifecycle import dependencies, moves
 from service.lifecycle.transitions import move
 from service.storage.storage import Storage
 from service.sweeps import submitting
@@ -94,15 +96,30 @@ def insert(
         row.array_max_running = many.max_running
     jobs_repository.insert(session, row, spec.labels)
     repository.add_events(session, [event])
+    moves.note(session, [event])
     if many is None:
+        shared = defaults()
+        document_values.insert(session, shared.holder, {row.id: shared.but_for(row.spec)})
         return
     copies = [
         {"id": new_job_id(now), "array_index": index, **_differing(row.spec, spec, trials, index)}
         for index in range(1, spec.num_jobs)
     ]
     repository.insert_copies(session, row, copies)
+    _insert_values(session, row, copies)
+    moves.note(session, ({**event, "job_id": one["id"]} for one in copies))
     if trials is not None and row.array_id is not None:
         submitting.insert(session, row.array_id, trials, [row.id, *(one["id"] for one in copies)])
+
+
+def _insert_values(session: Session, row: JobRow, copies: Sequence[Mapping[str, Any]]) -> None:
+    """Store the values that an array is searched by: those of its first document, and where the
+    others differ."""
+    assert row.array_id is not None
+    shared = SharedValues(row.array_id, row.spec, searchable(row.spec))
+    document_values.insert_shared(session, shared)
+    own = {one["id"]: shared.but_for(one["spec"]) if "spec" in one else {} for one in copies}
+    document_values.insert(session, shared.holder, {row.id: {}, **own})
 
 
 def _differing(

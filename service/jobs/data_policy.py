@@ -73,7 +73,7 @@ async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
     """A repository is read without it only from private hosts."""
     url = urlsplit(code.git or "")
     host = url.hostname or ""
-    if url.scheme != "http" or _is_named(host, allowed):
+    if url.scheme != "http" or is_named(host, allowed):
         return
     if literal_address(host) is None:
         found = await _addresses(host)
@@ -99,7 +99,7 @@ async def _check_packages(environment: Environment, allowed: AllowedHosts) -> No
             raise DataSourceForbidden(
                 f"packages come from more than {MAX_PACKAGE_HOSTS} hosts", pointer=pointer
             )
-        if url.scheme.endswith("http") and not _is_named(host, allowed):
+        if url.scheme.endswith("http") and not is_named(host, allowed):
             raise DataSourceForbidden(
                 f"packages come from {host} over https:// only",
                 pointer=pointer,
@@ -109,7 +109,8 @@ async def _check_packages(environment: Environment, allowed: AllowedHosts) -> No
         checked.add(place)
 
 
-def _is_named(host: str, allowed: AllowedHosts) -> bool:
+def is_named(host: str, allowed: AllowedHosts) -> bool:
+    """Whether the operator has named the host itself, by its name or its address."""
     address = literal_address(canonical_host(host))
     return allowed.has_name(host) or (address is not None and allowed.has_address(address))
 
@@ -137,11 +138,18 @@ def _check_path(path: str, pointer: str, policy: DataPolicy) -> None:
         )
 
 
-async def _check_host(host: str, pointer: str, allowed: AllowedHosts) -> None:
+async def why_refused(host: str, allowed: AllowedHosts) -> str | None:
+    """Why nobody may connect to the host, by its spelling and by the addresses that it has now;
+    None if all may."""
     reason = refused_host(host, allowed)
     if reason is None and not allowed.has_name(host) and literal_address(host) is None:
         refused = (refused_address(one, allowed) for one in await _addresses(host))
         reason = next((one for one in refused if one is not None), None)
+    return reason
+
+
+async def _check_host(host: str, pointer: str, allowed: AllowedHosts) -> None:
+    reason = await why_refused(host, allowed)
     if reason is not None:
         raise DataSourceForbidden(
             f"{host} may not be read from: {reason}",

@@ -21,6 +21,7 @@ from service.db.repositories import listing as repository
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
+from service.domain.tracking.search import parse_search
 from service.jobs import serializers
 
 MAX_PAGE = 500
@@ -36,6 +37,8 @@ class JobQuery:
     owner: str | None = None
     project: str | None = None
     name: str | None = None
+    text: str | None = None
+    """Is contained in the name, in whatever case of its letters."""
     id_prefix: str | None = None
     """The beginning of the id: `job-` and more."""
     array: str | None = None
@@ -47,6 +50,8 @@ class JobQuery:
     """At this time or later."""
     created_before: datetime | None = None
     """Earlier than this time."""
+    where: str | None = None
+    """A search expression: `service.domain.tracking.search`."""
 
     @property
     def scope(self) -> str:
@@ -59,11 +64,13 @@ class JobQuery:
             self.owner,
             self.project,
             self.name,
+            self.text,
             self.id_prefix,
             self.array,
             self.array_index,
             self.collapse_arrays,
             *(time and time.astimezone(UTC).isoformat() for time in times),
+            self.where,
         ]
         return f"jobs:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
@@ -75,6 +82,7 @@ class JobQuery:
             self.owner,
             self.project,
             self.name,
+            self.text,
             *self.labels,
             *self.labels.values(),
         ]
@@ -82,7 +90,9 @@ class JobQuery:
 
 
 def page(session: Session, wanted: JobQuery, *, limit: int, before_id: str | None) -> views.JobPage:
-    """Up to `limit` jobs (at most 500) after the one that the page before ended with."""
+    """Up to `limit` jobs (at most 500) after the one that the page before ended with.
+    InvalidSearch if the expression can't be read."""
+    where = None if wanted.where is None else parse_search(wanted.where)
     limit = max(1, min(limit, MAX_PAGE))
     rows = repository.page(
         session,
@@ -91,6 +101,7 @@ def page(session: Session, wanted: JobQuery, *, limit: int, before_id: str | Non
         owner=wanted.owner,
         project=wanted.project,
         name=wanted.name,
+        text=wanted.text,
         id_prefix=wanted.id_prefix,
         job_labels=wanted.labels,
         array=wanted.array,
@@ -98,6 +109,7 @@ def page(session: Session, wanted: JobQuery, *, limit: int, before_id: str | Non
         collapse_arrays=wanted.collapse_arrays,
         created_after=wanted.created_after,
         created_before=wanted.created_before,
+        where=where,
         before_id=before_id,
         limit=limit + 1,
     )

@@ -22,6 +22,7 @@ from service.db.repositories import jobs as repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.db.types import storable
+from service.domain.attempts.lineage import NO_END
 from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
@@ -32,7 +33,7 @@ from service.lifecycle import resizing
 from service.nodes import quarantine
 from service.outlook import answers, decisions, forecasts
 from service.storage.storage import Storage
-from service.telemetry import log_reader, metric_reader
+from service.telemetry import log_reader, metric_reader, system_metrics
 
 MAX_POINTS = 100_000
 MAX_LINES = 10_000
@@ -61,11 +62,13 @@ class Queries:
         keys: Sequence[str] | None = None,
         rank: int = 0,
         after_step: int | None = None,
+        until_step: int | None = None,
         max_points: int = 2000,
         in_order: bool = False,
         times: bool = False,
     ) -> views.Metrics:
-        """Every step of a series once, over all attempts; only steps above `after_step`.
+        """Every step of a series once, over all attempts; only steps above `after_step`, and none
+        above `until_step`.
 
         At most `max_points` points of each series: with its first, its last and its extremes, or
         with `in_order` the first ones without a gap. With `times` also when they were reported.
@@ -75,17 +78,19 @@ class Queries:
         wanted = None if keys is None else [key for key in keys if storable(key)]
 
         def work(session: Session) -> views.Metrics:
-            state = repository.state_of(session, job_id) if storable(job_id) else None
-            if state is None:
-                raise not_found(job_id)
+            state = _must_exist(session, job_id)
+            steps = {
+                "after_step": after,
+                "until_step": NO_END if until_step is None else until_step,
+            }
             end: int | None = None
             if in_order:
                 series, end = metric_reader.read_in_order(
-                    session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
+                    session, job_id, keys=wanted, rank=rank, max_points=points, **steps
                 )
             else:
                 series = metric_reader.read(
-                    session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
+                    session, job_id, keys=wanted, rank=rank, max_points=points, **steps
                 )
             at = None
             if times:
@@ -93,6 +98,40 @@ class Queries:
                 at = metric_reader.read_times(session, job_id, series, max_points=most)
             live = not state.is_terminal
             return metric_reader.as_view(series, at, after_step=max(after, 0), end=end, live=live)
+
+        return await self._database.read(work)
+
+    async def system_metrics(
+        self,
+        job_id: str,
+        *,
+        keys: Sequence[str] | None = None,
+        rank: int = 0,
+        after_time: int = 0,
+        max_points: int = 2000,
+    ) -> views.SystemMetrics:
+        """The use of processors, memory and more by a rank; only samples after `after_time`, Unix
+        seconds. At most `max_points` points of each series."""
+
+        def work(session: Session) -> views.SystemMetrics:
+            _must_exist(session, job_id)
+            return system_metrics.read(
+                session,
+                job_id,
+                keys=keys,
+                rank=rank,
+                after_time=after_time,
+                max_points=max(1, min(max_points, MAX_POINTS)),
+            )
+
+        return await self._database.read(work)
+
+    async def newest_system_metrics(self, job_id: str) -> views.SystemSample:
+        """The newest sample of every rank."""
+
+        def work(session: Session) -> views.SystemSample:
+            _must_exist(session, job_id)
+            return system_metrics.newest(session, job_id)
 
         return await self._database.read(work)
 
@@ -394,3 +433,11 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
         )
         for node in cluster_repository.nodes(session)
     ]
+
+
+def _must_exist(session: Session, job_id: str) -> JobState:
+    """The state of the job; NotFound without one."""
+    state = repository.state_of(session, job_id) if storable(job_id) else None
+    if state is None:
+        raise not_found(job_id)
+    return state

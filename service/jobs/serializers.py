@@ -28,9 +28,10 @@ from service.ingest import goodput
 
 
 def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
-    labels = repository.labels(session, [row.id for row in rows])
+    job_ids = [row.id for row in rows]
+    labels, tags = repository.labels(session, job_ids), repository.tags(session, job_ids)
     dashboard, is_silent = _cluster(session)
-    return [_job(row, labels[row.id], dashboard, is_silent) for row in rows]
+    return [_job(row, labels[row.id], tags[row.id], dashboard, is_silent) for row in rows]
 
 
 def _cluster(session: Session) -> tuple[str | None, bool]:
@@ -41,7 +42,7 @@ def _cluster(session: Session) -> tuple[str | None, bool]:
 
 def new_job(session: Session, row: JobRow, labels: Mapping[str, str]) -> views.Job:
     """One that was just stored, with these labels."""
-    return _job(row, dict(labels), *_cluster(session))
+    return _job(row, dict(labels), [], *_cluster(session))
 
 
 def job(session: Session, row: JobRow) -> views.Job:
@@ -50,11 +51,16 @@ def job(session: Session, row: JobRow) -> views.Job:
 
 def status(row: Row[Any]) -> views.Job:
     """The row that `repositories.jobs.status` found."""
-    return _job(row, row.labels or {}, row.ray_dashboard, row.connected is False)
+    tags = sorted((row.tags or "").split())
+    return _job(row, row.labels or {}, tags, row.ray_dashboard, row.connected is False)
 
 
 def _job(
-    row: JobRow | Row[Any], labels: dict[str, str], dashboard: str | None, is_silent: bool
+    row: JobRow | Row[Any],
+    labels: dict[str, str],
+    tags: list[str],
+    dashboard: str | None,
+    is_silent: bool,
 ) -> views.Job:
     """is_silent: the cluster does not answer, so that nobody knows whether the job trains now."""
     base = f"/v1/jobs/{row.id}"
@@ -64,6 +70,7 @@ def _job(
         owner=row.owner,
         project=row.project,
         labels=labels,
+        tags=tags,
         state=row.state,
         reason=views.Reason(code=row.reason_code, message=row.reason_message),
         queue=row.queue,

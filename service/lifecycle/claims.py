@@ -27,12 +27,14 @@ from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import code as code_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories import sweeps as sweeps_repository
+from service.db.session import measure
+from service.domain import meter
 from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
 from service.domain.scheduling.placement.slots import workers
 from service.domain.states import Trigger, transition
-from service.lifecycle import held_slots
+from service.lifecycle import held_slots, moves
 from service.lifecycle.transitions import changes_of, move, runtime_left_s, state_event, tell_moved
 
 
@@ -139,6 +141,9 @@ def _begin(
         change = _change(row, slices, now)
         changes.append({"job_id": row.id, **change})
         events.append(state_event(row, change, now))
+        if row.attempt == 0:
+            waited_s = max(0.0, (now - row.created_at).total_seconds())
+            measure(session, meter.JOB_WAIT, waited_s)
         attempts.append(
             {
                 "job_id": row.id,
@@ -157,6 +162,7 @@ def _begin(
     repository.change_waiting(session, changes)
     attempts_repository.insert(session, attempts)
     arrays_repository.add_events(session, events)
+    moves.note(session, events)
     for each in startable:
         tell_moved(session, each.row)
 

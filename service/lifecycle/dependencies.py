@@ -22,6 +22,7 @@ from service.db.session import notify
 from service.domain.errors import DependencyNeverSatisfied, DependencyNotFound
 from service.domain.scheduling.rules.dependencies import Prospect, never_satisfied, prospect
 from service.domain.states import CANCELLED_BY_USER, Trigger, transition
+from service.lifecycle import moves
 
 NEVER_SATISFIED = "dependency_never_satisfied"
 
@@ -170,6 +171,9 @@ def _end(
     }
     rows = [{**told, "job_id": row.id, "seq": row.event_seq} for row in changed]
     arrays_repository.add_events(session, rows)
+    moves.note(session, rows)
+    if rows:
+        moves.ended(session, state, len(rows))
     repository.withdraw(session, units)
     for row in changed:
         notify(session, row.id, events_of(row.id))

@@ -162,6 +162,7 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
     if row.preempt_asked_at is not None or min(may_be.values(), default=-1) < 0:
         return False
     row.recalled, row.recalled_at = as_rows(shrink.slices), now
+    row.shrunk_at = now if shrink.because_of == shrink.job_id else row.shrunk_at
     row.grants += 1
     row.growth = None
     _choose_batch(row, shrink.batch_size, now)
@@ -258,6 +259,7 @@ def grant(
     attempt.granted = as_rows(slices)
     attempt.grants += 1
     attempt.growth = None
+    attempt.grown_at = attempt.grown_at if seen.lacking else now
     _choose_batch(attempt, batch_size, now)
     number = count_of(slices)
     remark(

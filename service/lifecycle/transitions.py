@@ -24,7 +24,7 @@ from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.limits import BUDGET_USED_UP, HELD
 from service.domain.states import STOPPED_EARLY, Trigger, transition
-from service.lifecycle import dependencies, sweeps
+from service.lifecycle import dependencies, moves, sweeps
 
 KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
 """Why a job waits that could not start if all slots were free: it is not waiting for its turn."""
@@ -58,6 +58,7 @@ class Ends:
         ]
         dependencies.resolve(session, ended, now)
         for job, _ in self._jobs:
+            moves.ended(session, job.state)
             if job.state is JobState.FAILED:
                 sweeps.trial_failed(session, job, now)
         self._jobs = []
@@ -90,6 +91,7 @@ def move(
     for name, value in changes.items():
         setattr(job, name, value)
     repository.add_event(session, EventRow(**event))
+    moves.note(session, [event])
     if after.is_terminal:
         settled = ends or Ends()
         settled.add(job, before)

@@ -1,6 +1,6 @@
 """The exporter: a loop that writes each job into a run of MLflow, beside the service.
 
-MLflow is called by a process of its own (`service.tracking.mlflow_client`). Progress is kept in SQL
+MLflow is called by a process of its own (`service.tracking.mlflow.client`). Progress is kept in SQL
 after each part of a job that MLflow has taken, so that after any failure the same part is sent
 again. The loop only reads what attempts have reported: no job waits for it.
 """
@@ -21,8 +21,8 @@ from sqlalchemy.orm import Session
 from service.db.repositories import mlflow_exports as repository
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
-from service.tracking.mlflow_parts import ArtifactFile, JobPart, next_part
-from service.tracking.mlflow_process import MLFLOW_CALLS, MlflowAway, MlflowRefused
+from service.tracking.mlflow.parts import ArtifactFile, JobPart, next_part
+from service.tracking.mlflow.process import MLFLOW_CALLS, MlflowAway, MlflowRefused
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ REFUSED_PAUSES_S: Sequence[float] = (5.0, 30.0, 120.0, 600.0, 3600.0)
 
 
 class MlflowCalls(Protocol):
-    """`mlflow_process.MlflowProcess`."""
+    """`service.tracking.mlflow.process.MlflowProcess`."""
 
     async def call(self, method: str, *arguments: Any, limit_s: float) -> Any: ...
 

@@ -1,9 +1,11 @@
-"""Retention: deleting jobs that the operator does not want kept, and measuring the storage."""
+"""Retention: deleting jobs that the operator does not want kept, measuring the storage, and moving
+to it what it refused of logs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -12,13 +14,16 @@ from sqlalchemy.orm import Session
 
 from service.config.settings import Settings
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import chunks as chunks_repository
 from service.db.repositories import storage as repository
 from service.db.session import Database
-from service.domain.errors import CheckpointInUse, NotFound
+from service.domain.errors import CheckpointInUse, FolderSpoilt, NotFound, StorageUnavailable
 from service.domain.scheduling.rules.shares import REMEMBERED_S
 from service.jobs.service import Jobs
 from service.loops.shared.timings import LoopTimings
 from service.storage.quota import StorageWatch
+from service.storage.storage import Storage
+from service.telemetry import refused_logs
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +39,7 @@ class Retention:
     def __init__(
         self,
         database: Database,
+        storage: Storage,
         watch: StorageWatch,
         jobs: Jobs,
         settings: Settings,
@@ -42,6 +48,7 @@ class Retention:
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._database = database
+        self._storage = storage
         self._watch = watch
         self._jobs = jobs
         self._days = settings.retention_days
@@ -49,6 +56,8 @@ class Retention:
         self._timings = timings
         self._clock = clock
         self._expiry_at = self._measure_at = 0.0
+        self._tried_log_of = ""
+        """The job whose refused log was tried last."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -70,6 +79,7 @@ class Retention:
             await self._jobs.code.sweep(await self._now())
             forgotten = await self._now() - timedelta(seconds=REMEMBERED_S)
             await self._database.write(lambda s: attempts_repository.forget_ended(s, forgotten))
+            await self._store_refused_logs()
             pause_s = 0.0 if deleted else self._timings.expiry_period_s
             self._expiry_at = loop.time() + pause_s
         if self._watch.is_limited and loop.time() >= self._measure_at:
@@ -84,6 +94,24 @@ class Retention:
 
     async def _now(self) -> datetime:
         return self._clock() if self._clock else await self._database.read(self._database.time)
+
+    async def _store_refused_logs(self) -> None:
+        """Move the refused logs of the next jobs to the storage, as far as it takes them now."""
+        after = self._tried_log_of
+        found = await self._database.read(
+            lambda s: chunks_repository.jobs_with_refused_chunks(s, after, BATCH)
+        )
+        for job_id in found:
+            try:
+                store = functools.partial(refused_logs.store, storage=self._storage, job_id=job_id)
+                while await self._database.write(store):
+                    continue
+            except FolderSpoilt:  # this job's alone
+                continue
+            except StorageUnavailable as error:
+                logger.info("refused parts of logs stay in the database: %s", error)
+                return
+        self._tried_log_of = found[-1] if len(found) == BATCH else ""
 
     async def delete_expired(self) -> int:
         """Delete finished jobs that are too old or too many, up to a batch of each kind.

@@ -169,13 +169,14 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
     """Add the files under the key; answers the SHA-256 of each by its key.
 
-    Hidden names are files that are just being written. Links are left out: dray makes none.
+    Hidden names are files that are just being written. Links, pipes and sockets are left out: dray
+    makes none.
     """
     added: dict[str, str] = {}
     for folder, _, names in os.walk(root / key):
         for name in sorted(names):
             path = Path(folder) / name
-            if name.startswith(".") or path.is_symlink():
+            if name.startswith(".") or path.is_symlink() or not path.is_file():
                 continue
             # A file that is replaced or deleted meanwhile stays what it is while it is open.
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:

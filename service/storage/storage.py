@@ -1,7 +1,8 @@
 """Bytes by URL: logs, checkpoints and artifacts, on a folder or on what fsspec reaches.
 
-A *key* is a relative path with `/` between its parts. Keys, and URLs that ranks report, can't
-lead out of the storage: parts like `..` are refused, and on a folder links are followed first.
+A *key* is a relative path with `/` between its parts; the first two name its owner, as in
+`jobs/ID`. Keys, and URLs that ranks report, can't lead out of the storage, nor from one owner's
+folder to another's: parts like `..` are refused, and on a folder links are followed first.
 """
 
 from __future__ import annotations
@@ -10,19 +11,38 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
-from errno import EIO
+from errno import (
+    EACCES,
+    EEXIST,
+    EIO,
+    EISDIR,
+    ELOOP,
+    ENAMETOOLONG,
+    ENOENT,
+    ENOTDIR,
+    ENOTEMPTY,
+    EPERM,
+)
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 
 from dray.names import unfit
-from service.domain.errors import StorageUnavailable
+from service.domain.errors import FolderSpoilt, StorageUnavailable
+
+OF_THE_PATH = frozenset(
+    {EACCES, EEXIST, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EPERM}
+)
+"""Errors that files and permissions at an object's own path cause. Those of a full, failing or
+unmounted storage (ENOSPC, EDQUOT, EIO, ESTALE, EROFS) are not among them."""
 
 
 class BadKey(ValueError):
-    """The key, or the link that it names, leads out of the storage or can't be shown."""
+    """The key, or a link on its way, leads out of its place in the storage or can't be shown."""
 
 
 def check_key(key: str) -> str:
@@ -76,14 +96,24 @@ class Storage:
         """Path of the file if this is a folder, links followed; None for other storages."""
         if self._folder is None:
             return None
-        path = (self._folder / check_key(key)).resolve()
-        if not path.is_relative_to(self._folder):
-            raise BadKey(f"{key!r} leads out of the storage")
+        try:
+            path = (self._folder / check_key(key)).resolve()
+        except (OSError, RuntimeError) as error:  # a link that leads to itself, a name too long
+            raise BadKey(f"{key!r} leads nowhere") from error
+        owner = self._folder.joinpath(*key.split("/")[:2])
+        if not path.is_relative_to(owner):
+            raise BadKey(f"{key!r} leads out of its place in the storage")
         return path
 
     def write_bytes(self, key: str, data: bytes) -> None:
-        """Write all of it or nothing, over what was there; on a folder it outlives a power cut."""
-        path = self.local_path(key)
+        """Write all of it or nothing, over what was there; on a folder it outlives a power cut.
+
+        FolderSpoilt if the storage takes files, but not at this key.
+        """
+        try:
+            path = self.local_path(key)
+        except BadKey as error:
+            raise FolderSpoilt(f"{key} can't be written: a link is in its way") from error
         try:
             if path is None:
                 remote = self._remote(key)
@@ -92,12 +122,25 @@ class Storage:
             else:
                 _write_atomically(path, data)
         except OSError as error:
-            raise StorageUnavailable(
+            is_spoilt = error.errno in OF_THE_PATH and self.takes_files_beside(key)
+            raise (FolderSpoilt if is_spoilt else StorageUnavailable)(
                 f"{key} can't be written to the storage: {_why(error)}"
             ) from error
 
+    def takes_files_beside(self, key: str) -> bool:
+        """Whether the folder of all owners takes a file; false of a storage that is no folder."""
+        if self._folder is None:
+            return False
+        try:
+            with tempfile.TemporaryFile(dir=self._folder / key.split("/")[0]) as file:
+                file.write(b"\0")
+        except OSError:
+            return False
+        return True
+
     def read_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes `start` up to `end`. FileNotFoundError if there is no such object."""
+        """Bytes `start` up to `end`. FileNotFoundError if there is no such object; FolderSpoilt if
+        it can't be read and others can."""
         path = self.local_path(key)
         try:
             if path is None:
@@ -105,13 +148,14 @@ class Storage:
                 with _reaching():
                     data: bytes = self._fs.cat_file(remote, start=start, end=end)
                 return data
-            with path.open("rb") as file:
+            with _open_file(path) as file:
                 file.seek(start)
                 return file.read() if end is None else file.read(max(0, end - start))
-        except FileNotFoundError:
-            raise
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(str(error)) from error
         except OSError as error:
-            raise StorageUnavailable(
+            is_spoilt = error.errno in OF_THE_PATH and self.takes_files_beside(key)
+            raise (FolderSpoilt if is_spoilt else StorageUnavailable)(
                 f"{key} can't be read from the storage: {_why(error)}"
             ) from error
 
@@ -177,9 +221,9 @@ class Storage:
 
 
 def _delete(path: Path) -> None:
-    if path.is_symlink() or path.is_file():
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
-    elif path.exists():
+    else:
         try:
             shutil.rmtree(path)
         except PermissionError:
@@ -224,6 +268,15 @@ def _reaching() -> Iterator[None]:
 def _protocols(filesystem: Any) -> tuple[str, ...]:
     protocol = filesystem.protocol
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _open_file(path: Path) -> BinaryIO:
+    """FileNotFoundError for anything but a file: a pipe in its place would never answer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(f"{path} is no file")
+    return os.fdopen(descriptor, "rb")
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

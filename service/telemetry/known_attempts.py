@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from service.db.repositories import chunks, open_chunks, recent_metrics
+from service.db.repositories import chunks, open_chunks, recent_metrics, system_metrics
+from service.domain.series import TIMES, Summary, summarise
 from service.domain.series_rows import Series, unpack_row
 
+SUMMARISE_AFTER = timedelta(seconds=20)
+"""To store them with each reply would cost more than to store the points."""
 MAX_STREAMS = 400_000
 """Series and logs of all attempts together; of more those are forgotten that were stored longest
 ago."""
@@ -38,6 +42,21 @@ class KnownAttempt:
     num_bytes: int = 0
     logs: dict[int, OpenLog] = field(default_factory=dict)
     """By rank."""
+    num_lone_samples: int = 0
+    """Samples of system metrics that have rows of their own."""
+    mean_of: int = 1
+    """How many samples one of those that were joined is the mean of, as far as it is known."""
+    summaries: dict[str, Summary] = field(default_factory=dict)
+    """Of points of rank 0 that the stored summaries may lack, by key."""
+    summarised_at: datetime | None = None
+    """When this process last stored them."""
+
+    def summarise(self, key: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        before, new = self.summaries.get(key), summarise(steps, values)
+        self.summaries[key] = new if before is None else before.then(new)
+
+    def are_summaries_due(self, now: datetime) -> bool:
+        return self.summarised_at is None or now >= self.summarised_at + SUMMARISE_AFTER
 
     @property
     def num_streams(self) -> int:
@@ -81,10 +100,14 @@ class KnownAttempts:
 def learn(session: Session, job_id: str, attempt: int) -> KnownAttempt:
     """Read it, without the points and lines of the chunks."""
     known = KnownAttempt(open_chunks.last_steps(session, job_id, attempt))
+    known.num_lone_samples = system_metrics.num_lone(session, job_id)
     for row in recent_metrics.of_attempt(session, job_id, attempt):
         known.num_rows += 1
         known.num_bytes += len(row)
-        known.last_steps.update((name, steps[-1]) for name, (steps, _) in unpack_row(row).items())
+        for (key, rank), (steps, values) in unpack_row(row).items():
+            known.last_steps[key, rank] = steps[-1]
+            if rank == 0 and key != TIMES:
+                known.summarise(key, steps, values)
     for chunk in chunks.open_log_chunks(session, job_id, attempt):
         before = known.logs.get(chunk.rank)
         known.logs[chunk.rank] = OpenLog(

@@ -20,9 +20,9 @@ from dray import views
 from service.db.models import LogChunkRow
 from service.db.repositories import chunks as repository
 from service.domain.cursors import decode_cursor, encode_cursor
-from service.domain.errors import BadCursor, StorageUnavailable
+from service.domain.errors import BadCursor, FolderSpoilt, StorageUnavailable
 from service.storage.storage import Storage
-from service.telemetry.log_writer import Line, decode_lines
+from service.telemetry.log_lines import MAX_TIME_S, Line, decode_lines
 
 Stream = tuple[int, int]
 """(attempt, rank)"""
@@ -34,6 +34,7 @@ class Chunk:
 
     first_line: int
     num_lines: int
+    size_bytes: int
     text: str | None
     storage_key: str | None
 
@@ -62,7 +63,7 @@ def find(
     found: dict[Stream, list[Chunk]] = {}
     for row in wanted:
         text = texts.get((row.attempt, row.rank, row.first_line))
-        chunk = Chunk(row.first_line, row.num_lines, text, row.storage_key)
+        chunk = Chunk(row.first_line, row.num_lines, row.size_bytes, text, row.storage_key)
         found.setdefault((row.attempt, row.rank), []).append(chunk)
     return found
 
@@ -86,7 +87,15 @@ def page(
         places[attempt, rank] = place + 1
         time = datetime.fromtimestamp(seconds, UTC)
         lines.append(views.LogLine(attempt=attempt, rank=rank, time=time, text=text))
-    return lines, places, len(taken) > limit
+    # `find` takes no chunk beyond the limit, and one that can't be read is a single line.
+    is_cut = any(_num_lines(chunks, begin.get(s, 0)) > limit for s, chunks in found.items())
+    return lines, places, is_cut or len(taken) > limit
+
+
+def _num_lines(chunks: Sequence[Chunk], begin: int) -> int:
+    return sum(
+        chunk.first_line + chunk.num_lines - max(chunk.first_line, begin) for chunk in chunks
+    )
 
 
 def _lines(
@@ -99,22 +108,39 @@ def _lines(
     attempt, rank = stream
     newest = float("-inf")
     for chunk in chunks:
-        lines = decode_lines(_text(storage, chunk))[: chunk.num_lines]
-        for place, line in enumerate(lines, chunk.first_line):
+        lines = _lines_of(storage, chunk)
+        first = chunk.first_line
+        if lines is None:
+            text = f"[dray] {chunk.num_lines} lines are missing here: their file is not in the "
+            text += "storage as it was written"
+            lines, first = [(max(newest, 0.0), text)], first + chunk.num_lines - 1
+        for place, line in enumerate(lines[: chunk.num_lines], first):
             if place >= begin:
                 newest = max(newest, line[0])
                 yield (attempt, newest, rank), place, line
 
 
-def _text(storage: Storage, chunk: Chunk) -> str:
+def _lines_of(storage: Storage, chunk: Chunk) -> list[Line] | None:
+    """None if the job, or whoever else can write there, has spoilt the chunk's file."""
     if chunk.storage_key is None:
-        return chunk.text or ""
+        return decode_lines(chunk.text or "")
     try:
-        return storage.read_bytes(chunk.storage_key).decode()
+        lines = decode_lines(storage.read_bytes(chunk.storage_key, 0, chunk.size_bytes).decode())
+        is_whole = len(lines) == chunk.num_lines and all(map(_is_line, lines))
+        return lines if is_whole else None
     except FileNotFoundError as error:
+        if storage.takes_files_beside(chunk.storage_key):
+            return None
         raise StorageUnavailable(
             f"the log chunk {chunk.storage_key} is missing in the storage"
         ) from error
+    except (FolderSpoilt, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _is_line(line: Line) -> bool:
+    seconds, text = line
+    return isinstance(seconds, float | int) and 0 <= seconds <= MAX_TIME_S and type(text) is str
 
 
 def encode_places(job_id: str, places: Mapping[Stream, int]) -> str:

@@ -1,7 +1,8 @@
 """Log lines on their way into chunks.
 
 The last chunks of each rank are in SQL. A full one is written to storage before its row says so: a
-transaction that is tried again writes the same object again.
+transaction that is tried again writes the same object again. One that the storage refuses because
+the job's own folder is spoilt stays in SQL (`service.telemetry.refused_logs`).
 
 Once a job's log has reached its limit, each rank keeps its newest lines besides, in a chunk that
 stays in SQL and loses its oldest lines. Its first line says how many are left out.
@@ -16,21 +17,21 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import attempt_prefix
+from dray.views import JobState
 from service.db.models import AttemptRow, JobRow, LogChunkRow
 from service.db.repositories import chunks as repository
+from service.domain.errors import FolderSpoilt, StorageUnavailable
 from service.lifecycle.transitions import remark
 from service.storage.storage import Storage
+from service.telemetry import refused_logs
 from service.telemetry.known_attempts import KnownAttempt, OpenLog
+from service.telemetry.log_lines import chunk_key, encode_line
 
 CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 128 * 1024
 """Most that a rank keeps of its newest lines beyond the limit."""
 MAX_CHUNKS = 32
 """Chunks in a row that are open; more are joined."""
-
-Line = tuple[float, str]
-"""Unix seconds by the node's clock, and the text."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,6 @@ class LogLine:
     """Counts from 0 within the incarnation, lines that were lost on the way included."""
     seconds: float
     text: str
-
-
-def encode_line(seconds: float, text: str) -> str:
-    return _encode([seconds, text])
-
-
-def decode_lines(text: str) -> list[Line]:
-    """Split at newlines only: a line's own text may hold other separators."""
-    return [(entry[0], entry[1]) for entry in map(json.loads, text.split("\n")[:-1])]
-
-
-def chunk_key(chunk: LogChunkRow) -> str:
-    prefix = attempt_prefix(chunk.job_id, chunk.attempt)
-    return f"{prefix}/logs/rank-{chunk.rank:05d}/{chunk.first_line:012d}.jsonl"
 
 
 class LogStore:
@@ -83,6 +70,8 @@ class LogStore:
         self._now = now
         self._known = known.logs
         self._lines: dict[int, list[LogLine]] = {}
+        self._refusal: StorageUnavailable | None = None
+        """Why a chunk stays in SQL; then the next ones do so untried."""
 
     def add(self, line: LogLine) -> None:
         self._lines.setdefault(line.rank, []).append(line)
@@ -94,6 +83,7 @@ class LogStore:
         for rank, lines in more.items():
             self._append(rank, last.get(rank), lines)
         self._lines = {}
+        self._bound_refused()
 
     def close(self, lost: Mapping[int, int | None]) -> None:
         """Join the open chunks of each rank, and note at the end of its log how many of its lines
@@ -112,8 +102,10 @@ class LogStore:
             entries = [] if chunk is None else _entries_of(chunk)
             if chunk is None or not _takes(chunk, is_tail=self._is_over_limit):
                 chunk, entries = self._open(rank, chunk, entries, is_tail=self._is_over_limit)
-            entries.append(_encode([self._now.timestamp(), f"[dray] {note}", number or 0]))
+            entries.append(encode_line(self._now.timestamp(), f"[dray] {note}", number or 0))
             self._save(chunk, entries)
+        self._bound_refused()
+        refused_logs.tell_dropped(self._session, self._job, self._now)
 
     def _last_chunks(self, ranks: Collection[int]) -> dict[int, LogChunkRow]:
         """The newest chunk of each of the ranks, with the text of the open ones before it."""
@@ -184,12 +176,12 @@ class LogStore:
                 note = (
                     f"[dray] {lost} lines were lost here: they came faster than they were fetched"
                 )
-                new.insert(0, _encode([line.seconds, note, lost]))
+                new.insert(0, encode_line(line.seconds, note, lost))
             entries += new
             chunk.size_bytes += sum(len(entry.encode()) for entry in new)
             if not is_tail and chunk.size_bytes >= CHUNK_BYTES:
                 self._close(chunk, entries)
-        if chunk is not None and chunk.storage_key is None:
+        if chunk is not None and _is_open(chunk):
             self._save(chunk, entries)
         self._know(rank, chunk)
 
@@ -235,7 +227,7 @@ class LogStore:
         self, rank: int, before: LogChunkRow | None, entries: list[str], *, is_tail: bool
     ) -> tuple[LogChunkRow, list[str]]:
         """A chunk of the right kind behind the rank's last one, which is closed."""
-        if before is not None and before.storage_key is None:
+        if before is not None and _is_open(before):
             self._close(before, entries)
         chunk = LogChunkRow(
             job_id=self._job.id,
@@ -253,10 +245,29 @@ class LogStore:
         return chunk, []
 
     def _close(self, chunk: LogChunkRow, entries: list[str]) -> None:
-        """Move a chunk to storage."""
-        chunk.num_lines, key = len(entries), chunk_key(chunk)
-        self._storage.write_bytes(key, "".join(entries).encode())
-        chunk.text, chunk.storage_key = None, key
+        """Move a chunk to storage, or leave it in SQL where that would keep the job from its end.
+
+        A storage that takes nothing of anybody is waited for, by the replies that are asked for
+        again; a job that is being cancelled does not wait, since it holds slots.
+        """
+        chunk.num_lines, text, key = len(entries), "".join(entries), chunk_key(chunk)
+        try:
+            if self._refusal is None:
+                self._storage.write_bytes(key, text.encode())
+                chunk.text, chunk.storage_key = None, key
+                return
+        except StorageUnavailable as error:
+            is_cancelled = self._job.state == JobState.CANCELLING
+            if not isinstance(error, FolderSpoilt) and not is_cancelled:
+                raise
+            self._refusal = error
+        chunk.text, chunk.refused_at = text, self._now
+
+    def _bound_refused(self) -> None:
+        """Say once that chunks were refused, and drop the oldest of them for which there is no
+        room."""
+        if self._refusal is not None:
+            refused_logs.bound(self._session, self._job, self._refusal, self._now)
 
     def _save(self, chunk: LogChunkRow, entries: list[str]) -> None:
         """Leave an open chunk in SQL."""
@@ -285,18 +296,18 @@ class LogStore:
         return encode_line(seconds, note)
 
 
-def _encode(entry: list[float | str]) -> str:
-    return json.dumps(entry, ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
 def _entries_of(chunk: LogChunkRow) -> list[str]:
     """The lines of an open chunk, without the note of how many are left out before them."""
     lines = (chunk.text or "").split("\n")[:-1]
     return [line + "\n" for line in lines[0 if chunk.left_out is None else 1 :]]
 
 
+def _is_open(chunk: LogChunkRow) -> bool:
+    return chunk.storage_key is None and chunk.refused_at is None
+
+
 def _takes(chunk: LogChunkRow, *, is_tail: bool) -> bool:
-    return chunk.storage_key is None and (chunk.left_out is not None) == is_tail
+    return _is_open(chunk) and (chunk.left_out is not None) == is_tail
 
 
 def _count(chunk: LogChunkRow, line: LogLine) -> int:

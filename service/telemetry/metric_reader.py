@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import groupby
 from operator import attrgetter
 
@@ -15,12 +16,13 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as repository
 from service.db.repositories import recent_metrics
 from service.db.repositories.chunks import MetricChunk
-from service.domain.attempts.lineage import last_steps
+from service.domain.attempts.lineage import NO_END, last_steps
 from service.domain.series import (
     BLOCK_POINTS,
     CHUNK_POINTS,
     TIMES,
     Points,
+    Summary,
     downsample,
     outlined,
     pack,
@@ -29,10 +31,13 @@ from service.domain.series import (
     unpack,
 )
 from service.domain.series_rows import Series, join, unpack_row
-from service.telemetry.metric_writer import by_name, columns_of, summary_of
+from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 
 Piece = tuple[MetricChunk, int]
 """A chunk and the last step of it that counts."""
+Recent = Mapping[int, tuple[MetricChunk, bytes]]
+"""The points that no chunk has taken yet, as if there were a chunk of them for each series and
+attempt; by their ids, which are negative."""
 
 
 def read(
@@ -42,21 +47,12 @@ def read(
     keys: Sequence[str] | None,
     rank: int,
     after_step: int,
+    until_step: int = NO_END,
     max_points: int,
 ) -> dict[str, Points]:
-    """Each series' points with a step above `after_step`, at most `max_points` of each. `TIMES` is
-    read only by its name."""
-    pieces, recent = _pieces(session, job_id, keys, rank, after_step)
-    return _thinned_out(session, pieces, recent, after_step, max_points)
-
-
-def _thinned_out(
-    session: Session,
-    pieces: Mapping[str, Sequence[Piece]],
-    recent: Mapping[int, tuple[MetricChunk, bytes]],
-    after_step: int,
-    max_points: int,
-) -> dict[str, Points]:
+    """Each series' points with a step above `after_step` and up to `until_step`, at most
+    `max_points` of each. `TIMES` is read only by its name."""
+    pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
     whole: set[int] = set()
     in_blocks: set[int] = set()
     for found in pieces.values():
@@ -78,14 +74,15 @@ def read_in_order(
     keys: Sequence[str] | None,
     rank: int,
     after_step: int,
+    until_step: int = NO_END,
     max_points: int,
 ) -> tuple[dict[str, Points], int | None]:
     """Every point of each series from `after_step` on, up to a step at which none of them has more
-    than `max_points`; and that step, or None where there are no more points.
+    than `max_points`; and that step, or None where there are no more points up to `until_step`.
 
     A chunk more than needed is never read, however long the series are.
     """
-    pieces, recent = _pieces(session, job_id, keys, rank, after_step)
+    pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
     needed = {key: _first(found, after_step, max_points) for key, found in pieces.items()}
     chosen = {chunk.id for found in needed.values() for chunk, _ in found}
     points = _points(session, chosen, recent)
@@ -120,18 +117,42 @@ def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Pi
     return found
 
 
-def _points(
-    session: Session, chosen: set[int], recent: Mapping[int, tuple[MetricChunk, bytes]]
-) -> dict[int, bytes]:
+def _points(session: Session, chosen: set[int], recent: Recent) -> dict[int, bytes]:
+    """Those of the chosen chunks, and all recent ones."""
     points = repository.metric_points(session, chosen - recent.keys())
     return points | {number: packed for number, (_, packed) in recent.items()}
 
 
+def summaries(session: Session, job_id: str) -> dict[str, Summary]:
+    """The summary of each series of rank 0, over the steps that count."""
+    pieces, recent = _pieces(session, job_id, 0, None, -1)
+    cut = {chunk.id for found in pieces.values() for chunk, end in found if chunk.last_step > end}
+    points = _points(session, cut, recent)
+
+    def summary(chunk: MetricChunk, end: int) -> Summary:
+        if chunk.last_step <= end:
+            return summary_of(chunk)
+        steps, values = unpack(points[chunk.id])
+        stop = bisect_right(steps, end)
+        return summarise(steps[:stop], values[:stop])
+
+    return {
+        key: reduce(Summary.then, (summary(chunk, end) for chunk, end in found))
+        for key, found in pieces.items()
+        if found
+    }
+
+
 def _pieces(
-    session: Session, job_id: str, keys: Sequence[str] | None, rank: int, after_step: int
-) -> tuple[dict[str, list[Piece]], dict[int, tuple[MetricChunk, bytes]]]:
-    """The chunks of each series that hold steps which count; and those points that are in none,
-    as `_recent` has them."""
+    session: Session,
+    job_id: str,
+    rank: int,
+    keys: Sequence[str] | None,
+    after_step: int,
+    until_step: int = NO_END,
+) -> tuple[dict[str, list[Piece]], Recent]:
+    """The pieces of each series that hold steps which count; and those points that no chunk has
+    taken yet."""
     attempts = attempts_repository.beginnings(session, job_id)
     starts = {row.attempt: began_at_step(row) for row in attempts}
     chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
@@ -142,7 +163,7 @@ def _pieces(
     if len(attempts) > 1:
         first = repository.first_metric_steps(session, job_id, rank, min(starts))
     pieces = {
-        key: _counting(list(group), starts, first)
+        key: _counting(list(group), starts, first, until_step)
         for key, group in groupby(chunks, key=attrgetter("key"))
         if keys is not None or key != TIMES
     }
@@ -151,9 +172,7 @@ def _pieces(
 
 def _recent(
     session: Session, job_id: str, rank: int, keys: Sequence[str] | None, after_step: int
-) -> dict[int, tuple[MetricChunk, bytes]]:
-    """The points that no chunk has taken yet, as if there were a chunk of them for each series and
-    attempt; by their ids, which are negative."""
+) -> Recent:
     found: dict[int, dict[Series, Points]] = {}
     for row in recent_metrics.of_job(session, job_id, after_step):
         join(found.setdefault(row.attempt, {}), unpack_row(row.points, rank))
@@ -191,9 +210,16 @@ def read_times(
     """
     first = min((steps[0] for steps, _ in series.values()), default=0)
     last = max((steps[-1] for steps, _ in series.values()), default=0)
-    pieces, recent = _pieces(session, job_id, [TIMES], 0, first - 1)
-    there = [piece for piece in pieces.get(TIMES, ()) if piece[0].first_step <= last]
-    known = _thinned_out(session, {TIMES: there}, recent, first - 1, max_points).get(TIMES)
+    found = read(
+        session,
+        job_id,
+        keys=[TIMES],
+        rank=0,
+        after_step=first - 1,
+        until_step=last,
+        max_points=max_points,
+    )
+    known = found.get(TIMES)
     if known is None:
         return None
     return {key: times_at(steps, known) for key, (steps, _) in series.items()}
@@ -229,6 +255,7 @@ def _counting(
     chunks: Sequence[MetricChunk],
     starts: Mapping[int, int | None],
     first: Mapping[tuple[str, int], int],
+    until_step: int,
 ) -> list[Piece]:
     """The chunks of one series that hold steps which count, in order of steps.
 
@@ -240,7 +267,7 @@ def _counting(
         own = first.get((chunks[0].key, attempt))
         known = [at for at in (start, None if own is None else own - 1) if at is not None]
         took_over[attempt] = start if own is None else min(known)
-    ends = last_steps(took_over)
+    ends = {attempt: min(end, until_step) for attempt, end in last_steps(took_over).items()}
     return [
         (chunk, ends[chunk.attempt]) for chunk in chunks if chunk.first_step <= ends[chunk.attempt]
     ]

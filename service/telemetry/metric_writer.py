@@ -6,26 +6,21 @@ stays, which after a recovery in place equals the second one anyway.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import lt
-from typing import Any
 
 from sqlalchemy.orm import Session
 
-from dray.views import MetricValue
-from service.db.models import AttemptRow, JobRow, MetricChunkRow
+from service.db.models import AttemptRow, JobRow
 from service.db.repositories import chunks as repository
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories import open_chunks, recent_metrics
-from service.db.repositories.chunks import MetricChunk
 from service.db.repositories.open_chunks import OpenChunk
 from service.domain.series import (
     CHUNK_POINTS,
     TIMES,
     Points,
-    Summary,
     append,
     outline,
     pack,
@@ -35,6 +30,8 @@ from service.domain.series import (
 )
 from service.domain.series_rows import Series, join, pack_row, unpack_row
 from service.lifecycle.transitions import remark
+from service.telemetry import metric_summaries
+from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 from service.telemetry.known_attempts import KnownAttempt
 
 MAX_KEYS = 1000
@@ -98,12 +95,27 @@ class MetricStore:
             known.num_rows += 1
             known.num_bytes += len(row)
         self._points = {}
+        self._summarise(begins=any(rank == 0 for _, rank in begun & stored.keys()))
         return stored
 
     def close(self) -> None:
         """Have the chunks take all points: the attempt has ended."""
         if self._known.num_rows:
             self._append({})
+        self._summarise(begins=True)
+
+    def _summarise(self, *, begins: bool) -> None:
+        """Store the summaries of new points now and then, and when a series begins or ends."""
+        known, now = self._known, self._now
+        if begins and self._attempt.attempt > 1:
+            # Series of an earlier attempt may have steps that count no more.
+            self._session.flush()
+            metric_summaries.replace(self._session, self._job.id)
+        elif known.summaries and (begins or known.are_summaries_due(now)):
+            metric_summaries.merge(self._session, self._job.id, known.summaries)
+        else:
+            return
+        known.summaries, known.summarised_at = {}, now
 
     @property
     def _key(self) -> tuple[str, int]:
@@ -121,6 +133,7 @@ class MetricStore:
             self._known.last_steps[key, rank] = steps[-1]
             if rank == 0 and key != TIMES:
                 summary[key] = by_name(values[-1])
+                self._known.summarise(key, steps, values)
         self._job.summary = summary
         return stored
 
@@ -206,18 +219,6 @@ def appended(
     return changed
 
 
-def summary_of(chunk: OpenChunk | MetricChunkRow | MetricChunk) -> Summary:
-    """As the chunk's row holds it."""
-    return Summary(
-        count=chunk.count,
-        first=(chunk.first_step, _or_nan(chunk.first_value)),
-        last=(chunk.last_step, _or_nan(chunk.last_value)),
-        low=_extreme(chunk.min_step, chunk.min_value),
-        high=_extreme(chunk.max_step, chunk.max_value),
-        nan_step=chunk.nan_step,
-    )
-
-
 def _begun(key: str, rank: int, steps: list[int], values: list[float]) -> OpenChunk:
     return OpenChunk(
         key=key,
@@ -236,39 +237,3 @@ def _add(chunk: OpenChunk, steps: list[int], values: list[float]) -> None:
     chunk.outline = blocks + outline(*tail(chunk.points, known))
     for name, value in columns_of(summary_of(chunk).then(summarise(steps, values))).items():
         setattr(chunk, name, value)
-
-
-def columns_of(summary: Summary) -> dict[str, Any]:
-    min_step, min_value = summary.low or (None, None)
-    max_step, max_value = summary.high or (None, None)
-    return {
-        "count": summary.count,
-        "first_step": summary.first[0],
-        "first_value": _unless_nan(summary.first[1]),
-        "last_step": summary.last[0],
-        "last_value": _unless_nan(summary.last[1]),
-        "min_step": min_step,
-        "min_value": min_value,
-        "max_step": max_step,
-        "max_value": max_value,
-        "nan_step": summary.nan_step,
-    }
-
-
-def _extreme(step: int | None, value: float | None) -> tuple[int, float] | None:
-    return None if step is None or value is None else (step, value)
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _unless_nan(value: float) -> float | None:
-    return None if value != value else value
-
-
-def by_name(value: float) -> MetricValue:
-    """A number as JSON holds it: NaN and the infinities by name."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")

@@ -1,1 +1,1 @@
-"""Jobs as runs of MLflow."""
+"""Comparing jobs, experiments, what people write about jobs, and jobs as runs of MLflow."""

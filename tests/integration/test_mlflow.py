@@ -34,7 +34,7 @@ from service.loops.mlflow_exporter import MlflowExporter
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.storage.storage import Storage
-from service.tracking.mlflow_process import MlflowProcess
+from service.tracking.mlflow.process import MlflowProcess
 from tests.marks import SOAK
 from tests.unit.api.serving import wait_until
 from tests.unit.service.helpers import START, Service, metrics, spec

@@ -22,6 +22,7 @@ from service.db.migrate import migrate
 from service.db.models import Base
 from service.db.notifications import Signals
 from service.db.session import Database
+from service.domain.meter import Meter
 
 T = TypeVar("T")
 Work = Callable[[Session], T]
@@ -60,6 +61,7 @@ class SimDatabase(Database):
         self.url = engine.url
         self.clock = clock
         self.signals = Signals()
+        self.meter = Meter()
         self._gate = gate
         self._time = time
         self._watchers = []

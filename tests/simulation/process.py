@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # A rest would be as long as the processor's time, and no storm the same again.
-TIMINGS = LoopTimings(launch_grace_s=8.0, refresh_s=60.0, forecast_rest=0.0, record_rest=0.0)
+TIMINGS = LoopTimings(
+    launch_grace_s=8.0,
+    refresh_s=60.0,
+    forecast_rest=0.0,
+    record_rest=0.0,
+    webhook_period_s=600.0,
+)
 """A simulation is of a few minutes, in which less is to happen by the clock alone."""
 
 

@@ -45,6 +45,10 @@ def list_jobs(
     until: Annotated[
         str | None, typer.Option(metavar="TIME", help="Submitted before this time.")
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="SEARCH", help="Only jobs that match: 'val/loss < 0.1 and ...'."),
+    ] = None,
     metric: Annotated[
         str | None, typer.Option(metavar="KEY", help="Show this metric, such as val/loss.")
     ] = None,
@@ -74,6 +78,7 @@ def list_jobs(
             collapse_arrays=not (each or as_json or array),
             created_after=moment(since, "--since"),
             created_before=moment(until, "--until"),
+            where=where,
             page_size=500 if everything else min(limit + 1, 500),
         )
         jobs = list(found if everything else islice(found, limit + 1))
@@ -102,24 +107,25 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
         array = arrays.get(j.array_id or "")
         if array is None:
             about = (j.id, j.name, j.state, j.position, steps(j), _metric(j, metric))
-            return (*about, *asked(j), j.attempt, age(j.created_at), j.reason.message)
+            tags = ", ".join(j.tags) or None
+            return (*about, *asked(j), j.attempt, tags, age(j.created_at), j.reason.message)
         running = f", {array.max_running} at a time" if array.max_running else ""
         what = "trial" if array.is_sweep else "job"
         size = f"{array.size} {what}{'' if array.size == 1 else 's'}{running}"
         nothing = (None, None, None)
         created = age(array.created_at)
-        return (array.id, array.name, array.state, *nothing, *asked(j), None, created, size)
+        return (array.id, array.name, array.state, *nothing, *asked(j), None, None, created, size)
 
     table(
         (
             *("ID", "NAME", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY", "QUEUE"),
-            *("ATTEMPT", "CREATED", "REASON"),
+            *("ATTEMPT", "TAGS", "CREATED", "REASON"),
         ),
         map(row, jobs),
-        flexible=("NAME", "REASON"),
+        flexible=("NAME", "TAGS", "REASON"),
         optional=(
-            *("ATTEMPT", "QUEUE", "CREATED", "PRIORITY", "WORKERS", "METRIC", "PLACE", "STEP"),
-            "REASON",
+            *("ATTEMPT", "QUEUE", "CREATED", "PRIORITY", "WORKERS", "TAGS", "METRIC", "PLACE"),
+            *("STEP", "REASON"),
         ),
         shorter={"ID": shortest_prefixes},
     )

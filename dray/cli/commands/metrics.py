@@ -9,11 +9,11 @@ import typer
 from dray.cli.base import AsJson, Follow, JobIds, Rank, app, connect, interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from dray.cli.display.plot import Curve
     from dray.client import Client
-    from dray.views import Metrics, Point, Series
+    from dray.views import Metrics, Point, Series, SystemMetrics, SystemSample
 
 MOST_POINTS = 100_000
 _CSV_HEAD = ("key", "step", "value")
@@ -32,6 +32,10 @@ def metrics(
     together: Annotated[bool, typer.Option("--together", help="Draw all on common axes.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Draw with a logarithmic axis.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print each point as CSV.")] = False,
+    system: Annotated[
+        bool,
+        typer.Option("--system", help="Show what ranks and nodes use: CPU, memory, disk, GPU."),
+    ] = False,
     follow: Follow = False,
     max_points: Annotated[
         int | None, typer.Option(help="Most points of each series.", min=2, max=MOST_POINTS)
@@ -46,7 +50,20 @@ def metrics(
         raise typer.BadParameter("prints each point as it comes", param_hint="--follow")
     if follow and len(jobs) > 1:
         raise typer.BadParameter("is for one job", param_hint="--follow")
+    if system and (follow or len(jobs) > 1):
+        raise typer.BadParameter("is for one job, and not followed", param_hint="--system")
     with connect() as client:
+        if system:
+            job_id = client.resolve(jobs[0])
+            if draw or as_csv:
+                answer = client.system_metrics(job_id, key, rank=rank, max_points=max_points)
+                if set(key or ()) - answer.series.keys():
+                    every = client.system_metrics(job_id, rank=rank, max_points=2)
+                    _refuse_unknown(key or (), every.series)
+                _show_system_series(answer, together=together, log=log, as_csv=as_csv)
+            else:
+                _show_system_sample(client.newest_system_metrics(job_id), rank, as_json=as_json)
+            return
         ids = list(dict.fromkeys(client.resolve(job) for job in jobs))
         if follow:
             _follow(client, ids[0], key, rank, as_json=as_json, as_csv=as_csv)
@@ -64,6 +81,28 @@ def metrics(
         _draw(named, together=together, log=log)
     else:
         _tabulate(named)
+
+
+def _show_system_series(answer: SystemMetrics, *, together: bool, log: bool, as_csv: bool) -> None:
+    from dray.cli.display.system_metrics import by_seconds
+
+    if not as_csv:
+        _draw({"": by_seconds(answer)}, together=together, log=log, axis="second")
+        return
+    _write_row(("key", "time", "value"))
+    for key, one in answer.series.items():
+        for time, value in zip(one.times, one.values, strict=True):
+            _write_row((key, time, value))
+
+
+def _show_system_sample(sample: SystemSample, rank: int | None, *, as_json: bool) -> None:
+    from dray.cli.display.output import write_json
+    from dray.cli.display.system_metrics import tabulate
+
+    if as_json:
+        write_json(sample)
+    else:
+        tabulate(sample, rank)
 
 
 def _follow(
@@ -89,15 +128,19 @@ def _check_keys(
 ) -> None:
     """Raise BadParameter for a key without a series in any job, if the jobs have other series."""
     found = {key for answer in answers.values() for key, _ in _series(answer)}
-    unknown = [key for key in keys if key not in found]
-    if not unknown:
+    if found.issuperset(keys):
         return
     known = {
         key
         for job_id in answers
         for key, _ in _series(client.metrics(job_id, None, rank=rank, max_points=2))
     }
-    unknown = [key for key in unknown if key not in known]
+    _refuse_unknown(keys, known)
+
+
+def _refuse_unknown(keys: Sequence[str], known: Collection[str]) -> None:
+    """Raise BadParameter for a key that is not among the known ones, if there are any."""
+    unknown = [key for key in keys if key not in known]
     if known and unknown:
         listed = ", ".join(sorted(known))
         raise typer.BadParameter(
@@ -194,7 +237,7 @@ def _extremes(values: Sequence[float | str]) -> tuple[float | None, float | None
     return (min(numbers), max(numbers)) if numbers else (None, None)
 
 
-def _draw(answers: Mapping[str, Metrics], *, together: bool, log: bool) -> None:
+def _draw(answers: Mapping[str, Metrics], *, together: bool, log: bool, axis: str = "step") -> None:
     from dray.cli.display import terminal
     from dray.cli.display.output import write, write_drawn
     from dray.cli.display.plot import Style, chart
@@ -204,6 +247,7 @@ def _draw(answers: Mapping[str, Metrics], *, together: bool, log: bool) -> None:
         log=log,
         colours=terminal.has_colours(),
         unicode=terminal.has_unicode(),
+        axis=axis,
     )
     charts = _curves(answers)
     if not charts:

@@ -165,6 +165,7 @@ def show_job(job: views.Job) -> None:
         ("started", job.started_at),
         ("finished", job.finished_at),
         ("labels", ", ".join(f"{key}={value}" for key, value in job.labels.items()) or None),
+        *([("tags", ", ".join(job.tags))] if job.tags else []),
         ("metrics", summary(job) or None),
         ("dashboard", job.links.ray_dashboard),
     ]

@@ -43,6 +43,8 @@ class Style:
     log: bool = False
     colours: bool = False
     unicode: bool = True
+    axis: str = "step"
+    """The word for a place on the horizontal axis."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def chart(curves: Sequence[Curve], style: Style) -> list[Line]:
     for row in range(style.height):
         label = labels.get(row, "")
         lines.append([(f"{label:>{gutter}} {bar}", None), *canvas.line(row, len(curves), style)])
-    return [*lines, [(_steps(axes, gutter + 2, columns), None)], *notes]
+    return [*lines, [(_steps(axes, style.axis, gutter + 2, columns), None)], *notes]
 
 
 def axes_point(axes: _Axes, point: tuple[int, float], canvas: _Canvas) -> tuple[float, float]:
@@ -148,8 +150,8 @@ def _labels(axes: _Axes, style: Style) -> dict[int, str]:
     return found
 
 
-def _steps(axes: _Axes, indent: int, columns: int) -> str:
-    first, last = f"step {axes.first_step}", str(axes.last_step)
+def _steps(axes: _Axes, word: str, indent: int, columns: int) -> str:
+    first, last = f"{word} {axes.first_step}", str(axes.last_step)
     return " " * indent + first + last.rjust(max(columns - len(first), len(last) + 1))
 
 

@@ -8,13 +8,10 @@ environment are not used, since the addresses that they connect to can't be chec
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
-import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
-from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import aiohttp
@@ -23,7 +20,8 @@ from yarl import URL
 from ray_workers.datasets.core.errors import broken, shortened
 from ray_workers.datasets.sources.credentials import Options, headers_for
 from ray_workers.datasets.sources.protocol import Listed, Listing, Sink, TransferError
-from ray_workers.shared.net_policy import AllowedHosts, refused_address, refused_host
+from ray_workers.shared.guarded_sockets import RefusedAddress, socket_factory
+from ray_workers.shared.net_policy import AllowedHosts
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 
@@ -36,12 +34,6 @@ UNVERSIONED_TRUSTED_S = 600.0
 TIMEOUT = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=60)
 
 _IN_NO_URL = re.compile(r"[\\\s\x00-\x1f\x7f]")
-
-AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
-
-
-class RefusedAddress(Exception):
-    """The host has an address that a job may not read from."""
 
 
 class HttpOrigin:
@@ -93,7 +85,8 @@ class HttpOrigin:
                     url = self._next(url, response.headers.get("Location"))
             raise broken(self._place, f"leads on more than {MAX_REDIRECTS} times")
         except RefusedAddress as error:
-            raise broken(self._place, f"{error} (DRAY_DATA_PRIVATE_HOSTS)") from None
+            said = f"{error.host} may not be read from: {error.reason} (DRAY_DATA_PRIVATE_HOSTS)"
+            raise broken(self._place, said) from None
         except aiohttp.InvalidURL:
             raise self._no_address() from None
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
@@ -103,15 +96,12 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def _asked(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        host = urlsplit(url).hostname or ""
-        reason = refused_host(host, self._allowed)
-        if reason is not None:
-            raise RefusedAddress(f"{host} may not be read from: {reason}")
         # The hash is of the file as it is stored, and no small answer unpacks to a large one.
         headers = {"Accept-Encoding": "identity"}
         if URL(url).origin() == URL(self._url).origin():
             headers |= self._headers
-        connector = aiohttp.TCPConnector(socket_factory=self._sockets(host), force_close=True)
+        guard = socket_factory(urlsplit(url).hostname or "", self._allowed)
+        connector = aiohttp.TCPConnector(socket_factory=guard, force_close=True)
         async with (
             aiohttp.ClientSession(
                 connector=connector, timeout=TIMEOUT, auto_decompress=False, trust_env=False
@@ -119,20 +109,6 @@ class HttpOrigin:
             session.get(url, headers=headers, allow_redirects=False) as response,
         ):
             yield response
-
-    def _sockets(self, host: str) -> Callable[[AddressInfo], socket.socket]:
-        """Makes the socket for each connection, once its address is known."""
-
-        def make(info: AddressInfo) -> socket.socket:
-            family, kind, protocol, _, place = info
-            address = ipaddress.ip_address(str(place[0]).split("%", 1)[0])
-            if not self._allowed.has_name(host):
-                reason = refused_address(address, self._allowed)
-                if reason is not None:
-                    raise RefusedAddress(f"{host} may not be read from: {reason}")
-            return socket.socket(family, kind, protocol)
-
-        return make
 
     def _next(self, url: str, location: str | None) -> str:
         """The target of a redirect. DataError if that is no web URL, or leaves https.

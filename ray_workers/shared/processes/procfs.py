@@ -16,7 +16,7 @@ import os
 import resource
 import secrets
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ LIMIT_BASE = 1 << 62
 """More bytes than any memory: no limit in effect, if a kernel heeds it."""
 DEAD = (b"Z", b"X")
 STOPPED = b"T"
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,11 @@ def started_ticks(pid: int) -> int | None:
 def children_of(pid: int) -> list[int]:
     """Child processes; empty where the kernel does not list them (CONFIG_PROC_CHILDREN)."""
     found: list[int] = []
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, listed.read_text().split())
+    threads = f"/proc/{pid}/task"
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(threads):  # noqa: PTH208 -- twice as fast, of processes with many
+            with contextlib.suppress(OSError), open(f"{threads}/{thread}/children", "rb") as listed:
+                found += map(int, listed.read().split())
     return found
 
 
@@ -114,15 +117,37 @@ class Activity:
 def activity_of(pid: int) -> Activity:
     """Of the process with all its descendants that live; none of one that is gone."""
     ticks = num_bytes = 0
-    pids = [pid]
-    for each in pids:
-        if fields := stat_fields(each):
-            ticks += sum(map(int, fields[11:15]))  # with children that ended
-            pids += children_of(each)
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{each}/io").read_text().splitlines()
-            num_bytes += sum(int(line.split()[1]) for line in lines[:2])  # rchar and wchar
-    return Activity(ticks / os.sysconf("SC_CLK_TCK"), num_bytes)
+    for each, fields in living_tree([pid]):
+        ticks += cpu_ticks(fields)
+        num_bytes += sum(io_counters(each)[:2])  # rchar and wchar
+    return Activity(ticks / TICKS_PER_S, num_bytes)
+
+
+def living_tree(roots: Iterable[int]) -> Iterator[tuple[int, list[bytes]]]:
+    """These processes and all their descendants, each once, with its `stat_fields`."""
+    pids = list(dict.fromkeys(roots))
+    seen = set(pids)
+    for pid in pids:
+        if fields := stat_fields(pid):
+            yield pid, fields
+            found = [child for child in children_of(pid) if child not in seen]
+            seen.update(found)
+            pids += found
+
+
+def cpu_ticks(fields: Sequence[bytes]) -> int:
+    """Processor time by the `stat_fields` of a process, with that of children that ended."""
+    return sum(map(int, fields[11:15]))
+
+
+def io_counters(pid: int) -> list[int]:
+    """rchar, wchar, syscr, syscw, read_bytes, write_bytes of /proc/PID/io; empty if there is no
+    such process, or it is another user's."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return []
+    return [int(line.split()[1]) for line in lines]
 
 
 def command(pid: int) -> str:

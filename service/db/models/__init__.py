@@ -10,6 +10,7 @@ from service.db.models.cluster import ClusterRow as ClusterRow
 from service.db.models.cluster import DeploymentRow as DeploymentRow
 from service.db.models.cluster import LeaseRow as LeaseRow
 from service.db.models.cluster import NodeRow as NodeRow
+from service.db.models.cluster import ServiceMetricRow as ServiceMetricRow
 from service.db.models.cluster import StorageStateRow as StorageStateRow
 from service.db.models.code import CodePackRow as CodePackRow
 from service.db.models.code import CodePartRow as CodePartRow
@@ -18,6 +19,7 @@ from service.db.models.code import CodeUseRow as CodeUseRow
 from service.db.models.costs import AttemptCostRow as AttemptCostRow
 from service.db.models.costs import DeletedAttemptRow as DeletedAttemptRow
 from service.db.models.costs import SlotSecondsRow as SlotSecondsRow
+from service.db.models.exports import MlflowExportRow as MlflowExportRow
 from service.db.models.jobs import FIRST_POSITIONS as FIRST_POSITIONS
 from service.db.models.jobs import IdempotencyRow as IdempotencyRow
 from service.db.models.jobs import JobDependencyRow as JobDependencyRow
@@ -32,7 +34,14 @@ from service.db.models.reports import CheckpointRow as CheckpointRow
 from service.db.models.reports import LogChunkRow as LogChunkRow
 from service.db.models.reports import MetricChunkRow as MetricChunkRow
 from service.db.models.reports import RecentMetricsRow as RecentMetricsRow
+from service.db.models.reports import SystemMetricsRow as SystemMetricsRow
 from service.db.models.sweeps import SweepRow as SweepRow
 from service.db.models.sweeps import TrialRow as TrialRow
 from service.db.models.sweeps import TrialRungRow as TrialRungRow
-from service.db.models.tracking import MlflowExportRow as MlflowExportRow
+from service.db.models.tracking import DocumentValueRow as DocumentValueRow
+from service.db.models.tracking import ExperimentRow as ExperimentRow
+from service.db.models.tracking import JobAnnotationRow as JobAnnotationRow
+from service.db.models.tracking import JobTagRow as JobTagRow
+from service.db.models.tracking import MetricSummaryRow as MetricSummaryRow
+from service.db.models.webhooks import WebhookDeliveryRow as WebhookDeliveryRow
+from service.db.models.webhooks import WebhookRow as WebhookRow

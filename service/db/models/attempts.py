@@ -75,6 +75,10 @@ class AttemptRow(Base):
     """No slots are granted or asked back before."""
     recall_after: Mapped[datetime | None]
     """No slots are asked back before: the group kept those that it was asked for."""
+    grown_at: Mapped[datetime | None]
+    """When it was granted slots last beyond those that it trained on."""
+    shrunk_at: Mapped[datetime | None]
+    """When slots were asked back last because others gain more by them."""
     growth: Mapped[dict[str, Any] | None]
     """Why the group does not grow: `code`, `message`, `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]

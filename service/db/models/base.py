@@ -1,4 +1,4 @@
-"""What all tables have in common: names of constraints, types of columns, the key of a job."""
+"""The parts that all tables share: names of constraints, types of columns, the key of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The deployment, its cluster and storage as last seen, and who runs the loops."""
+"""The deployment, its cluster and storage as last seen, who runs the loops, and sums of what is
+measured."""
 
 from __future__ import annotations
 
@@ -84,3 +85,13 @@ class LeaseRow(Base):
     term: Mapped[int]
     """Rises each time the lease is taken: the fencing token of what the loops write."""
     expires_at: Mapped[datetime]
+
+
+class ServiceMetricRow(Base):
+    """A sum that all processes of this deployment add to: `service.domain.meter`."""
+
+    __tablename__ = "service_metrics"
+    metric: Mapped[str] = mapped_column(String(64), primary_key=True)
+    label: Mapped[str] = mapped_column(String(64), primary_key=True)
+    part: Mapped[str] = mapped_column(String(16), primary_key=True)
+    value: Mapped[float]

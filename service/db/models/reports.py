@@ -1,11 +1,11 @@
-"""What attempts report and leave behind: metrics, log lines, checkpoints, artifacts."""
+"""Reports of attempts, and the files that they leave: metrics, logs, checkpoints, artifacts."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, String
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db.models.base import Base, job_key
@@ -65,10 +65,38 @@ class RecentMetricsRow(Base):
     """`service.domain.series_rows`"""
 
 
+class SystemMetricsRow(Base):
+    """Samples of the system metrics of some ranks of a job, over all of its attempts."""
+
+    __tablename__ = "system_metrics"
+    __table_args__ = (Index("ix_system_metrics_job_id_first_rank", "job_id", "first_rank"),)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
+    first_rank: Mapped[int]
+    """The first of the ranks that may be in it (`service.domain.system_metrics.RANKS_OF_ROW`)."""
+    is_lone: Mapped[bool]
+    """It has one sample as it came, and is joined with others later."""
+    mean_of: Mapped[int]
+    """How many samples as they came one of it is the mean of."""
+    num_samples: Mapped[int]
+    last_time: Mapped[int]
+    """Unix seconds of its newest sample."""
+    points: Mapped[bytes]
+    """`service.domain.system_metrics.pack`"""
+
+
 class LogChunkRow(Base):
     """Consecutive lines of one rank: in `text` while the chunk is open, then in storage."""
 
     __tablename__ = "log_chunks"
+    __table_args__ = (
+        Index(
+            "ix_log_chunks_refused",
+            "job_id",
+            sqlite_where=text("refused_at IS NOT NULL"),
+            postgresql_where=text("refused_at IS NOT NULL"),
+        ),
+    )
     job_id: Mapped[str] = job_key()
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -85,6 +113,12 @@ class LogChunkRow(Base):
     left_out: Mapped[int | None]
     """Of the rank's newest lines, once the job's log has reached its limit: how many lines are left
     out before them. None for the lines before the limit."""
+    refused_at: Mapped[datetime | None]
+    """When the storage refused the chunk, which is closed all the same and stays in `text` until
+    the storage takes it."""
+    dropped_bytes: Mapped[int | None]
+    """Of a refused chunk whose lines were dropped for want of room, those of the ones before it
+    included: `text` is a note of it."""
 
 
 class CheckpointRow(Base):

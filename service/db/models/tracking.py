@@ -1,46 +1,89 @@
-"""The progress of exports of jobs to other programs."""
+"""Tags, notes and experiments, and the values that searches go by."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import Index, String, text
+from sqlalchemy import ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db.models.base import Base, job_key
 
 
-class MlflowExportRow(Base):
-    """How far a job was written to MLflow (`service.tracking`)."""
+class JobTagRow(Base):
+    """A word that somebody marked a job with."""
 
-    __tablename__ = "mlflow_exports"
+    __tablename__ = "job_tags"
+    __table_args__ = (Index("ix_job_tags_tag_job_id", "tag", "job_id"),)
+    job_id: Mapped[str] = job_key()
+    tag: Mapped[str] = mapped_column(String(64), primary_key=True)
+
+
+class JobAnnotationRow(Base):
+    """Notes about a job, and who changed them or its tags last."""
+
+    __tablename__ = "job_annotations"
+    job_id: Mapped[str] = job_key()
+    notes: Mapped[str]
+    """Markdown"""
+    revision: Mapped[int]
+    """Number of changes so far, of notes and tags together."""
+    updated_at: Mapped[datetime]
+    updated_by: Mapped[str] = mapped_column(String(255))
+
+
+class ExperimentRow(Base):
+    """The baseline of an experiment, whose jobs are those with its label."""
+
+    __tablename__ = "experiments"
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    baseline: Mapped[str | None] = mapped_column(
+        String(64), ForeignKey("jobs.id", ondelete="SET NULL"), index=True
+    )
+    """The job that the others are compared with."""
+
+
+class DocumentValueRow(Base):
+    """A value of a document by its place, to search by.
+
+    A job shares the values of another holder, and has rows only where its document differs: so an
+    array of ten thousand jobs costs little more than one. `service.domain.tracking.document_values`
+    says how a value is stored.
+    """
+
+    __tablename__ = "document_values"
     __table_args__ = (
-        Index("ix_mlflow_exports_number", "number"),
+        Index("ix_document_values_search", "pointer", "text", "number", "holder"),
+        {"sqlite_with_rowid": False},
+    )
+    holder: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """Id of a job or of an array, or of defaults that jobs share."""
+    pointer: Mapped[str] = mapped_column(String(255), primary_key=True)
+    """Empty in the row of a job whose `text` is the holder of the values that it shares."""
+    number: Mapped[float | None]
+    text: Mapped[str | None] = mapped_column(String(255))
+
+
+class MetricSummaryRow(Base):
+    """The newest value of a series of rank 0 and its extremes, over all steps that count.
+
+    While the job runs, the rows may be some seconds behind its newest points.
+    """
+
+    __tablename__ = "metric_summaries"
+    __table_args__ = (
         Index(
-            "ix_mlflow_exports_open",
-            "number",
-            sqlite_where=text("NOT is_complete"),
-            postgresql_where=text("NOT is_complete"),
+            "ix_metric_summaries_search", "key", "last_value", "min_value", "max_value", "job_id"
         ),
+        {"sqlite_with_rowid": False},
     )
     job_id: Mapped[str] = job_key()
-    number: Mapped[int]
-    """The job's, by which jobs without a row are found."""
-    run_id: Mapped[str | None] = mapped_column(String(255))
-    """Unset until the run and its parameters are there."""
-    event_seq: Mapped[int] = mapped_column(server_default=text("0"))
-    """The newest event of the job whose state the run shows."""
-    after_step: Mapped[int] = mapped_column(server_default=text("-1"))
-    """Points of higher steps are read next."""
-    last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """By the name of a metric, the last step that the run has."""
-    artifacts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """By its id, the SHA-256 of each artifact that the run has."""
-    failures: Mapped[int] = mapped_column(server_default=text("0"))
-    """In a row."""
-    not_before: Mapped[datetime | None]
-    """After a failure, when the next try may be."""
-    problem: Mapped[str | None]
-    is_complete: Mapped[bool] = mapped_column(server_default=text("false"))
-    """The job is over, and the run has all of it."""
+    key: Mapped[str] = mapped_column(primary_key=True)
+    last_step: Mapped[int]
+    last_value: Mapped[float | None]
+    """Unset means NaN."""
+    min_step: Mapped[int | None]
+    min_value: Mapped[float | None]
+    """Unset, like `max_value`, if every value is NaN."""
+    max_step: Mapped[int | None]
+    max_value: Mapped[float | None]

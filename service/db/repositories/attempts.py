@@ -84,6 +84,7 @@ def live(session: Session) -> list[AttemptRow]:
 _HELD = (
     *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "cluster_session"),
     *("lacking", "granted", "recalled", "recalled_at", "grow_after", "recall_after"),
+    *("grown_at", "shrunk_at"),
     *("batch_size", "batch_at", "preempt_asked_at", "created_at", "started_at", "running_at"),
 )
 """Columns of an attempt that planning goes by."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, func, or_, select, tuple_
+from sqlalchemy import Row, Select, and_, bindparam, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased, defer
 
-from service.db.models import LogChunkRow, MetricChunkRow
+from service.db.models import JobRow, LogChunkRow, MetricChunkRow
 from service.db.repositories.bulk import in_chunks
 
 BATCH = 400
@@ -153,7 +153,10 @@ def _last_log_chunks() -> Select[LogChunkRow]:
             row.job_id == bindparam("job_id"),
             row.attempt == bindparam("attempt"),
             row.rank.in_(bindparam("ranks", expanding=True)),
-            or_(row.storage_key.is_(None), row.first_line == newest.scalar_subquery()),
+            or_(
+                and_(row.storage_key.is_(None), row.refused_at.is_(None)),
+                row.first_line == newest.scalar_subquery(),
+            ),
         )
         .order_by(row.rank, row.first_line)
     )
@@ -171,8 +174,35 @@ def _open_log_chunks() -> Select[Any]:
     c = LogChunkRow.__table__.c
     mine = c.job_id == bindparam("of_job"), c.attempt == bindparam("of_attempt")
     columns = (c.rank, c.first_line, c.num_lines, c.size_bytes, c.incarnation, c.next_number)
-    query = select(*columns).where(*mine, c.storage_key.is_(None), c.left_out.is_(None))
-    return query.order_by(c.rank, c.first_line)
+    is_open = c.storage_key.is_(None), c.refused_at.is_(None), c.left_out.is_(None)
+    return select(*columns).where(*mine, *is_open).order_by(c.rank, c.first_line)
+
+
+def jobs_with_refused_chunks(session: Session, after: str, limit: int) -> list[str]:
+    """Jobs behind the id `after` that are not being deleted, in the order of their ids."""
+    row = LogChunkRow
+    query = select(row.job_id).join(JobRow, JobRow.id == row.job_id).distinct()
+    query = query.where(row.refused_at.is_not(None), row.job_id > after)
+    query = query.where(JobRow.deleted_at.is_(None))
+    return list(session.scalars(query.order_by(row.job_id).limit(limit)))
+
+
+def refused_log_chunks(session: Session, job_id: str) -> list[LogChunkRow]:
+    """The one refused first comes first."""
+    row = LogChunkRow
+    query = select(row).where(row.job_id == job_id, row.refused_at.is_not(None))
+    return list(
+        session.scalars(query.order_by(row.refused_at, row.attempt, row.rank, row.first_line))
+    )
+
+
+def dropped_log_bytes(session: Session, job_id: str) -> dict[int, int]:
+    """By rank, of all attempts: bytes of lines for which neither storage nor SQL had room."""
+    row = LogChunkRow
+    query = select(row.rank, func.sum(row.dropped_bytes)).where(
+        row.job_id == job_id, row.dropped_bytes.is_not(None)
+    )
+    return {rank: int(size or 0) for rank, size in session.execute(query.group_by(row.rank))}
 
 
 def log_ranks(session: Session, job_id: str, attempt: int) -> set[int]:

@@ -23,8 +23,16 @@ from sqlalchemy import insert as sql_insert
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import FIRST_POSITIONS, AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
-from service.db.repositories import attempts, sweeps
+from service.db.models import (
+    FIRST_POSITIONS,
+    AttemptRow,
+    ClusterRow,
+    EventRow,
+    JobLabelRow,
+    JobRow,
+    JobTagRow,
+)
+from service.db.repositories import attempts, document_values, sweeps
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
@@ -74,6 +82,7 @@ _CLAIMED = (
     *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
     *("num_workers", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
+    "created_at",
 )
 """Columns of a job that a claim goes by."""
 
@@ -139,6 +148,15 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
     return found
 
 
+def tags(session: Session, job_ids: Sequence[str]) -> dict[str, list[str]]:
+    """In order, by job."""
+    found: dict[str, list[str]] = {job_id: [] for job_id in job_ids}
+    query = select(JobTagRow.job_id, JobTagRow.tag).where(JobTagRow.job_id.in_(job_ids))
+    for job_id, tag in session.execute(query):
+        found[job_id].append(tag)
+    return {job_id: sorted(some) for job_id, some in found.items()}
+
+
 _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
     *("state", "reason_code", "reason_message", "position", "progress", "summary"),
@@ -151,12 +169,18 @@ _STATUS = (
 
 @cache
 def _status_query(dialect: str) -> Select[Any]:
-    """One statement for all of a job's answer: labels as an object, and the state of the
-    cluster."""
+    """One statement for all of a job's answer: labels as an object, tags with spaces between
+    them, and the state of the cluster."""
     as_object = func.json_object_agg if dialect == "postgresql" else func.json_group_object
     job_labels = (
         select(as_object(JobLabelRow.key, JobLabelRow.value, type_=JSON))
         .where(JobLabelRow.job_id == JobRow.id)
+        .correlate(JobRow)
+        .scalar_subquery()
+    )
+    tags = (
+        select(func.aggregate_strings(JobTagRow.tag, " "))
+        .where(JobTagRow.job_id == JobRow.id)
         .correlate(JobRow)
         .scalar_subquery()
     )
@@ -165,7 +189,7 @@ def _status_query(dialect: str) -> Select[Any]:
         for column in (ClusterRow.ray_dashboard, ClusterRow.connected)
     ]
     columns = [getattr(JobRow, name) for name in _STATUS]
-    return select(*columns, job_labels.label("labels"), *cluster).where(
+    return select(*columns, job_labels.label("labels"), tags.label("tags"), *cluster).where(
         JobRow.id == bindparam("job_id"), JobRow.deleted_at.is_(None)
     )
 
@@ -410,6 +434,7 @@ def erase(session: Session, job_ids: Sequence[str]) -> None:
     """Delete the rows, and by their foreign keys everything that belongs to the jobs but the slots
     that they had."""
     attempts.keep_ended(session, job_ids)
+    document_values.drop(session, job_ids)
     found = session.scalars(
         delete(JobRow)
         .where(JobRow.id.in_(job_ids))

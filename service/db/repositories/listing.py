@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from itertools import islice
 
@@ -17,7 +18,9 @@ from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow
+from service.db.repositories import search
 from service.domain.ids import ids_since, ids_up_to, last_id
+from service.domain.tracking.search import SearchNode
 
 
 def page(
@@ -28,6 +31,7 @@ def page(
     owner: str | None,
     project: str | None,
     name: str | None,
+    text: str | None,
     id_prefix: str | None,
     array: str | None,
     array_index: int | None,
@@ -35,12 +39,18 @@ def page(
     job_labels: Mapping[str, str],
     created_after: datetime | None,
     created_before: datetime | None,
+    where: SearchNode | None,
     before_id: str | None,
     limit: int,
 ) -> list[JobRow]:
     """Newest first, `created_after` included and `created_before` not; ids below `before_id`."""
     query, order = _labelled(job_labels)
-    query = query.where(JobRow.deleted_at.is_(None))
+    if where is None:
+        query = query.where(JobRow.deleted_at.is_(None))
+    else:
+        # The last column of a wide row: a search that passes many jobs over does not read it.
+        deleted = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
+        query = query.where(JobRow.id.not_in(deleted), search.condition(session, where))
     for column, wanted in (
         (JobRow.queue, queue),
         (JobRow.owner, owner),
@@ -50,6 +60,8 @@ def page(
     ):
         if wanted is not None:
             query = query.where(column == wanted)
+    if text is not None:  # no index has this: the walk goes on until a page is full
+        query = query.where(JobRow.name.icontains(text, autoescape=True))
     if id_prefix is not None:
         query = query.where(order >= id_prefix, order <= last_id(id_prefix))
     if array is not None:
@@ -66,7 +78,8 @@ def page(
     queries = [alone.where(JobRow.state == state) for state in distinct] or [alone]
     if collapse_arrays:
         queries.append(_heads(query, distinct))
-    heads = [list(session.scalars(one)) for one in queries]
+    with nullcontext() if where is None else search.limited(session):
+        heads = [list(session.scalars(one)) for one in queries]
     return list(islice(heapq.merge(*heads, key=lambda row: row.id, reverse=True), limit))
 
 

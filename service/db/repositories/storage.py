@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
 
-from sqlalchemy import ColumnElement, Select, and_, func, select
+from sqlalchemy import ColumnElement, Float, Select, and_, cast, func, select
 from sqlalchemy.orm import Session, aliased
 
 from service.db.models import (
@@ -18,6 +18,7 @@ from service.db.models import (
 )
 
 THE_STORAGE = 1
+MOST_BYTES = 2**63 - 1
 
 
 def state(session: Session) -> StorageStateRow | None:
@@ -42,11 +43,14 @@ def put_state(session: Session, row: StorageStateRow) -> None:
 
 
 def used_bytes(session: Session) -> int:
-    """Bytes of checkpoints, artifacts and logs, by their rows: the storage is not walked."""
+    """Bytes of checkpoints, artifacts and logs, by their rows: the storage is not walked.
+
+    Added up as floats, since sizes that a job made up may exceed 64 bits together.
+    """
     total = 0
     for size in (CheckpointRow.size_bytes, ArtifactRow.size_bytes, LogChunkRow.size_bytes):
-        total += int(session.scalar(select(func.coalesce(func.sum(size), 0))) or 0)
-    return total
+        total += int(session.scalar(select(func.sum(cast(size, Float(53))))) or 0)
+    return min(total, MOST_BYTES)
 
 
 def projects(session: Session) -> Iterator[str]:

@@ -141,12 +141,19 @@ def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str
     }
 
 
-def without_values(session: Session, job_ids: Collection[str]) -> set[str]:
-    """Those of these jobs that are trials whose values the sampler was not asked for yet."""
-    query = select(TrialRow.job_id).where(
-        TrialRow.job_id.in_(job_ids), TrialRow.parameters.is_(None)
-    )
-    return set(session.scalars(query))
+def without_values(session: Session, job_ids: Collection[str]) -> dict[str, str]:
+    """Those of these jobs that are trials without values, each with its sweep."""
+    return _without_values(session, TrialRow.job_id.in_(job_ids))
+
+
+def without_values_of(session: Session, array_ids: Collection[str]) -> dict[str, str]:
+    """The trials of these sweeps that have no values yet, each with its sweep."""
+    return _without_values(session, TrialRow.array_id.in_(array_ids))
+
+
+def _without_values(session: Session, which: ColumnElement[bool]) -> dict[str, str]:
+    query = select(TrialRow.job_id, TrialRow.array_id).where(which, TrialRow.parameters.is_(None))
+    return {row.job_id: row.array_id for row in session.execute(query)}
 
 
 def set_values(

@@ -26,6 +26,7 @@ from service.db.repositories import jobs as repository
 from service.ingest.attempt_results import Received
 from service.loops.attempts.commands import Command, Commands
 from service.loops.attempts.reply_writer import ReplyWriter
+from service.loops.attempts.unstorable_replies import Leniency
 from service.loops.shared import queue_view
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.launches import Launches
@@ -72,12 +73,6 @@ class Reconciler:
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._commands = Commands(cluster)
         self._unowned_at = self._deleted_at = 0.0
-
-    @property
-    def reply_delay_s(self) -> float:
-        """How long the reply that was stored last has waited for that: more than a second of a
-        service that does not keep up with what is reported."""
-        return self._writer.delay_s
 
     async def run(self) -> None:
         """Until cancelled; the followers end with it."""
@@ -165,7 +160,7 @@ class Reconciler:
         """Poll one attempt from this cursor on and have stored what it says, until its outcome is
         stored."""
         key, said = attempt.key, ""
-        loop = asyncio.get_running_loop()
+        loop, leniency = asyncio.get_running_loop(), Leniency()
         claimed_at = loop.time() - attempt.age_s
         given_up = False
         while True:
@@ -187,16 +182,17 @@ class Reconciler:
                 continue
             try:
                 in_storage = await self._checkpoints_of_ended(ref, reply.outcome)
-                recorded = await self._writer.store(
-                    Received(ref.job_id, ref.attempt, reply, cursor, in_storage)
-                )
-            except Exception:
+                received = Received(ref.job_id, ref.attempt, reply, cursor, in_storage)
+                recorded = await self._writer.store(leniency.reduce(received))
+            except Exception as error:
+                leniency.note(error)
                 logger.exception("could not store a reply of %s; asking again", ref.job_id)
                 await self._pause()
                 continue
             if not recorded.live:  # the end is stored, by this process or by another
                 return await self._close(ref)
             cursor = recorded.cursor
+            leniency.reset()
             if not reply.more:
                 took_s = loop.time() - asked_at
                 await asyncio.sleep(max(0.0, self._timings.reply_period_s - took_s))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from service.costs.prices_file import PricesFile
+from service.domain import meter
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Received, Recorded
 from service.loops.shared.batches import together_or_alone
@@ -31,8 +32,6 @@ class ReplyWriter:
         self._storage = storage
         self._prices = prices
         self._known = KnownAttempts()
-        self.delay_s = 0.0
-        """How long the reply that was stored last has waited for that."""
         self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -40,7 +39,7 @@ class ReplyWriter:
         """The effect of the reply, once it is stored."""
         began = asyncio.get_running_loop().time()
         recorded = await self._store(received)
-        self.delay_s = asyncio.get_running_loop().time() - began
+        self._database.meter.add(meter.REPLY_DELAY, asyncio.get_running_loop().time() - began)
         return recorded
 
     async def _store(self, received: Received) -> Recorded:

@@ -1,1 +1,1 @@
-"""What starts, where and when: the queue and the cluster are watched, and plans are applied."""
+"""The queue and the cluster are watched, plans are made, and what they say is done."""

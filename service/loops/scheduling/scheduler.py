@@ -30,6 +30,7 @@ from service.db.repositories import queues as queues_repository
 from service.db.repositories import storage as storage_repository
 from service.db.repositories.bulk import in_chunks
 from service.db.session import touch
+from service.domain import meter
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.slots import (
@@ -132,6 +133,8 @@ class Scheduler:
                     await self.run_once()
                 except Exception:
                     logger.exception("the scheduler failed a round; it goes on")
+                took_s = asyncio.get_running_loop().time() - began
+                self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
                 await rest_after(began)
                 await woken.wait(self._settings.scheduler_tick_s)
 
@@ -144,7 +147,7 @@ class Scheduler:
         if any(attempt.is_recall_unanswered for attempt in live):
             await self._database.write(lambda s, at: _withdraw_recalls(s, live, at))
             return 0  # the next plan goes by what is held then
-        snapshot = replace(snapshot, queue=self._trial_values.in_queue(snapshot.queue))
+        snapshot = replace(snapshot, queue=await self._trial_values.in_queue(snapshot.queue))
         waiting = snapshot.queue
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:
@@ -372,6 +375,7 @@ class Scheduler:
             recovers_in_place=_recovers_in_place(claimed, bundle),
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
             silence_limit_s=self._settings.silence_limit_s,
+            system_metrics_s=self._settings.system_metrics_s or None,
             array_index=claimed.array_index,
             parameters=claimed.parameters,
         )

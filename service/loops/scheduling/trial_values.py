@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sqlalchemy.orm import Session
 
@@ -16,10 +18,13 @@ from dray.spec.sweep import with_values
 from dray.validation import Fault, check
 from dray.views import JobState
 from service.db.notifications import QUEUE, Signals
+from service.db.repositories import document_values
+from service.db.repositories import jobs as jobs_repository
 from service.db.repositories import sweeps as repository
 from service.domain.scheduling import policy
 from service.domain.states import STOPPED_EARLY
 from service.domain.text import clean
+from service.domain.tracking.document_values import differing
 from service.lifecycle import transitions
 from service.loops.shared.fencing import LoopDatabase
 from service.sweeps import optuna_sampler
@@ -29,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 5.0
 """After a sampler failed."""
+PATIENCE_S = 2.0
+"""How long slots wait for an answer; most come in a fraction of a second."""
+NUM_THREADS = 4
 MAX_MESSAGE = 2000
 UNAVAILABLE = "sampler_unavailable"
 
@@ -42,33 +50,45 @@ class _SamplerQuestion:
 
 
 class TrialValues:
-    """Asks the samplers beside the scheduler's rounds, one question after the other: a sampler may
-    take a second, and must see the trials that were asked for before."""
+    """Asks the samplers beside the scheduler's rounds, that of a sweep one question at a time: it
+    may take a second, and must see the trials that were asked for before.
+
+    The slots of a trial wait for its first answer for `PATIENCE_S`. A sampler that takes longer, or
+    fails, keeps none: the trials of its sweep that lack values are passed over until it has
+    answered.
+    """
 
     def __init__(self, database: LoopDatabase, signals: Signals) -> None:
         self._database = database
         self._signals = signals
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._one_at_a_time = asyncio.Lock()
-        self.failed: dict[str, str] = {}
-        """Why a trial has no values, by job, until its sampler is asked again."""
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By sweep."""
+        # Threads of its own: samplers that hang must not use up those of everybody.
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dray-samplers")
+        self._late: dict[str, str] = {}
+        """By sweep, why its sampler has no values."""
+        self._passed_over: dict[str, str] = {}
+        """By job, why a trial takes no slots in this round."""
 
     def close(self) -> None:
         for task in self._asking.values():
             task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def in_queue(self, queue: Sequence[policy.WaitingJob]) -> tuple[policy.WaitingJob, ...]:
-        """Trials whose sampler has failed take no slots until it is asked again."""
-        if not self.failed:
-            return tuple(queue)
+    async def in_queue(self, queue: Sequence[policy.WaitingJob]) -> tuple[policy.WaitingJob, ...]:
+        """Trials whose sampler is late or has failed take no slots until it has answered."""
+        late, lacking = dict(self._late), {}
+        if late:
+            lacking = await self._database.read(lambda s, _: repository.without_values_of(s, late))
+        said = self._passed_over = {job_id: late[of] for job_id, of in lacking.items()}
         return tuple(
-            replace(job, preparing=self.failed[job.job_id]) if job.job_id in self.failed else job
-            for job in queue
+            replace(job, preparing=said[job.job_id]) if job.job_id in said else job for job in queue
         )
 
     def reason(self, decision: policy.Decision) -> policy.Decision:
         """The same, with the reason of such a trial."""
-        said = self.failed.get(decision.job_id)
+        said = self._passed_over.get(decision.job_id)
         if said is None or not isinstance(decision, policy.Wait):
             return decision
         return replace(decision, reason=policy.Reason(UNAVAILABLE, said))
@@ -81,22 +101,44 @@ class TrialValues:
         lacking = await self._database.read(lambda s, _: repository.without_values(s, job_ids))
         for job_id in job_ids:
             if job_id in lacking and job_id not in self._asking:
-                self._asking[job_id] = asyncio.create_task(self._ask(job_id))
-        return set(job_ids) - lacking
+                asking = self._ask(job_id, lacking[job_id])
+                self._asking[job_id] = asyncio.create_task(asking)
+        return set(job_ids).difference(lacking)
 
-    async def _ask(self, job_id: str) -> None:
+    async def _ask(self, job_id: str, sweep_id: str) -> None:
+        """Ask until the trial needs no more values."""
+        turn = self._turns.setdefault(sweep_id, asyncio.Lock())
         try:
-            async with self._one_at_a_time:
-                await self._answer(job_id)
+            while True:
+                async with turn:
+                    if await self._has_answered(job_id, sweep_id):
+                        break
+                await asyncio.sleep(ASK_AGAIN_S)
+        finally:
+            self._late.pop(sweep_id, None)
+            del self._asking[job_id]
+            self._signals.publish(QUEUE)
+
+    async def _has_answered(self, job_id: str, sweep_id: str) -> bool:
+        answering = asyncio.create_task(self._answer(job_id))
+        try:
+            done, _ = await asyncio.wait({answering}, timeout=PATIENCE_S)
+            if not done:
+                await self._pass_over(job_id, sweep_id, "its sampler has not answered yet")
+            await answering
         except Exception as error:  # also where this service lacks Optuna: another may have it
             logger.warning("no values for the trial %s: %r", job_id, error)
             said = clean(f"its sampler gave no values: {error}")[:MAX_MESSAGE]
-            await self._database.write(lambda s, at: _note(s, job_id, said, at))
-            self.failed[job_id] = said
-            await asyncio.sleep(ASK_AGAIN_S)
+            await self._pass_over(job_id, sweep_id, said)
+            return False
         finally:
-            self.failed.pop(job_id, None)
-            del self._asking[job_id]
+            answering.cancel()
+        return True
+
+    async def _pass_over(self, job_id: str, sweep_id: str, said: str) -> None:
+        """Let others have the slots until the sampler has answered."""
+        self._late[sweep_id] = said
+        await self._database.write(lambda s, at: _note(s, job_id, said, at))
         self._signals.publish(QUEUE)
 
     async def _answer(self, job_id: str) -> None:
@@ -104,22 +146,36 @@ class TrialValues:
         question = await self._database.read(lambda s, _: _question(s, job_id))
         if question is None:
             return
-        values = await asyncio.to_thread(
-            optuna_sampler.ask, question.sweep, question.index, question.earlier
+        loop = asyncio.get_running_loop()
+        values = await loop.run_in_executor(
+            self._threads, optuna_sampler.ask, question.sweep, question.index, question.earlier
         )
         document = _document(question.base, values)
-        await self._database.write(lambda s, _: repository.set_values(s, job_id, values, document))
+        await self._database.write(lambda s, _: _set_values(s, job_id, values, document))
 
 
 def _question(session: Session, job_id: str) -> _SamplerQuestion | None:
-    """None of a trial that has its values by now, or is gone."""
+    """None of a trial that has its values by now, or no longer waits."""
     trial = repository.trial(session, job_id)
     row = None if trial is None else repository.get(session, trial.array_id)
     if trial is None or row is None or trial.parameters is not None:
         return None
+    if jobs_repository.state_of(session, job_id) is not JobState.QUEUED:
+        return None
     sweep = Sweep.model_validate(row.sweep)
     earlier = [_earlier(one) for one in repository.told(session, trial.array_id)]
     return _SamplerQuestion(sweep, row.base, trial.array_index, earlier)
+
+
+def _set_values(
+    session: Session, job_id: str, values: Mapping[str, Any], document: Mapping[str, Any]
+) -> None:
+    """Give a trial its values, unless it has changed meanwhile."""
+    trial = repository.trial(session, job_id)
+    sweep = None if trial is None else repository.get(session, trial.array_id)
+    if sweep is not None and repository.set_values(session, job_id, values, document):
+        own = differing(document, sweep.base)
+        document_values.replace(session, job_id, sweep.array_id, own)
 
 
 def _earlier(row: repository.ToldRow) -> EarlierTrial:

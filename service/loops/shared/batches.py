@@ -25,8 +25,8 @@ async def together_or_alone(
     why it could not be stored.
 
     A database that does not answer is the trouble of all items, so DatabaseUnavailable is raised.
-    Another error of the domain may be that of one item, as of a job whose folder is spoilt, or of
-    all, as of a storage that does not answer: this takes long, and then the rest is not tried.
+    Another error of the domain may be that of one item, or of all, as of a storage that does not
+    answer: this takes long, and then the rest is not tried.
     """
     try:
         return await store(items)

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from service.db.repositories import leases as repository
 from service.db.session import Database
 from service.domain import leases
+from service.domain.meter import Meter
 
 T = TypeVar("T")
 Work = Callable[[Session, datetime], T]
@@ -39,6 +40,10 @@ class LoopDatabase:
         """None where no other process could run the loops, so that there is no lease."""
         self.lost = asyncio.Event()
         """Set when a write found that the lease is gone."""
+
+    @property
+    def meter(self) -> Meter:
+        return self._database.meter
 
     async def read(self, work: Work[T]) -> T:
         return await self._database.read(lambda s: work(s, self._database.time(s)))

@@ -5,6 +5,7 @@ Every round of the loops reads them, so only the columns that are needed, withou
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -206,7 +207,13 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         recalled=() if attempt.recalled is None else resizing.as_slices(attempt.recalled),
         same_batch_s=resizing.same_batch_s(job, attempt, now),
         num_left=job.preemptions,
+        grown_s=_since(attempt.grown_at, now),
+        shrunk_s=_since(attempt.shrunk_at, now),
     )
+
+
+def _since(at: datetime | None, now: datetime) -> float:
+    return math.inf if at is None else max(0.0, (now - at).total_seconds())
 
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:

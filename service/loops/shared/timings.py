@@ -55,6 +55,12 @@ class LoopTimings:
     processor's time that this took."""
     export_period_s: float = 2.0
     """Between two rounds of the export to MLflow."""
+    metering_period_s: float = 5.0
+    """Between two times that a process adds what it measured to the sums of all."""
+    webhook_period_s: float = 10.0
+    """Between two looks for messages of webhooks, at most."""
+    webhook_sweep_s: float = 600.0
+    """Between two deletions of old messages."""
     retention_period_s: float = 10.0
     """Between two rounds of the retention loop."""
     expiry_period_s: float = 60.0

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import httpx
 import uvicorn
+from sqlalchemy.orm import Session
 
 from api.app import create_app
 from api.context import Context
@@ -45,12 +46,13 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
 class LiveServer:
     """Its address, and hands to do what the scheduler and the reconciler would."""
 
-    def __init__(self, settings: Settings, **limits: float) -> None:
+    def __init__(self, settings: Settings, *, port: int = 0, **limits: float) -> None:
         self.settings = settings
         self.app = create_app(settings, loops=False)
         changed: Any = limits
         bounds = replace(Limits.of(settings), **changed)
         config = connections.config(self.app, bounds, stop_within_s=5)
+        config.port = port
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
 
@@ -125,6 +127,16 @@ class LiveServer:
         self.hands.report(job_id, 1, [Frame(0, 0, FrameKind.METRICS, now, body)])
         return job_id
 
+    def age(self, job_id: str, seconds: float) -> None:
+        """Have the job submitted so long ago."""
+
+        def work(session: Session) -> None:
+            row = jobs.lock(session, job_id)
+            assert row is not None
+            row.created_at = datetime.now(UTC) - timedelta(seconds=seconds)
+
+        self.hands.database.write_sync(work)
+
     def state_of(self, job_id: str) -> JobState | None:
         """As it is stored."""
         return self.hands.database.read_sync(lambda s: jobs.state_of(s, job_id))
@@ -147,9 +159,13 @@ class LiveServer:
 
 @contextmanager
 def serving(
-    home: Path, *, limits: Mapping[str, float] = MappingProxyType({}), **settings: Any
+    home: Path,
+    *,
+    port: int = 0,
+    limits: Mapping[str, float] = MappingProxyType({}),
+    **settings: Any,
 ) -> Iterator[LiveServer]:
-    server = LiveServer(Settings(home=home, **settings), **limits)
+    server = LiveServer(Settings(home=home, **settings), port=port, **limits)
     server.start()
     try:
         yield server

@@ -35,6 +35,7 @@ NOT_HTTP = b"the request is not HTTP/1.1"
 """What is answered before there is a request."""
 WITH_MORE_RULES = (
     *("POST /v1/jobs", "POST /v1/plan", "POST /v1/code", "POST /v1/code/parts"),
+    "PATCH /v1/jobs/{job_id}/annotations",
     *("PATCH /v1/jobs/{job_id}", "PUT /v1/queues/{name}", "PATCH /v1/queues/{name}"),
 )
 

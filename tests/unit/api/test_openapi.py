@@ -49,6 +49,7 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
             f"{job}/{name}"
             for name in (
                 *("cancel", "metrics", "logs", "events", "attempts", "checkpoints", "artifacts"),
+                *("metrics/system", "metrics/system/newest"),
                 *("artifacts/{artifact_id}", "explain", "code", "code/archive"),
                 *("preempt", "hangs", "drill", "drills", "drills/{drill_id}"),
                 *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}"),
@@ -57,6 +58,12 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
         "/v1/queues",
         "/v1/queues/{name}",
         "/v1/costs",
+        "/v1/compare",
+        "/v1/experiments",
+        "/v1/experiments/{name}",
+        f"{job}/annotations",
+        "/v1/webhooks",
+        *(f"/v1/webhooks/{{webhook_id}}{part}" for part in ("", "/test", "/deliveries")),
         "/v1/decisions",
         "/v1/decisions/{number}",
         "/v1/forecasts",

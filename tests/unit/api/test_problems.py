@@ -89,6 +89,7 @@ def test_nul_in_an_address_never_reaches_the_database(http: httpx.Client, path: 
         ("/v1/jobs/job-x?wait_s=nan", "wait_s"),
         ("/v1/jobs/job-x/metrics?after_step=99999999999999999999", "after_step"),
         ("/v1/jobs/job-x/metrics?max_points=1", "max_points"),
+        ("/v1/jobs/job-x/metrics/system?after_time=-1", "after_time"),
         ("/v1/jobs/job-x/logs?rank=-1", "rank"),
         ("/v1/jobs/job-x/events?after_seq=-1", "after_seq"),
         ("/v1/jobs/job-x/attempts?x=1", "x"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.cli.running import Cli, as_process
-from tests.unit.service.helpers import metrics
+from tests.unit.service.helpers import metrics, used
 
 DIABETES = {"data": {"source": "sklearn://diabetes"}}
 COMMANDS = (
@@ -341,7 +342,7 @@ def test_the_list_has_what_one_asks_about_a_job(cli: Cli, server: LiveServer) ->
     head, line = cli("ls", "--name", "columns").splitlines()
     assert head.split() == [
         *("ID", "NAME", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY", "QUEUE"),
-        *("ATTEMPT", "CREATED", "REASON"),
+        *("ATTEMPT", "TAGS", "CREATED", "REASON"),
     ]
     assert line.startswith(f"{job_id}  columns  RUNNING  -      4/9   val/accuracy 0.75")
     assert "70        night" in line
@@ -356,6 +357,52 @@ def test_a_series_that_is_not_there_is_an_error_that_lists_those_that_are(
         cli("metrics", finished, "-k", "train/los", *more, exits=2)
         assert "no series 'train/los' so far; there are train/loss, val/accuracy" in cli.err
     assert cli("metrics", server.submit(), "-k", "train/loss", "--plot")
+
+
+def test_system_metrics_are_shown_by_rank_and_node(cli: Cli, server: LiveServer) -> None:
+    job_id = server.submit(resources={"num_workers": 2})
+    server.train(job_id)
+    assert cli("metrics", job_id, "--system") == "there are no samples yet\n"
+    of_rank = {"system/cpu": 1.5, "system/memory_rss": 3 * 2.0**30, "system/disk_read": 2048.0}
+    of_gpus = {f"system/gpu/{n}/utilization": 0.25 * (n + 1) for n in (0, 1)}
+    of_node = {"system/node/cpu": 7.25, "system/node/network_sent": 0.0}
+    at = server.hands.now
+    first, second = used(at, of_rank | of_node | of_gpus), used(at, of_rank, ranks=(1,))
+    columns = [*first.body["columns"], *second.body["columns"]]
+    server.hands.report(job_id, 1, [replace(first, body={**first.body, "columns": columns})])
+    shown = cli("metrics", job_id, "--system").splitlines()
+    assert shown[0].split()[:4] == ["RANK", "CPU", "MEMORY", "READ"]
+    cells = [line.split() for line in shown]
+    assert cells[1][:6] == ["0", "1.5", "3.0", "GiB", "2.0", "KiB/s"]
+    assert "25%" in cells[1]
+    assert "50%" in cells[2], "the second GPU, on a line of its own"
+    assert cells[3][0] == "1"
+    assert shown[5].startswith("NODE OF RANK  CPU")
+    assert cells[6][:2] == ["0", "7.25"]
+    assert len(shown) == 7
+    assert len(cli("metrics", job_id, "--system", "--rank", "1").splitlines()) == 2
+    ranks = cli.json("metrics", job_id, "--system")["ranks"]
+    assert [one["rank"] for one in ranks] == [0, 1]
+
+
+def test_system_metrics_are_drawn_and_printed_over_time(cli: Cli, server: LiveServer) -> None:
+    job_id = server.submit()
+    server.train(job_id)
+    server.hands.advance(30)
+    for ago_s in (20, 10):
+        values = {"system/cpu": ago_s / 10, "system/node/cpu": 3.0}
+        server.hands.report(job_id, 1, [used(server.hands.now, values, clock_s=-ago_s)])
+    only = ("-k", "system/cpu")
+    drawn = cli("metrics", job_id, "--system", "--plot", *only)
+    assert "system/cpu  last 1" in drawn
+    assert "second 0" in drawn
+    rows = cli("metrics", job_id, "--system", "--csv", *only).splitlines()
+    assert rows[0] == "key,time,value"
+    assert [row.rpartition(",")[2] for row in rows[1:]] == ["2.0", "1.0"]
+    cli("metrics", job_id, "--system", "--csv", "-k", "system/gpu", exits=2)
+    assert "there are system/cpu, system/node/cpu" in cli.err
+    for wrong in (("-f",), (job_id, "other")):
+        cli("metrics", job_id, "--system", *wrong, exits=2)
 
 
 def test_series_of_several_jobs_are_beside_each_other(

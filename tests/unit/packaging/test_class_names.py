@@ -39,7 +39,6 @@ SHARED = {
     "ResNet": DOCUMENTS,
     "Retry": APART,
     "Run": APART,
-    "SlotSeconds": VIEWS,
     "StoredFile": "a file that the API sends, and one of uploaded code",
     "Tokens": "a text as numbers, and the layer of a network that reads them",
     "Unet": DOCUMENTS,

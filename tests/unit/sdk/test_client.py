@@ -21,7 +21,7 @@ from ray_workers.shared.contracts import Cause
 from tests.unit.api.routes.test_checkpoints import saved
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.sdk.lossy import Lossy
-from tests.unit.service.helpers import log, metrics
+from tests.unit.service.helpers import log, metrics, used
 
 JOB = {"recipe": "image_classification"}
 IMPATIENT = Retry(patience_s=0.0)
@@ -336,6 +336,7 @@ async def test_each_method_gives_the_same_awaited(
 ) -> None:
     job_id = server.submit()
     frames = [log(0, "hello"), metrics(1, {"loss": 0.5}), saved(server, job_id, 10)]
+    frames.append(used(server.hands.now, {"system/cpu": 1.5}))
     server.train(job_id, *frames, server.artifact(job_id, "model.bin", MODEL))
     server.succeed(job_id)
     async with AsyncClient(server.url) as other:
@@ -343,6 +344,11 @@ async def test_each_method_gives_the_same_awaited(
             found = await getattr(other, name)(job_id)
             assert found == getattr(client, name)(job_id), name
         assert await other.checkpoint_files(job_id, 10) == client.checkpoint_files(job_id, 10)
+        for name in ("system_metrics", "newest_system_metrics"):
+            found = await getattr(other, name)(job_id)
+            assert found == getattr(client, name)(job_id), name
+        assert client.system_metrics(job_id, ["system/cpu"]).series["system/cpu"].values == [1.5]
+        assert client.newest_system_metrics(job_id).ranks[0].values == {"system/cpu": 1.5}
         assert await other.cluster() == client.cluster()
         for name in ("events", "follow", "logs", "follow_metrics"):
             streamed = [one async for one in getattr(other, name)(job_id)]

@@ -135,6 +135,14 @@ def test_the_pause_that_the_server_asks_for_is_kept() -> None:
     assert drive(exchange(GET, retry(clock), base_url=URL), clock, answers)[1] == [2.2]
 
 
+def test_a_call_that_was_refused_untouched_is_sent_again_though_it_has_no_key() -> None:
+    clock = Clock()
+    answers = [problem(429), httpx.Response(200)]
+    post = Call("POST", "/x")
+    response, _ = drive(exchange(post, retry(clock), base_url=URL), clock, answers)
+    assert response.status_code == 200
+
+
 def test_a_pause_longer_than_patience_is_not_slept() -> None:
     clock = Clock()
     answers = [problem(429, **{"Retry-After": "60"})]

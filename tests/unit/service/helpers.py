@@ -128,6 +128,15 @@ def spent(*, at: datetime = START, **seconds: float) -> Frame:
     return told(FrameKind.LEDGER, {"slot_seconds": seconds}, at=at)
 
 
+def used(
+    at: datetime, values: Mapping[str, float], *, ranks: Sequence[int] = (0,), clock_s: float = 0.0
+) -> Frame:
+    """System metrics, the same of each rank. clock_s: by which the node's clock is ahead."""
+    columns = [{"ranks": list(ranks), "values": {k: [v] * len(ranks) for k, v in values.items()}}]
+    body = {"time": int(at.timestamp() + clock_s), "columns": columns}
+    return told(FrameKind.SYSTEM_METRICS, body, at=at)
+
+
 class Service:
     """The use cases, and the loops' part done by hand, on a clock that the test moves."""
 

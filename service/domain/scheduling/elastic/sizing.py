@@ -20,8 +20,8 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 EXPLORED = 2
 """Times the largest size that was reported: beyond that nobody knows the job's speed."""
@@ -41,6 +41,8 @@ CLEARLY_BETTER = 1.05
 TRIED = 1.15
 """The same for a batch that is larger than all that were reported. Only a report of it tells the
 time that each step takes whatever its batch, so it is tried where it loses little."""
+LEAST_SHARE = 1e-4
+"""Of the shortest step that was reported: no step of any size takes less."""
 PRIOR = 1e-3
 """Weight of the assumption that steps cost only their samples, in squares of relative errors."""
 
@@ -91,6 +93,10 @@ class Sized:
     """It keeps what it has, and may get more."""
     comes_first: bool = False
     """It gets its least size before anybody gets more."""
+    has_grown: bool = False
+    """It was given slots of late: it keeps them from jobs that run, not from those that start."""
+    has_shrunk: bool = False
+    """It gave slots back of late for the gain of others: it gets more when nobody else does."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -175,7 +181,9 @@ def step_s(
     coefficients = fitted(job.step_times, job.micro_batch_size)
     num_nodes = math.ceil(num_workers / per_node)
     terms = _terms(num_workers, num_nodes, batch_size or job.batch_size, job.micro_batch_size)
-    return sum(each * term for each, term in zip(coefficients, terms, strict=True))
+    seconds = sum(each * term for each, term in zip(coefficients, terms, strict=True))
+    # A model of reports by several workers may have no term that is left with a single one.
+    return max(seconds, LEAST_SHARE * min(each.seconds for each in job.step_times))
 
 
 def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
@@ -257,8 +265,24 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
 
 
 def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]:
-    """Workers of each job, of `capacity` in all: 0 for a job that gets none now."""
+    """Workers of each job, of `capacity` in all: 0 for a job that gets none now.
+
+    Groups do not pass slots to and fro: those that have changed their size of late keep it, unless
+    there is no other room for jobs that start.
+    """
     worth = {each.job_id: worths(each, per_node) for each in jobs}
+    given = _by_gain(jobs, worth, capacity)
+    if not any(each.has_grown for each in jobs):
+        return given
+    started = sum(given[each.job_id] for each in jobs if not each.held)
+    settled = [replace(each, stays=each.stays or each.has_grown) for each in jobs]
+    kept = sum(each.held if each.stays else min(each.held, given[each.job_id]) for each in settled)
+    return given if started + kept > capacity else _by_gain(settled, worth, capacity)
+
+
+def _by_gain(
+    jobs: Sequence[Sized], worth: Mapping[str, Mapping[int, float]], capacity: int
+) -> dict[str, int]:
     given = {each.job_id: each.held if each.stays else 0 for each in jobs}
     left = capacity - sum(given.values())
     for each in sorted(jobs, key=lambda each: not each.held):
@@ -266,29 +290,35 @@ def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]
             given[each.job_id] = each.job.least
             left -= each.job.least
     heap: list[tuple[float, int, int, int]] = []
+    bounds = [each.held if each.has_shrunk else capacity for each in jobs]
 
     def offer(place: int) -> None:
         """The next size of a job: the one that gains most by the worker."""
         name = jobs[place].job_id
         of_job, at = worth[name], given[name]
+        bound = min(at + left, bounds[place])
         gains = [
             ((value - of_job.get(at, 0.0)) / (size - at), -size)
             for size, value in of_job.items()
-            if at < size <= at + left
+            if at < size <= bound
         ]
         gain, size = max(gains, default=(0.0, 0))
         if gain > 0:
             heapq.heappush(heap, (-gain, place, at, -size))
 
-    for place in range(len(jobs)):
-        offer(place)
-    while heap and left > 0:
-        _, place, at, size = heapq.heappop(heap)
-        name = jobs[place].job_id
-        if size - at > left:
+    for _ in range(2):  # what is left then is for those that have shrunk, too
+        for place in range(len(jobs)):
             offer(place)
-            continue
-        given[name] = size
-        left -= size - at
-        offer(place)
+        while heap and left > 0:
+            _, place, at, size = heapq.heappop(heap)
+            name = jobs[place].job_id
+            if size - at > left:
+                offer(place)
+                continue
+            given[name] = size
+            left -= size - at
+            offer(place)
+        if left <= 0 or not any(each.has_shrunk for each in jobs):
+            break
+        bounds = [capacity] * len(jobs)
     return given

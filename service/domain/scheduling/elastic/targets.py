@@ -27,6 +27,8 @@ class ElasticClaim:
     held: int = 0
     stays: bool = False
     comes_first: bool = False
+    has_grown: bool = False
+    has_shrunk: bool = False
 
 
 def targets(
@@ -59,7 +61,14 @@ def targets(
                 used = min(0, claim.elastic.least - claim.held)
             left -= used * _in_workers(claim.kind, kind)
         capacity = max(math.floor(left), sum(c.held for c in mine if c.stays))
-        sized = [Sized(c.job_id, c.elastic, c.held, c.stays, c.comes_first) for c in mine]
+        sized = [
+            Sized(
+                *(c.job_id, c.elastic, c.held, c.stays, c.comes_first),
+                has_grown=c.has_grown,
+                has_shrunk=c.has_shrunk,
+            )
+            for c in mine
+        ]
         chosen |= sizes(sized, capacity, max(1, per_node(kind)))
     return chosen
 

@@ -1,1 +1,1 @@
-"""What nodes have, which slots of it a gang gets, and how much is left."""
+"""The resources of nodes: which slots a gang gets, and how much is left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.domain.scheduling.placement.slots import (
@@ -47,10 +47,17 @@ class WorkerKind:
         self.demand: tuple[tuple[int, float], ...] = ()
         """The amounts above zero, by their place in the vector."""
 
-    def fits(self, free: Sequence[float]) -> int:
-        """As `slots.fits`, with the free resources as a vector."""
-        workers = min([(free[at] + EPSILON) / each for at, each in self.demand], default=0.0)
-        return math.floor(workers) if workers > 0 else 0
+    def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
+        """As `slots.fits`, with the free resources, and those of them that are set aside, as
+        vectors."""
+        most = math.inf if self.demand else 0.0
+        for at, each in self.demand:
+            left = free[at] if aside is None else free[at] - aside[at]
+            workers = (left + EPSILON) / each
+            if workers < 1.0:  # most nodes are full
+                return 0
+            most = min(most, workers)
+        return math.floor(most)
 
 
 class Gang:
@@ -78,8 +85,10 @@ class Gangs:
     def __init__(self, total: Mapping[str, float]) -> None:
         """total: of the cluster."""
         self._total = total
-        self._known: dict[int, tuple[Request, Gang]] = {}
-        """By the identity of a request, which is kept so that no other one gets it."""
+        self._known: dict[int, Gang] = {}
+        """By the identity of a request."""
+        self._requests: list[Request] = []
+        """Those that are known, so that no other one gets their identity."""
         self._gangs: dict[tuple[object, ...], Gang] = {}
         self._kinds: dict[tuple[Kind, Requirement | None], WorkerKind] = {}
         self.names: tuple[str, ...] = ()
@@ -88,8 +97,9 @@ class Gangs:
     def of(self, request: Request) -> Gang:
         known = self._known.get(id(request))
         if known is None:
-            known = self._known[id(request)] = request, self._equal_to(request)
-        return known[1]
+            known = self._known[id(request)] = self._equal_to(request)
+            self._requests.append(request)
+        return known
 
     def _equal_to(self, request: Request) -> Gang:
         level = request.required_level
@@ -104,6 +114,10 @@ class Gangs:
                 self._measure(kind)
             gang = self._gangs[key] = Gang(request, kind, share_of(request, self._total))
         return gang
+
+    @property
+    def kinds(self) -> Iterable[WorkerKind]:
+        return self._kinds.values()
 
     @property
     def required(self) -> list[WorkerKind]:

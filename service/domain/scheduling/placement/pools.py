@@ -1,8 +1,9 @@
 """Free resources of nodes, and the room that they have for workers of each kind.
 
-Nodes of which everything is equal are one group, and room is counted by group: most of a large
-cluster's nodes are of few kinds, and either empty or full. The amount that is set aside for waiting
-jobs is the same on all nodes that are equal when they are empty: one number for all of these.
+Nodes of one kind with the same free resources are one group, and room is counted by group: most of
+a large cluster's nodes are of few kinds, and either empty or full. The amount that is set aside for
+waiting jobs is the same on all nodes that are equal when they are empty: one number for all of
+these. Once it leaves nothing of an empty node, no node needs to be looked at any more.
 Only where a gang is placed, or must be within one domain, is the room counted by domain
 (`placement`).
 """
@@ -10,13 +11,13 @@ Only where a gang is placed, or must be within one domain, is the room counted b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.slots import Node
+from service.domain.scheduling.placement.slots import EPSILON, Node
 from service.domain.scheduling.placement.topology import Domain, Place, Topology
 
 Amounts = tuple[float, ...]
@@ -34,22 +35,62 @@ class When(IntEnum):
     """As NOW, once all jobs have left that were asked to."""
 
 
-State = tuple[Amounts, Amounts, Amounts]
-"""Of a node, by `When`; below zero where more is promised."""
 _Spot = tuple[Amounts, Domain]
 """Nodes with these resources when they are empty, directly in this domain."""
 
 
 class _Group:
-    """Nodes with the same resources."""
+    """Nodes of one kind with the same free resources."""
 
-    __slots__ = ("kind", "nodes", "state")
+    __slots__ = ("amounts", "kind", "nodes")
 
-    def __init__(self, kind: int, state: State) -> None:
+    def __init__(self, kind: int, amounts: Amounts) -> None:
         self.kind = kind
         """Of the nodes, by what they have when they are empty."""
-        self.state = state
+        self.amounts = amounts
+        """Below zero where more is promised."""
         self.nodes: set[str] = set()
+
+
+class _Free:
+    """The free resources of all nodes, of one kind (`When`)."""
+
+    def __init__(
+        self, nodes: Iterable[tuple[str, int, Amounts]], totals: Sequence[Amounts]
+    ) -> None:
+        """nodes: their ids, kinds and resources. totals: of empty nodes, by kind."""
+        self._totals = totals
+        self.exceeds_total = False
+        """Whether a node may have more than when it is empty. Shared GPUs are counted so that
+        some do."""
+        self.groups: dict[tuple[int, Amounts], _Group] = {}
+        self.group_of: dict[str, _Group] = {}
+        self.moves: list[tuple[str, _Group, _Group]] = []
+        """Nodes that have changed, with the groups that they left and joined."""
+        self.num_grown = 0
+        """How often resources were added."""
+        for node_id, kind, amounts in nodes:
+            self._join(node_id, kind, amounts)
+
+    def set(self, node_id: str, amounts: Amounts) -> None:
+        left = self.group_of[node_id]
+        if left.amounts == amounts:
+            return
+        left.nodes.remove(node_id)
+        if not left.nodes:
+            del self.groups[left.kind, left.amounts]
+        self.moves.append((node_id, left, self._join(node_id, left.kind, amounts)))
+
+    def _join(self, node_id: str, kind: int, amounts: Amounts) -> _Group:
+        group = self.groups.get((kind, amounts))
+        if group is None:
+            group = self.groups[kind, amounts] = _Group(kind, amounts)
+            total = self._totals[kind]
+            if any(most + EPSILON < each for most, each in zip(total, amounts, strict=True)):
+                self.exceeds_total = True
+        group.nodes.add(node_id)
+        self.group_of[node_id] = group
+        return group
 
 
 class Stock:
@@ -63,19 +104,13 @@ class Stock:
         self.totals: list[Amounts] = []
         """By kind of node."""
         self.counts: list[int] = []
-        self.moves: list[tuple[str, _Group, _Group]] = []
-        """Nodes that have changed, with the groups that they left and joined."""
-        self.num_grown = 0
-        """How often resources were added."""
-        self._group_of: dict[str, _Group] = {}
-        self._groups: dict[tuple[int, State], _Group] = {}
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
         self._largest: dict[WorkerKind, int] = {}
         self._whole: dict[WorkerKind, int] = {}
         self._sort(nodes, gangs)
-        for node in nodes:
-            free = gangs.vector(node.available_to_us)
-            self._join(node.id, self.kind_of[node.id], (free, free, free))
+        free = [(n.id, self.kind_of[n.id], gangs.vector(n.available_to_us)) for n in nodes]
+        self.by_when = tuple(_Free(free, self.totals) for _ in When)
+        self._now, self._soon = self.by_when[When.NOW], self.by_when[When.SOON]
 
     def _sort(self, nodes: Sequence[Node], gangs: Gangs) -> None:
         """Find the kinds of nodes. Those in a domain that is too small for some gang differ from
@@ -123,13 +158,6 @@ class Stock:
             return self.topology.cluster
         return self.topology.place_of(node_id, required.level)
 
-    @property
-    def groups(self) -> Iterator[_Group]:
-        return iter(self._groups.values())
-
-    def group_of(self, node_id: str) -> _Group | None:
-        return self._group_of.get(node_id)
-
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
         """How many such workers an empty node has room for, by kind of node. Of a gang that must be
         in one domain: none on nodes of which no domain is large enough."""
@@ -156,45 +184,26 @@ class Stock:
     def take(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """A job holds these slots from now on."""
         for part in slices:
-            group = self._group_of.get(part.node_id)
-            if group is not None:
-                free, now, soon = group.state
-                taken = _plus(free, kind.vector, -part.num_workers)
-                now_left = taken if now == free else _plus(now, kind.vector, -part.num_workers)
-                soon_left = taken if soon == free else _plus(soon, kind.vector, -part.num_workers)
-                self._move(part.node_id, group, (taken, now_left, soon_left))
+            if part.node_id in self.kind_of:
+                for free in self.by_when:
+                    before = free.group_of[part.node_id].amounts
+                    free.set(part.node_id, _plus(before, kind.vector, -part.num_workers))
 
     def expect(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """These slots will be free."""
-        self.num_grown += 1
+        self._soon.num_grown += 1
         for part in slices:
-            group = self._group_of.get(part.node_id)
+            group = self._soon.group_of.get(part.node_id)
             if group is not None:
-                free, now, soon = group.state
-                more = _plus(soon, kind.vector, part.num_workers)
-                self._move(part.node_id, group, (free, now, more))
+                self._soon.set(part.node_id, _plus(group.amounts, kind.vector, part.num_workers))
 
     def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots, of which some are not free yet."""
         for part in slices:
-            group = self._group_of[part.node_id]
-            free, now, soon = group.state
-            less = _plus(soon, kind.vector, -part.num_workers)
-            self._move(part.node_id, group, (free, tuple(map(min, now, less)), less))
-
-    def _move(self, node_id: str, group: _Group, state: State) -> None:
-        group.nodes.remove(node_id)
-        if not group.nodes:
-            del self._groups[group.kind, group.state]
-        self.moves.append((node_id, group, self._join(node_id, group.kind, state)))
-
-    def _join(self, node_id: str, kind: int, state: State) -> _Group:
-        group = self._groups.get((kind, state))
-        if group is None:
-            group = self._groups[kind, state] = _Group(kind, state)
-        group.nodes.add(node_id)
-        self._group_of[node_id] = group
-        return group
+            now, soon = self._now.group_of[part.node_id], self._soon.group_of[part.node_id]
+            less = _plus(soon.amounts, kind.vector, -part.num_workers)
+            self._soon.set(part.node_id, less)
+            self._now.set(part.node_id, tuple(map(min, now.amounts, less)))
 
 
 def _plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
@@ -202,11 +211,13 @@ def _plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
 
 
 class Reserved:
-    """The resources that are set aside on the nodes for waiting jobs."""
+    """The resources that are set aside on the nodes for waiting jobs: it grows."""
 
     def __init__(self, stock: Stock) -> None:
         self._stock = stock
         self._workers: dict[WorkerKind, int] = {}
+        self._whole: set[WorkerKind] = set()
+        """Those of which all is set aside that any node could have."""
         self.on = [(0.0,) * len(total) for total in stock.totals]
         """By kind of node."""
         self.version = 0
@@ -214,15 +225,21 @@ class Reserved:
     def set_aside(self, kind: WorkerKind, num_workers: int) -> None:
         """On each node, as many slots as these workers could use there if it were empty; with those
         of others of the kind no more than it has."""
+        if kind in self._whole:
+            return
         before = self._workers.get(kind, 0)
         self._workers[kind] = before + num_workers
-        if before >= self._stock.largest(kind):
-            return
+        if before + num_workers >= self._stock.largest(kind):
+            self._whole.add(kind)
         for at, most in enumerate(self._stock.capacity(kind)):
             if most > before:
                 number = min(most, before + num_workers) - before
                 self.on[at] = _plus(self.on[at], kind.vector, number)
                 self.version += 1
+
+    def leaves(self, kind: WorkerKind) -> bool:
+        """Whether it leaves such a worker any room on a node that is empty."""
+        return any(map(kind.fits, self._stock.totals, self.on))
 
 
 class Pool:
@@ -230,7 +247,7 @@ class Pool:
 
     def __init__(self, stock: Stock, when: When, reserved: Reserved | None = None) -> None:
         self._stock = stock
-        self._when = when
+        self._free = stock.by_when[when]
         self._reserved = reserved or Reserved(stock)
         self._rooms: dict[WorkerKind, _Room] = {}
 
@@ -250,7 +267,7 @@ class Pool:
         """Whether so many fit. Quick where they do not: a count of earlier is too high at most,
         unless resources were added since."""
         room = self._rooms.get(kind)
-        is_bound = room is not None and room.num_grown == self._stock.num_grown
+        is_bound = room is not None and room.num_grown == self._free.num_grown
         if room is not None and is_bound and room.bound < num_workers:
             return False
         room = self._exact(kind)
@@ -286,23 +303,23 @@ class Pool:
 
     def at(self, node_id: str) -> list[float] | None:
         """The resources of a node; None of one that is not there."""
-        group = self._stock.group_of(node_id)
+        group = self._free.group_of.get(node_id)
         if group is None:
             return None
         aside = self._reserved.on[group.kind]
-        return [a - b for a, b in zip(group.state[self._when], aside, strict=True)]
+        return [a - b for a, b in zip(group.amounts, aside, strict=True)]
 
     def place_of(self, kind: WorkerKind, node_id: str) -> Place:
         """As `Stock.place_of`."""
         return self._stock.place_of(node_id, kind.required)
 
     def _that_are_there(self, node_ids: Sequence[str]) -> list[str]:
-        return [name for name in node_ids if self._stock.group_of(name) is not None]
+        return [name for name in node_ids if name in self._stock.kind_of]
 
     def _exact(self, kind: WorkerKind) -> _Room:
         room = self._rooms.get(kind)
         if room is None:
-            room = self._rooms[kind] = _Room(kind, self._stock, self._when, self._reserved)
+            room = self._rooms[kind] = _Room(kind, self._stock, self._free, self._reserved)
         room.catch_up()
         return room
 
@@ -310,14 +327,14 @@ class Pool:
 class _Room:
     """How many workers of one kind have room."""
 
-    def __init__(self, kind: WorkerKind, stock: Stock, when: When, reserved: Reserved) -> None:
+    def __init__(self, kind: WorkerKind, stock: Stock, free: _Free, reserved: Reserved) -> None:
         self._kind = kind
         self._stock = stock
-        self._when = when
+        self._free = free
         self._reserved = reserved
         self._version = -1
         self._num_moves = 0
-        """How many of the stock's moves are counted here."""
+        """How many of the moves are counted here."""
         self.num_grown = 0
         self._size_of: dict[_Group, int] = {}
         """The room of each node of a group."""
@@ -327,25 +344,39 @@ class _Room:
         """No more have room where they may be together, unless resources were added since."""
         self._is_exact = False
         """Whether so many have."""
+        self._is_closed = False
+        """Whether all is set aside: there will be no room."""
         self._placement: Placement | None = None
         self._num_placed = 0
-        """How many of the stock's moves the placement knows."""
+        """How many of the moves the placement knows."""
 
     def catch_up(self) -> None:
-        stock, is_first = self._stock, self._version < 0
+        free, is_first = self._free, self._version < 0
+        if self._is_closed and not free.exceeds_total:
+            self.num_grown = free.num_grown
+            return
         if self._version != self._reserved.version:
-            self._version = self._reserved.version
-            self._size_of, self._placement = {}, None
-            self.total = sum([self._size(group) * len(group.nodes) for group in stock.groups])
-        elif self._num_moves == len(stock.moves):
+            self._count()
+        elif self._num_moves == len(free.moves):
             return
         else:
-            for _, left, joined in stock.moves[self._num_moves :]:
+            for _, left, joined in free.moves[self._num_moves :]:
                 self.total += self._size(joined) - self._size(left)
         self._is_exact = self._kind.required is None
-        is_anew = self._is_exact or is_first or self.num_grown != stock.num_grown
+        is_anew = self._is_exact or is_first or self.num_grown != free.num_grown
         self.bound = self.total if is_anew else min(self.bound, self.total)
-        self._num_moves, self.num_grown = len(stock.moves), stock.num_grown
+        self._num_moves, self.num_grown = len(free.moves), free.num_grown
+
+    def _count(self) -> None:
+        self._version, self._placement = self._reserved.version, None
+        self._is_closed = not self._reserved.leaves(self._kind)
+        if self._is_closed and not self._free.exceeds_total:
+            self._size_of, self.total = {}, 0
+            self._version = -1  # counted again, should a node come to have more than its total
+            return
+        # Where there was no room, there is none now that more is set aside.
+        self._size_of = {group: 0 for group, size in self._size_of.items() if not size}
+        self.total = sum([self._size(g) * len(g.nodes) for g in self._free.groups.values()])
 
     def most(self) -> int:
         """How many have room where they may be together."""
@@ -363,14 +394,15 @@ class _Room:
     @property
     def placement(self) -> Placement:
         """The room by node."""
-        moves = self._stock.moves
+        moves = self._free.moves
         if self._placement is None:
             sizes = [(size, group.nodes) for group, size in self._size_of.items() if size]
             there = {name: size for size, nodes in sizes for name in nodes}
             self._placement = Placement(self._stock.topology, there)
-        else:
-            for node_id, _, joined in moves[self._num_placed :]:
-                self._placement.change(node_id, self._size(joined))
+        elif self._num_placed < len(moves):
+            newest = {node_id: group for node_id, _, group in moves[self._num_placed :]}
+            for node_id, group in newest.items():
+                self._placement.change(node_id, self._size(group))
         self._num_placed = len(moves)
         return self._placement
 
@@ -378,8 +410,7 @@ class _Room:
         size = self._size_of.get(group)
         if size is None:
             aside = self._reserved.on[group.kind]
-            free = [a - b for a, b in zip(group.state[self._when], aside, strict=True)]
-            size = self._size_of[group] = self._kind.fits(free)
+            size = self._size_of[group] = self._kind.fits(group.amounts, aside)
         return size
 
 

@@ -24,7 +24,7 @@ MAX_PREEMPTED = 100
 
 
 class Departures:
-    """What one plan asks of running jobs: to leave their slots, or some of them."""
+    """The requests of one plan to running jobs: to leave their slots, or some of them."""
 
     def __init__(
         self, snapshot: Snapshot, stock: Stock, gangs: Gangs, ranks: Mapping[str, order.Rank]
@@ -88,15 +88,18 @@ class Departures:
             and not (job.is_leaving or job.recalled or job.request.required_level)
         ]
         for running in sized:
+            choice = elastic[running.job_id]
             claims.append(
                 ElasticClaim(
                     running.job_id,
                     _standing(self._ranks[running.job_id]),
                     self._gangs.of(running.request).kind,
-                    elastic[running.job_id],
+                    choice,
                     held=count(running.slices),
                     stays=running.held_s < min_run_s,
                     comes_first=running.held_s < sizing.least_run_s(min_run_s, running.num_left),
+                    has_grown=choice.in_place and running.grown_s < min_run_s,
+                    has_shrunk=choice.in_place and running.shrunk_s < min_run_s,
                 )
             )
         self.targets |= targets(claims, others, self._soon.room, self._stock.largest)
@@ -133,11 +136,12 @@ class Departures:
     def make_room(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Have running jobs leave slots for this one; False where not enough may be asked. Jobs
         whose sizes are chosen leave none to each other but by these."""
+        if len(self.asked) >= MAX_PREEMPTED:
+            return False
         is_sized = job.job_id in self.targets
         key = gang.kind, job.yields, is_sized
         tried = self._unevictable.get(key)
-        is_weaker = tried is not None and gang.least > tried[1] and rank.may_less(tried[0])
-        if is_weaker or len(self.asked) >= MAX_PREEMPTED:
+        if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False
         kept = self._leaving.keys() | self.targets.keys() if is_sized else self._leaving
         candidates = self._candidates.of(rank, kept)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter, itemgetter
 
 from service.domain.scheduling.placement.gangs import Gang, Gangs
 from service.domain.scheduling.policy.records import Snapshot, WaitingJob
@@ -20,7 +21,10 @@ class Ranking:
         # An account whose jobs are all kept back could not use its share.
         active = {(job.queue, job.owner) for job in snapshot.running}
         used_up = snapshot.used_up
-        active.update([(j.queue, j.owner) for j in snapshot.queue if not is_kept_back(j, used_up)])
+        for job in snapshot.queue:
+            account = job.queue, job.owner
+            if account not in active and not is_kept_back(job, used_up):
+                active.add(account)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
         self._of_accounts: dict[shares.Account, tuple[shares.Turn, bool]] = {}
 
@@ -61,21 +65,29 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
     having = {queue.name for queue in snapshot.queues if queue.quota}
     if not having:
         return set()
-    there: list[WaitingJob | RunningJob] = [
-        *[job for job in snapshot.running if job.queue in having],
-        *[job for job in snapshot.queue if job.queue in having or job.array is not None],
-    ]
-    there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
+    in_order: defaultdict[tuple[int, bool], list[WaitingJob | RunningJob]] = defaultdict(list)
+    for running in snapshot.running:
+        if running.queue in having:
+            gangs.of(running.request)
+            in_order[-running.priority, False].append(running)
+    for waiting in snapshot.queue:
+        if waiting.queue in having or waiting.array is not None:
+            in_order[-waiting.priority, True].append(waiting)
     in_arrays = Counter(snapshot.running_of_arrays)
     limits = limits_of(snapshot, gangs)
-    claims = []
-    for job in there:
-        gang = gangs.of(job.request)
-        if isinstance(job, RunningJob) or (
-            _may_claim(job, in_arrays, snapshot.used_up) and _takes_room(job, gang, limits)
-        ):
-            claims.append(shares.Claim(job.job_id, job.queue, gang.kind.counted, gang.least))
-    return shares.within_quota(snapshot.queues, claims)
+    quotas = shares.Quotas(snapshot.queues, gangs.kinds)
+    found: set[str] = set()
+    for _, jobs in sorted(in_order.items(), key=itemgetter(0)):
+        for job in sorted(jobs, key=attrgetter("place", "seq")):
+            if quotas.are_spent:
+                return found
+            gang = gangs.of(job.request)
+            counts = isinstance(job, RunningJob) or (
+                _may_claim(job, in_arrays, snapshot.used_up) and _takes_room(job, gang, limits)
+            )
+            if counts and quotas.grant(job.queue, gang.kind, gang.least):
+                found.add(job.job_id)
+    return found
 
 
 def _takes_room(job: WaitingJob, gang: Gang, limits: QueueLimits) -> bool:

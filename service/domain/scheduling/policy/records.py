@@ -1,4 +1,4 @@
-"""What goes into a plan, and what comes out: the snapshot, and the decisions."""
+"""The records of a plan: the snapshot that goes into it, and the decisions that come out."""
 
 from __future__ import annotations
 
@@ -112,8 +112,11 @@ class Start:
     slices: tuple[Slice, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Wait:
+    """Nobody changes it, but it is not frozen: there is one for each waiting job, and to make a
+    frozen one takes five times as long."""
+
     job_id: str
     reason: Reason
     position: int | None

@@ -64,7 +64,8 @@ class Round:
         self._limits = limits_of(snapshot, gangs)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free)
         self._to_come = snapshot.to_come
-        self._impossible: dict[Gang, Reason | None] = {}
+        self._possible: set[Gang] = set()
+        self._impossible: dict[Gang, Reason] = {}
         self._too_large: dict[Gang, Reason | None] = {}
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
@@ -85,7 +86,7 @@ class Round:
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
         if job.after:
             return waits_for_jobs(job, position)
-        if (impossible := self._never_fits(gang)) is not None:
+        if gang not in self._possible and (impossible := self._never_fits(gang)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
@@ -103,19 +104,20 @@ class Round:
             room = limits.room(job.job_id, kind, least)
             if room.workers < least:
                 limits.keep_place(job.job_id, kind, least, room)
-                reason = Reason(room.code, f"{gang.needs}; {room.message}")
-                return Wait(job.job_id, reason, position, room.holders)
+                return Wait(job.job_id, room.reason(gang.needs), position, room.holders)
             most = min(most, room.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
-        if target == 0 and offer.soon.has(kind, least):
+        # All that is free now is free soon, too.
+        fits_soon = offer.soon.has(kind, least)
+        if target == 0 and fits_soon:
             message = f"{gang.needs}; other jobs gain more by the slots that there are"
             return Wait(job.job_id, Reason("others_gain_more", message), position)
         if target:
             most = max(least, min(most, target))
             if not offer.now.has(kind, most) and offer.soon.has(kind, most):
                 return self._promise(job, gang, offer, most, position)
-        slices = offer.now.pack_most(kind, least, most)
+        slices = offer.now.pack_most(kind, least, most) if fits_soon else None
         if slices is None and self._backfill.may_pass(job.ends_within_s):
             slices = self._unreserved.pack_most(kind, least, most)
         if slices is not None:
@@ -126,7 +128,7 @@ class Round:
             return Start(job.job_id, slices)
         if limits is not None:
             limits.keep_place(job.job_id, kind, most)
-        if offer.soon.has(kind, least) or self.departures.make_room(job, gang, rank, offer):
+        if fits_soon or self.departures.make_room(job, gang, rank, offer):
             self._count_in_array(job)
             return self._promise(job, gang, offer, most, position)
         reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
@@ -158,12 +160,15 @@ class Round:
             self._obstacles.block(job.job_id, kind)
 
     def _never_fits(self, gang: Gang) -> Reason | None:
-        if self._stock.whole(gang.kind) >= gang.least:
-            return None
-        if gang not in self._impossible:
+        reason = self._impossible.get(gang)
+        if reason is None and self._stock.whole(gang.kind) < gang.least:
             nodes = [*self._nodes, *self._to_come]
-            self._impossible[gang] = can_ever_fit(gang.request, nodes, self._topology)
-        return self._impossible[gang]
+            reason = can_ever_fit(gang.request, nodes, self._topology)
+        if reason is None:
+            self._possible.add(gang)
+        else:
+            self._impossible[gang] = reason
+        return reason
 
     def _lacks_nodes(self, gang: Gang) -> Reason | None:
         """Why the nodes that are there could not run the gang even if they were empty."""
@@ -220,8 +225,7 @@ class Round:
         if limits is not None:
             room = limits.room(group.job_id, kind, 1)
             if not room.workers:
-                reason = Reason(room.code, f"{sentence}; {room.message}")
-                return Stay(group.job_id, reason, room.holders)
+                return Stay(group.job_id, room.reason(sentence), room.holders)
             most = min(most, room.workers)
         slices = self._open.now.pack_near(kind, 1, most, group.node_ids)
         if slices is not None:

@@ -1,1 +1,1 @@
-"""Who comes first, who is kept back, who makes room, and the sentences that say so."""
+"""The rules: which job comes first, is kept back, or makes room, and the sentences on it."""

@@ -11,6 +11,7 @@ Before anybody leaves, elastic groups that have more than their least size give 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -61,6 +62,10 @@ class RunningJob:
     """How long its group trains with its batch, if it could change that now."""
     num_left: int = 0
     """How often it has left its slots when it was asked to."""
+    grown_s: float = math.inf
+    """Since its group was given more slots last."""
+    shrunk_s: float = math.inf
+    """Since it was asked for slots last because others gain more by them, and not to make room."""
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:

@@ -22,7 +22,7 @@ from service.domain.scheduling.placement.slots import (
     needs,
     spoken,
 )
-from service.domain.scheduling.rules.obstacles import MAX_NAMED
+from service.domain.scheduling.rules.obstacles import MAX_NAMED, Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.domain.scheduling.rules.shares import Account
 
@@ -41,9 +41,21 @@ class Room:
     message: str = ""
     holders: tuple[str, ...] = ()
     """Jobs that hold what the limit counts, of many the first."""
+    _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
+
+    def reason(self, sentence: str) -> Reason:
+        """Why a job gets no more; sentence: on what it needs. Many wait for the same reason."""
+        found = self._reasons.get(sentence)
+        if found is None:
+            found = Reason(self.code, f"{sentence}; {self.message}")
+            self._reasons[sentence] = found
+        return found
 
 
 UNLIMITED = Room(1 << 40)
+
+
+_Counted = list[tuple[str, float]]
 
 
 @dataclass
@@ -77,6 +89,10 @@ class _Scope:
     def limits_nothing(self) -> bool:
         return self.max_running is None and not self.amounts
 
+    def counted(self, kind: WorkerKind) -> _Counted:
+        """The resources of a worker that are limited."""
+        return [(name, each) for name, each in kind.counted if each and name in self.amounts]
+
 
 class AccountLimits:
     """The limits that hold for the jobs of one user in one queue: the user's first."""
@@ -85,6 +101,7 @@ class AccountLimits:
         """closed: what all are told where no job starts."""
         self._scopes = scopes
         self._closed = closed
+        self._limiting: dict[WorkerKind, list[tuple[_Scope, _Counted]]] = {}
         self._most_ever: dict[WorkerKind, int] = {}
 
     def room(self, job_id: str, kind: WorkerKind, least: int) -> Room:
@@ -94,12 +111,12 @@ class AccountLimits:
         if self._closed is not None:
             return self._closed
         most = UNLIMITED.workers
-        for scope in self._scopes:
-            workers, resource = _left(scope, job_id, kind)
+        for scope, counted in self._limits_of(kind):
+            workers, resource = _left(scope, job_id, counted)
             if workers < least:
                 return _told(scope, job_id, workers, resource)
             most = min(most, workers)
-        return Room(most)
+        return UNLIMITED if most == UNLIMITED.workers else Room(most)
 
     def take(self, job_id: str, kind: WorkerKind, num_workers: int) -> None:
         """The job gets so many workers."""
@@ -112,12 +129,22 @@ class AccountLimits:
         limits never allow, since they were lowered, keeps no place: nobody would start again."""
         if under is not UNLIMITED and num_workers > self._most(kind):
             return
-        wanted = [(name, num_workers * each) for name, each in kind.counted]
-        for scope in self._scopes:
+        for scope, counted in self._limits_of(kind):
             if under.code == USER_LIMIT and scope.code != USER_LIMIT:
                 continue
-            _sum(scope.use.ahead, wanted)
-            scope.use.num_ahead += job_id not in scope.use.jobs
+            use = scope.use
+            for name, each in counted:
+                use.ahead[name] = use.ahead.get(name, 0.0) + num_workers * each
+            use.num_ahead += job_id not in use.jobs
+
+    def _limits_of(self, kind: WorkerKind) -> list[tuple[_Scope, _Counted]]:
+        """Those that count for such workers, each with what it counts of one."""
+        found = self._limiting.get(kind)
+        if found is None:
+            of_each = [(scope, scope.counted(kind)) for scope in self._scopes]
+            found = [each for each in of_each if each[1] or each[0].max_running is not None]
+            self._limiting[kind] = found
+        return found
 
     def _most(self, kind: WorkerKind) -> int:
         """How many workers the limits allow where nothing else is held."""
@@ -125,9 +152,8 @@ class AccountLimits:
         if found is None:
             allowed = [
                 math.floor((scope.amounts[name] + EPSILON) / each)
-                for scope in self._scopes
-                for name, each in kind.counted
-                if each and name in scope.amounts
+                for scope, counted in self._limits_of(kind)
+                for name, each in counted
             ]
             found = self._most_ever[kind] = min(allowed, default=UNLIMITED.workers)
         return found
@@ -161,8 +187,10 @@ class QueueLimits:
 
     def of(self, account: Account) -> AccountLimits | None:
         """None where nothing is limited."""
-        if account in self._of_accounts:
+        try:
             return self._of_accounts[account]
+        except KeyError:
+            pass
         scopes = [scope for scope in self._made(*account) if not scope.limits_nothing]
         why = self._used_up.get(account[0])
         closed = None if why is None else Room(0, BUDGET_USED_UP, why)
@@ -186,19 +214,18 @@ class QueueLimits:
         return of_user, of_queue
 
 
-def _left(scope: _Scope, job_id: str, kind: WorkerKind) -> tuple[int, str | None]:
+def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | None]:
     """How many workers the limits leave, and the resource that leaves no more; None of the number
     of jobs."""
     use, most = scope.use, scope.max_running
     if most is not None and job_id not in use.jobs and len(use.jobs) + use.num_ahead >= most:
         return 0, None
     left, resource = UNLIMITED.workers, None
-    for name, each in kind.counted:
-        if each and name in scope.amounts:
-            rest = scope.amounts[name] - use.holds.get(name, 0.0) - use.ahead.get(name, 0.0)
-            workers = max(0, math.floor((rest + EPSILON) / each))
-            if workers < left:
-                left, resource = workers, name
+    for name, each in counted:
+        rest = scope.amounts[name] - use.holds.get(name, 0.0) - use.ahead.get(name, 0.0)
+        workers = max(0, math.floor((rest + EPSILON) / each))
+        if workers < left:
+            left, resource = workers, name
     return left, resource
 
 

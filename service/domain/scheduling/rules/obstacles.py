@@ -17,8 +17,10 @@ MAX_NAMED = 20
 """Jobs in the way that are named; the sentence says how many there are."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Reason:
+    """Not frozen, as `Wait` is not."""
+
     code: str
     message: str
 
@@ -40,6 +42,19 @@ class _Reach:
         """Those with some of the same nodes."""
 
 
+class _Seen:
+    """The obstacles to all gangs that ask for the same, until the next job starts."""
+
+    __slots__ = ("free", "num_holders", "reach", "told")
+
+    def __init__(self, reach: _Reach, free: int, num_holders: int) -> None:
+        self.reach = reach
+        self.free = free
+        self.num_holders = num_holders
+        self.told: tuple[Reason, tuple[str, ...]] | None = None
+        """Why they wait, if too few slots are free."""
+
+
 class Obstacles:
     """Jobs that hold slots, and jobs ahead that have reserved some, as a plan goes on."""
 
@@ -51,14 +66,14 @@ class Obstacles:
         self._reaches: dict[frozenset[int], _Reach] = {}
         self._reach_of: dict[WorkerKind, _Reach] = {}
         self._first_ahead: dict[_Reach, tuple[str, ...]] = {}
-        self._by_slots: dict[Gang, tuple[tuple[int, int], Reason, tuple[str, ...]]] = {}
+        self._seen: dict[Gang, _Seen] = {}
 
     def hold(self, job_id: str, slices: tuple[Slice, ...]) -> None:
         self._holders.append((job_id, slices))
 
     def block(self, job_id: str, kind: WorkerKind) -> None:
         """The job has reserved slots."""
-        reach = self._reach(kind)
+        reach = self._reach_of.get(kind) or self._reach(kind)
         reach.num_blocked += 1
         if len(reach.blocked) < MAX_NAMED:
             reach.blocked.append((self._num_blocked, job_id))
@@ -66,17 +81,17 @@ class Obstacles:
 
     def why_waiting(self, job_id: str, gang: Gang) -> tuple[Reason, tuple[str, ...]]:
         """Why the gang does not start, and which jobs are in the way."""
-        reach = self._counted(gang.kind)
-        free = self._free.room(gang.kind)
-        if free >= gang.least or job_id in reach.held_by:
+        seen = self._seen.get(gang)
+        if seen is None or seen.num_holders != len(self._holders):
+            reach, free = self._counted(gang.kind), self._free.room(gang.kind)
+            seen = self._seen[gang] = _Seen(reach, free, len(self._holders))
+        if seen.free >= gang.least:
+            return self._behind(gang.needs, seen.reach, seen.free)
+        if job_id in seen.reach.held_by:
             return self.why(gang.needs, job_id, gang.kind, gang.least)
-        # Its equals wait for the same reason, as long as nothing has started.
-        seen = (free, reach.num_holders)
-        known = self._by_slots.get(gang)
-        if known is None or known[0] != seen:
-            told = self.why(gang.needs, job_id, gang.kind, gang.least)
-            known = self._by_slots[gang] = (seen, *told)
-        return known[1], known[2]
+        if seen.told is None:
+            seen.told = self.why(gang.needs, job_id, gang.kind, gang.least)
+        return seen.told
 
     def why(
         self, sentence: str, job_id: str, kind: WorkerKind, least: int, free: int | None = None
@@ -86,13 +101,7 @@ class Obstacles:
         is_new = free is None
         free = self._free.room(kind) if free is None else free
         if free >= least:
-            ahead, number = self._ahead(kind)
-            message = (
-                f"{sentence}; {free} could start, but {jobs(ahead, number)} "
-                f"{_is(number)} ahead in the queue and "
-                f"{'needs' if number == 1 else 'need'} the same slots"
-            )
-            return Reason("behind_in_queue", message), ahead
+            return self._behind(sentence, self._reach(kind), free)
         reach = self._counted(kind)
         own = reach.held_by.get(job_id, 0)
         others = len(reach.held_by) - (job_id in reach.held_by)
@@ -110,6 +119,15 @@ class Obstacles:
         else:
             message += ", and it holds all that the cluster has"
         return Reason(code, message), in_the_way
+
+    def _behind(self, sentence: str, reach: _Reach, free: int) -> tuple[Reason, tuple[str, ...]]:
+        ahead, number = self._ahead(reach)
+        message = (
+            f"{sentence}; {free} could start, but {jobs(ahead, number)} "
+            f"{_is(number)} ahead in the queue and "
+            f"{'needs' if number == 1 else 'need'} the same slots"
+        )
+        return Reason("behind_in_queue", message), ahead
 
     def _together(self, kind: WorkerKind, free: int, is_new: bool) -> str:
         """How many are free in one domain; is_new: in any, since nothing of the group runs yet."""
@@ -160,10 +178,9 @@ class Obstacles:
                 if reach is not new:
                     reach.rivals.append(new)
 
-    def _ahead(self, kind: WorkerKind) -> tuple[tuple[str, ...], int]:
-        """Blocked jobs ahead that have reserved slots of a node on which this job could run, and
-        how many there are."""
-        reach = self._reach(kind)
+    def _ahead(self, reach: _Reach) -> tuple[tuple[str, ...], int]:
+        """Blocked jobs ahead that have reserved slots of a node on which a job could run, and how
+        many there are."""
         number = sum([rival.num_blocked for rival in reach.rivals])
         first = self._first_ahead.get(reach)
         if first is None:

@@ -8,10 +8,10 @@ it has used clearly more than its share, by weight, of what all have used that h
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from enum import IntEnum
-from typing import NamedTuple
 
+from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.slots import EPSILON
 from service.domain.scheduling.rules.queues import Queue
 
@@ -61,16 +61,6 @@ class Turn(IntEnum):
     SHARE = 1
     AHEAD = 2
     """Its queue has used more than its share."""
-
-
-class Claim(NamedTuple):
-    """A job's claim to its queue's quota."""
-
-    job_id: str
-    queue: str
-    worker: Sequence[tuple[str, float]]
-    """Resources of a worker, as rules count them."""
-    num_workers: int
 
 
 class Standings:
@@ -123,23 +113,42 @@ def _user_slack_s(weights: Collection[float]) -> float:
     return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 
-def within_quota(queues: Iterable[Queue], claims: Sequence[Claim]) -> set[str]:
-    """The jobs that fit their queues' quotas, of claims in the order in which they count.
+class Quotas:
+    """The rest of the quotas of queues, while jobs claim it in the order in which they count.
 
     A quota that does not name the memory, or the CPUs beside GPUs, does not count these.
     """
-    left = {queue.name: dict(queue.quota) for queue in queues if queue.quota}
-    found = set()
-    for claim in claims:
-        quota = left.get(claim.queue)
-        if quota is None:
-            continue
-        number = claim.num_workers
-        needed = [(name, number * each) for name, each in claim.worker if name in quota]
-        main = "GPU" if any(name == "GPU" and each for name, each in claim.worker) else "CPU"
+
+    def __init__(self, queues: Iterable[Queue], kinds: Iterable[WorkerKind]) -> None:
+        """kinds: of all workers that will be claimed."""
+        self._left = {queue.name: dict(queue.quota) for queue in queues if queue.quota}
+        self._open = {
+            (queue, kind) for queue in self._left for kind in kinds if self._has(queue, kind, 1)
+        }
+        """Queues that may still have room for workers of a kind."""
+
+    @property
+    def are_spent(self) -> bool:
+        """Whether no claim is granted any more."""
+        return not self._open
+
+    def grant(self, queue: str, kind: WorkerKind, num_workers: int) -> bool:
+        """Whether so many workers are within the quota, which then has less left."""
+        if (queue, kind) not in self._open:
+            return False
+        if self._has(queue, kind, num_workers):
+            left = self._left[queue]
+            for name, each in kind.counted:
+                if name in left:
+                    left[name] -= num_workers * each
+            return True
+        if not self._has(queue, kind, 1):
+            self._open.remove((queue, kind))
+        return False
+
+    def _has(self, queue: str, kind: WorkerKind, num_workers: int) -> bool:
+        left = self._left[queue]
+        main = "GPU" if any(name == "GPU" and each for name, each in kind.counted) else "CPU"
+        needed = [(name, num_workers * each) for name, each in kind.counted if name in left]
         counts = any(name == main for name, _ in needed)
-        if counts and all(quota[name] + EPSILON >= amount for name, amount in needed):
-            for name, amount in needed:
-                quota[name] -= amount
-            found.add(claim.job_id)
-    return found
+        return counts and all(left[name] + EPSILON >= amount for name, amount in needed)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event
 
+from ray_workers.shared.contracts import Cause
+from service.domain.meter import METRICS
 from tests.unit.api.serving import LiveServer
 
 LABELS = {
@@ -16,8 +19,16 @@ LABELS = {
     "dray_cluster_connected": set(),
     "dray_nodes": {"accepted"},
     "dray_resources": {"kind", "what"},
-    "dray_reply_delay_seconds": set(),
     "dray_slot_seconds": {"class"},
+    "dray_queue_jobs": {"queue", "state"},
+    "dray_queue_oldest_seconds": {"queue"},
+    "dray_cluster_seen_seconds": set(),
+    "dray_quarantined_slots": set(),
+    "dray_storage_full": set(),
+    "dray_webhooks": {"state"},
+    "dray_webhook_waiting": set(),
+    "dray_webhook_oldest_seconds": set(),
+    **{each.name: {each.label} - {None} for each in METRICS},
 }
 
 
@@ -31,8 +42,10 @@ def scrape(http: httpx.Client) -> dict[str, dict[tuple[str, frozenset[tuple[str,
     }
 
 
-def test_every_family_has_the_labels_it_should_have_and_no_others(http: httpx.Client) -> None:
-    http.get("/v1/jobs")
+def test_every_family_has_the_labels_it_should_have_and_no_others(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    server.submit()
     seen = scrape(http)
     assert {name.removesuffix("_created") for name in seen} == LABELS.keys()
     for name, samples in seen.items():
@@ -59,11 +72,20 @@ def test_routes_are_templates_and_nothing_that_people_make_up_becomes_a_series(
 
     visit()
     seen = scrape(http)
-    text = str(seen)
+    assert {"queue": "made-up-queue", "state": "QUEUED"} in [
+        dict(labels) for _, labels in seen["dray_queue_jobs"]
+    ], "queues are made by admins, and few"
+    text = str(seen).replace("made-up-queue", "")
     assert job_id not in text
     assert "made" not in text
     routes = {dict(key[1])["route"].replace(":path}", "}") for key in seen["dray_http_requests"]}
-    assert routes <= paths | {"unknown", "/openapi.json", "/", "/docs"}
+    assert routes <= paths | {
+        "unknown",
+        "/openapi.json",
+        "/",
+        "/docs",
+        "/page/{version}/{path}",
+    }
     before = sum(map(len, seen.values()))
     for _ in range(3):
         server.submit()
@@ -97,3 +119,82 @@ def test_the_time_of_each_request_is_in_a_histogram(http: httpx.Client, method: 
     before = count()
     http.request(method, "/v1/jobs", json={"recipe": "image_classification"})
     assert count() == before + 1
+
+
+def test_a_queue_tells_how_long_its_oldest_job_waits_that_nobody_holds(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    def oldest() -> float:
+        samples = scrape(http)["dray_queue_oldest_seconds"]
+        return samples["dray_queue_oldest_seconds", frozenset({("queue", "aged")})]
+
+    server.queue("aged")
+    held = server.submit(queue="aged")
+    server.age(held, 7200)
+    http.patch(f"/v1/jobs/{held}", json={"held": True})
+    assert oldest() == 0, "it is held"
+    server.age(server.submit(queue="aged"), 3600)
+    assert 3600 <= oldest() < 7000
+    server.submit(queue="aged")
+    assert oldest() >= 3600
+
+
+def test_a_scrape_asks_the_same_of_the_database_however_many_jobs_there_are(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    statements = 0
+
+    def count(*_: object) -> None:
+        nonlocal statements
+        statements += 1
+
+    engine = server.context.runtime.database._read_engine
+    scrape(http)
+    event.listen(engine, "before_cursor_execute", count)
+    scrape(http)
+    once, statements = statements, 0
+    server.submit(array={"size": 300})
+    statements = 0
+    scrape(http)
+    event.remove(engine, "before_cursor_execute", count)
+    assert statements == once < 20
+
+
+def test_starts_waits_recoveries_and_ends_are_counted(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    def counted() -> dict[str, float]:
+        seen = scrape(http)
+        names = {
+            "dray_job_wait_seconds": {},
+            "dray_job_start_seconds": {},
+            "dray_recovery_seconds": {"how": "restart"},
+        }
+        found = {
+            name: seen[name][f"{name}_count", frozenset(labels.items())]
+            for name, labels in names.items()
+        }
+        ends = seen["dray_job_ends"]
+        return found | {
+            state: ends["dray_job_ends_total", frozenset({("state", state)})]
+            for state in ("SUCCEEDED", "CANCELLED")
+        }
+
+    before = counted()
+    job_id = server.submit()
+    server.train(job_id)
+    server.hands.end(job_id, 1, Cause.NODE_LOST)
+    server.hands.claim(job_id, 1)
+    server.hands.report(job_id, 2)
+    server.hands.end(job_id, 2)
+    http.post(f"/v1/jobs/{server.submit()}/cancel")
+    array = http.get(f"/v1/jobs/{server.submit(array={'size': 3})}").json()["array_id"]
+    http.post(f"/v1/arrays/{array}/cancel")
+    after = counted()
+    assert {name: after[name] - before[name] for name in before} == {
+        "dray_job_wait_seconds": 1,
+        "dray_job_start_seconds": 2,
+        "dray_recovery_seconds": 1,
+        "SUCCEEDED": 1,
+        "CANCELLED": 4,
+    }

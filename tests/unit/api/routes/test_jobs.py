@@ -191,6 +191,14 @@ def test_filters_must_all_hold_and_states_are_alternatives(
     assert ids(f"id_prefix={queued[:-1]}") - {cancelled} == {queued}
     assert ids("name=job") == {queued, cancelled}
     assert ids("name=other") == set()
+    assert ids("text=JO") == {queued, cancelled}
+    assert ids("text=jobs") == set()
+
+
+def test_a_brief_list_has_all_but_the_documents(http: httpx.Client, server: LiveServer) -> None:
+    job_id = server.submit(labels={"test": "brief"})
+    (job,) = http.get("/v1/jobs?label=test=brief&brief=true").json()["items"]
+    assert job == {**http.get(f"/v1/jobs/{job_id}").json(), "spec": {}}
 
 
 def test_times_bound_a_list_and_the_next_page_keeps_to_them(
@@ -322,6 +330,7 @@ def test_a_finished_job_is_deleted_and_a_live_one_is_not(
         ("GET", f"/{name}")
         for name in (
             *("metrics", "logs", "events", "attempts", "checkpoints", "artifacts", "explain"),
+            *("metrics/system", "metrics/system/newest"),
             *("logs?wait_s=5", "events?wait_s=5", "artifacts/x"),
         )
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from ray_workers.shared.contracts import attempt_prefix
 from tests.unit.api.serving import LiveServer, wait_until
-from tests.unit.service.helpers import START, log, metrics
+from tests.unit.service.helpers import START, log, metrics, used
 
 CONTENT = bytes(range(256)) * 16
 
@@ -54,6 +54,24 @@ def test_metrics_that_are_asked_for_again_and_again_miss_no_step(
     assert seen == {step: step / 2 for step in range(1, 6)}
     last = http.get(f"/v1/jobs/{job_id}/metrics?after_step={after}").json()["next_step"]
     assert http.get(f"/v1/jobs/{job_id}/metrics?after_step={last}").json()["series"] == {}
+
+
+def test_system_metrics_are_served_by_rank_over_time(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = server.submit(resources={"num_workers": 2})
+    server.train(job_id)
+    now = int(server.hands.now.timestamp())
+    values = {"system/cpu": 1.5, "system/memory_rss": 2.0**30}
+    server.hands.report(job_id, 1, [used(server.hands.now, values, ranks=(0, 1))])
+    url = f"/v1/jobs/{job_id}/metrics/system"
+    one = {"times": [now], "values": [1.5]}
+    answer = http.get(f"{url}?rank=1&keys=system/cpu,none&max_points=2").json()
+    assert answer == {"series": {"system/cpu": one}, "next_time": now}
+    assert http.get(f"{url}?after_time={now}").json() == {"series": {}, "next_time": now}
+    shown = {"system/cpu": 1.5, "system/memory_rss": float(f"{2**30:.6g}")}
+    ranks = [{"rank": rank, "values": shown} for rank in (0, 1)]
+    assert http.get(f"{url}/newest").json() == {"time": now, "ranks": ranks}
 
 
 def test_log_pages_follow_each_other_to_the_end(http: httpx.Client, server: LiveServer) -> None:

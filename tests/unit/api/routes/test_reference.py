@@ -42,10 +42,6 @@ def text(server: LiveServer) -> str:
     return response.text
 
 
-def test_the_root_has_the_same_page(http: httpx.Client, text: str) -> None:
-    assert http.get("/").text == text
-
-
 def test_every_operation_and_type_is_there_once_and_every_link_leads_somewhere(
     http: httpx.Client, text: str
 ) -> None:
@@ -89,7 +85,7 @@ def strangers(site: LiveServer) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
 def test_with_tokens_the_reference_needs_one(
     strangers: httpx.Client, ann: httpx.Client, path: str
 ) -> None:

@@ -29,6 +29,8 @@ from service.db.repositories.bulk import table_of
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS, pack, summarise
 from service.domain.series_rows import pack_row
+from service.domain.system_metrics import SystemSamples
+from service.domain.system_metrics import pack as pack_samples
 from service.ingest.decoding import decode
 from service.ingest.hangs import bounded
 from service.storage.storage import Storage
@@ -126,7 +128,25 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     yield models.JobRow, {**waiting, "init_from": origin.as_row(), "init_from_job": JOB}
     asked = {"id": 1, "num_nodes": 1, "bundles": [[{"CPU": 1.0}, 2]], "asked_at": START}
     yield models.AutoscalingRow, asked
+    hook = {"id": "webhook-1", "owner": "ann", "url": "https://x.org/", "format": "json"}
+    hook |= {"states": ["FAILED"], "labels": {}, "all_users": False, "secret": "whsec_YQ=="}
+    yield models.WebhookRow, {**hook, "failures": 0, "created_at": START}
+    message = {"webhook_id": "webhook-1", "job_id": JOB, "type": "job.failed", "data": {"id": JOB}}
+    sent = {"status": "waiting", "tries": 0, "created_at": START, "next_try_at": START}
+    yield models.WebhookDeliveryRow, {"number": 1, **message, **sent}
+    yield models.ServiceMetricRow, {"metric": "m", "label": "", "part": "count", "value": 2.0}
     yield models.JobLabelRow, {"job_id": JOB, "key": "team", "value": "a"}
+    yield models.JobTagRow, {"job_id": JOB, "tag": "good"}
+    notes = {"job_id": JOB, "notes": "*good*", "revision": 2}
+    yield models.JobAnnotationRow, {**notes, "updated_at": START, "updated_by": "ann"}
+    yield models.ExperimentRow, {"name": "e", "baseline": JOB}
+    yield (
+        models.DocumentValueRow,
+        {"holder": JOB, "pointer": "/train/seed", "number": 1.0, "text": None},
+    )
+    steps = {"last_step": 9, "min_step": 1, "max_step": 2}
+    values = {"last_value": 0.5, "min_value": 0.1, "max_value": 0.9}
+    yield models.MetricSummaryRow, {"job_id": JOB, "key": "val/x", **steps, **values}
     dependency = {"waiter": WAITING, "after_id": "array-1", "on_success": True}
     yield models.JobDependencyRow, dependency
     sweep = {"array_id": "array-1", "sweep": {"metric": "x"}, "base": {"a": 1}, "num_trials": 2}
@@ -207,6 +227,18 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
             "points": pack_row(
                 {("loss", 0): ([2 * CHUNK_POINTS + 1], [1.0 / (2 * CHUNK_POINTS + 1)])}
             ),
+        },
+    )
+    yield (
+        models.SystemMetricsRow,
+        {
+            "job_id": JOB,
+            "first_rank": 0,
+            "is_lone": True,
+            "mean_of": 1,
+            "num_samples": 1,
+            "last_time": 100,
+            "points": pack_samples(SystemSamples([100], {("system/cpu", 0): [1.5]})),
         },
     )
     line = json.dumps([START.timestamp(), "hello"]) + "\n"

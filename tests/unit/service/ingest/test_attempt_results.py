@@ -448,6 +448,7 @@ STRAGGLERS = {"step": 5, "ranks": [1], "slowdown": {"1": 2.0}, "lost_s": 1.0, "n
         frame(FrameKind.LOG, {"line": 0}),
         frame(FrameKind.LOG, {"line": "0", "text": "x"}),
         frame(FrameKind.LOG, {"line": 0, "text": b"bytes"}),
+        frame(FrameKind.LOG, {"line": 2**62, "text": "its gap would overflow a sum"}),
         frame(FrameKind.CHECKPOINT_DROPPED, {"url": None}),
         frame(FrameKind.RESUMED, {"step": 1.5}),
         frame(FrameKind.ERROR, {"type": "E", "message": "m", "traceback": ""}),
@@ -486,6 +487,27 @@ async def test_an_artifact_whose_name_alone_is_wrong_is_refused(
     assert [one.path for one in (await service.reading.artifacts(job_id)).items] == ["x"]
     (event,) = await events_of(service, job_id, "frames_refused")
     assert sum(event.data["refused"].values()) == 1
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"], ids=ascii)
+async def test_a_url_that_no_database_takes_is_refused(service: Service, name: str) -> None:
+    job_id = await service.running()
+    inside = service.url(job_id, 1, name)
+    saved = service.checkpoint(job_id, 1, 5)
+    checkpoint = replace(saved, body={**saved.body, "url": inside})
+    dropped = frame(FrameKind.CHECKPOINT_DROPPED, {"step": 4, "url": inside})
+    refused = [checkpoint, dropped, service.artifact(job_id, 1, "x", inside)]
+    service.report(job_id, 1, [*refused, log(0, "after it")])
+    assert (await service.reading.checkpoints(job_id)).items == []
+    (event,) = await events_of(service, job_id, "frames_refused")
+    assert sum(event.data["refused"].values()) == 3
+
+
+async def test_a_line_of_a_time_that_is_none_has_the_time_of_its_storing(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [replace(log(0, "x"), time=at) for at in (1e300, -5.0)])
+    lines = (await service.reading.logs(job_id)).items
+    assert [line.time for line in lines] == [service.now] * 2
 
 
 async def test_text_that_a_database_can_not_hold_is_stored_visibly(service: Service) -> None:

@@ -63,6 +63,13 @@ async def test_small_changes_are_not_noted_and_large_ones_are_smoothed(service: 
         assert kept.seconds == pytest.approx(expected), step
 
 
+async def test_speeds_that_no_column_takes_are_not_noted(service: Service) -> None:
+    job_id = await training(service)
+    service.report(job_id, 1, [at(10, 5e-324), at(11, -1.0)])
+    service.report(job_id, 1, [at(12, -1.0)])
+    assert seen(service) == {}
+
+
 async def test_nothing_is_noted_while_nobody_knows_the_size(service: Service) -> None:
     job_id = await training(service)
 

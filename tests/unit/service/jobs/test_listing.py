@@ -89,6 +89,14 @@ async def test_jobs_are_found_by_name_and_by_how_their_id_begins(service: Servic
     assert await ids(service, id_prefix="job-z") == []
 
 
+async def test_jobs_are_found_by_a_part_of_their_name(service: Service) -> None:
+    made = [await service.submit(name=name) for name in ("ResNet_a", "unet", "resnet%b")]
+    assert await ids(service, text="resnet") == [made[2], made[0]]
+    assert await ids(service, text="T_A") == [made[0]]
+    assert await ids(service, text="%") == [made[2]]
+    assert await ids(service, text="\0") == []
+
+
 async def test_a_cursor_is_no_place_in_a_listing_with_other_filters(service: Service) -> None:
     for _ in range(3):
         await service.submit(labels={"a": "1", "b": "2"})

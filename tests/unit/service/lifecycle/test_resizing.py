@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -455,6 +456,26 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     assert size_told(service, job_id) == "", "it may be asked for others soon"
     service.advance(GROWING_PAUSE.total_seconds())
     assert growing(service, job_id) is not None
+
+
+async def test_it_is_known_when_a_group_grew_and_when_it_shrank_for_the_gain_of_others(
+    service: Service,
+) -> None:
+    def changed_s(job_id: str) -> tuple[float, float]:
+        running = live(service, job_id).running
+        assert running is not None
+        return running.grown_s, running.shrunk_s
+
+    assert changed_s(await trains(service)) == (math.inf, math.inf)
+    makes_room, gains_less = await spread(service), await spread(service)
+    service.advance(60.0)
+    assert changed_s(gains_less) == (60.0, math.inf)
+    assert ask_back(service, makes_room, B)
+    asked = replace(shrink(gains_less, B), because_of=gains_less)
+    assert service.database.write_sync(lambda s: resizing.recall(s, asked, 1, service.now))
+    service.advance(5.0)
+    assert changed_s(makes_room) == (65.0, math.inf)
+    assert changed_s(gains_less) == (65.0, 5.0)
 
 
 async def test_what_a_group_said_before_it_knew_of_a_recall_does_not_end_it(

@@ -87,19 +87,19 @@ async def test_a_reply_that_fails_takes_no_other_along(
     assert (await service.jobs.get(bad)).state is JobState.RUNNING
 
 
-async def test_a_job_whose_log_can_not_be_written_takes_no_other_along(service: Service) -> None:
+async def test_a_job_whose_log_can_not_be_written_takes_no_other_along(
+    service: Service, batches: list[list[str]]
+) -> None:
     """A rank may have made a file where the folder of its logs is to be."""
     good, bad = await service.running(), await service.running()
     service.storage.write_bytes(f"{attempt_prefix(bad, 1)}/logs", b"")
     lines = [log(number, "x" * 30_000) for number in range(3)]
-    broken = Received(bad, 1, service.reply(bad, 1, lines))
+    spoilt = Received(bad, 1, service.reply(bad, 1, lines))
+    batches.clear()
     writing = writer(service)
-    answers = await asyncio.gather(
-        *(writing.store(received) for received in (ended(service, good), broken)),
-        return_exceptions=True,
-    )
-    assert isinstance(answers[0], Recorded)
-    assert isinstance(answers[1], StorageUnavailable)
+    stored = await asyncio.gather(*map(writing.store, (ended(service, good), spoilt)))
+    assert [one.live for one in stored] == [False, True]
+    assert batches == [[good, bad]]
     assert (await service.jobs.get(good)).state is JobState.SUCCEEDED
 
 

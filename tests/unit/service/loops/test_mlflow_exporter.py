@@ -17,8 +17,8 @@ from service.loops import mlflow_exporter
 from service.loops.mlflow_exporter import MlflowExporter
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
-from service.tracking import mlflow_parts, mlflow_runs
-from service.tracking.mlflow_process import MLFLOW_CALLS, MlflowAway, MlflowRefused
+from service.tracking.mlflow import parts, runs
+from service.tracking.mlflow.process import MLFLOW_CALLS, MlflowAway, MlflowRefused
 from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import START, Service, metrics, resumed
 from tests.unit.service.loops.world import STEPS, World, eventually
@@ -177,7 +177,7 @@ async def test_nothing_is_lost_or_doubled_whichever_calls_fail(
     frames = [metrics(n, {"loss": 1.0, **({"val": 2.0} if n % 7 == 0 else {})}) for n in range(100)]
     service.report(job_id, 1, [*frames[:60], service.artifact(job_id, 1, "a.bin")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlflow_parts, "MOST_POINTS", 30)
+        patch.setattr(parts, "MOST_POINTS", 30)
         kinds = ("before", "after", None, "after", None, None)
         away = MlflowAway("gone")
         mlflow.failures = iter([when and (when, away) for when in kinds * 20])
@@ -314,7 +314,7 @@ async def test_a_failure_of_the_database_ends_no_loop(
 
 def test_a_document_is_flat_and_within_the_limits_of_mlflow() -> None:
     document = {"a": {"b": [1, {"c": None}], "d": {}}, "e": None, "f:g": "x" * 9000, "h": True}
-    params = mlflow_runs.params_of(document)
+    params = runs.params_of(document)
     assert params.keys() == {"a.b", "f_g", "h"}
     assert params["a.b"] == '[1, {"c": null}]'
     assert (len(params["f_g"]), params["h"]) == (6000, "true")

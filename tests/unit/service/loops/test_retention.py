@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ class Kept(Service):
         self.watch: StorageWatch = self.jobs.storage_watch
         timings = LoopTimings(retention_period_s=0.01)
         self.retention = Retention(
-            database, self.watch, self.jobs, self.settings, timings, clock=lambda: self.now
+            *(database, storage, self.watch, self.jobs, self.settings, timings),
+            clock=lambda: self.now,
         )
 
     async def finished(self, project: str = "vision", **fields: Any) -> str:
@@ -240,10 +242,21 @@ async def test_a_deletion_that_was_cut_off_is_taken_up_after_a_while(
     timings = LoopTimings()
     then = here.database.read_sync(here.database.time) + 2 * timings.deletion_grace
     later = Retention(
-        here.database, here.watch, here.jobs, here.settings, timings, clock=lambda: then
+        *(here.database, here.storage, here.watch, here.jobs, here.settings, timings),
+        clock=lambda: then,
     )
     await later.run_once()
     assert hidden() == []
+
+
+async def test_sizes_that_a_job_made_up_do_not_keep_the_storage_from_being_measured(
+    service: Service, tmp_path: Path
+) -> None:
+    here = kept(service, tmp_path, storage_quota_bytes=100)
+    job_id = await here.running()
+    saved = [here.checkpoint(job_id, 1, step) for step in (1, 2, 3)]
+    here.report(job_id, 1, [replace(one, body={**one.body, "size_bytes": 2**62}) for one in saved])
+    assert "its quota" in (await here.watch.look(here.now) or "")
 
 
 async def test_a_deletion_is_done_though_nobody_heard_that_its_commit_arrived(

@@ -14,6 +14,7 @@ from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import AttemptRef
 from service.db.models import LogChunkRow
 from tests.fakes.attempt import FakeRank
+from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import (
     STEPS,
     World,
@@ -385,3 +386,13 @@ async def test_while_the_storage_is_full_waiting_jobs_wait_and_running_ones_go_o
     await comes_to(runtime, running, JobState.CANCELLED)
     await runtime.jobs.delete(running)
     await comes_to(runtime, waiting, JobState.SUCCEEDED)
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(("setting", "told"), [(60.0, 60.0), (0.0, None)])
+async def test_an_attempt_knows_how_often_system_metrics_are_sampled(
+    world: World, setting: float, told: float | None
+) -> None:
+    runtime = await world.open(system_metrics_s=setting)
+    job_id = await world.submit(runtime, "trains")
+    assert (await world.fake.launched(job_id)).system_metrics_s == told

@@ -9,6 +9,7 @@ import pytest
 
 from dray import views
 from dray.views import JobState
+from service.jobs.listing import JobQuery
 from service.loops.scheduling import trial_values
 from service.runtime import Runtime
 from service.sweeps import optuna_sampler
@@ -64,6 +65,8 @@ async def test_trials_ask_optuna_when_they_start(world: World) -> None:
     assert values == [(trial.parameters or {})["train.optimizer.lr"] for trial in trials]
     assert sweep.best is not None
     assert sweep.best.value == min(value for value in values if value is not None)
+    found = await runtime.jobs.list(JobQuery(where=f"train.optimizer.lr = {values[2]!r}"))
+    assert [job.id for job in found.items] == [trials[2].job_id]
     again = await is_over(runtime, await swept(world, runtime, "measures", **given))
     assert [trial.parameters for trial in await trials_of(runtime, again.id)] == [
         trial.parameters for trial in trials
@@ -165,6 +168,60 @@ async def test_a_slow_sampler_holds_up_no_other_job(
     assert {trial.parameters for trial in await trials_of(runtime, sweep_id)} == {None}
     goes_on.set()
     assert (await is_over(runtime, sweep_id)).counts == {JobState.SUCCEEDED: 2}
+
+
+async def test_slots_do_not_wait_for_a_sampler_that_hangs_nor_do_other_sweeps(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.plays |= {"measures": measures, "hangs": measures}
+    goes_on = threading.Event()
+    ask = optuna_sampler.ask
+
+    def hangs(sweep: Any, index: int, earlier: Any) -> dict[str, Any]:
+        if sweep.seed == 7:
+            assert goes_on.wait(PATIENCE_S)
+        return ask(sweep, index, earlier)
+
+    monkeypatch.setattr(optuna_sampler, "ask", hangs)
+    monkeypatch.setattr(trial_values, "PATIENCE_S", 0.05)
+    runtime = await world.open()
+    hanging = await swept(world, runtime, "hangs", sampler="optuna", trials=4, seed=7)
+    first = (await trials_of(runtime, hanging))[0].job_id
+    explained = await says(runtime, first, "sampler_unavailable")
+    assert explained.reason.message == "its sampler has not answered yet"
+    other = await world.submit(runtime, workers=4)  # all slots
+    await comes_to(runtime, other, JobState.SUCCEEDED)
+    asking = await swept(world, runtime, "measures", sampler="optuna", trials=2)
+    assert (await is_over(runtime, asking)).counts == {JobState.SUCCEEDED: 2}
+    goes_on.set()
+    assert (await is_over(runtime, hanging)).counts == {JobState.SUCCEEDED: 4}
+
+
+async def test_no_round_keeps_slots_for_a_sampler_that_has_failed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def breaks(*_: Any) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        raise ValueError("no values")
+
+    monkeypatch.setattr(optuna_sampler, "ask", breaks)
+    monkeypatch.setattr(trial_values, "ASK_AGAIN_S", 0.02)
+    runtime = await world.open()
+    sweep_id = await swept(world, runtime, "measures", sampler="optuna", trials=4)
+    (first, *_) = await trials_of(runtime, sweep_id)
+    await says(runtime, first.job_id, "sampler_unavailable")
+    other = await world.submit(runtime, workers=4)  # all slots
+    await comes_to(runtime, other, JobState.SUCCEEDED)
+    before = asked
+    await runtime.jobs.cancel(first.job_id)
+
+    async def is_asked_of_others() -> bool:
+        return asked > before + 3
+
+    await eventually(is_asked_of_others, "the sampler is not asked again")
 
 
 async def ends(rank: FakeRank) -> None:

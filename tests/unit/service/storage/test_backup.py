@@ -179,6 +179,17 @@ async def test_a_running_job_is_taken_with_what_it_had(old: Home, tmp_path: Path
     assert [c.step for c in (await new.reading.checkpoints(job_id)).items] == [5]
 
 
+async def test_a_pipe_that_a_job_left_is_not_waited_for(old: Home, tmp_path: Path) -> None:
+    job_id = await finished(old)
+    folder = old.storage.local_path(f"jobs/{job_id}")
+    assert folder is not None
+    os.mkfifo(folder / "pipe")
+    before = await old.everything(job_id)
+    backup(old.settings, tmp_path / "copy.tar")
+    restore(tmp_path / "copy.tar", tmp_path / "new")
+    assert await Home(tmp_path / "new").everything(job_id) == before
+
+
 async def test_what_was_deleted_while_it_was_taken_is_left_out(old: Home, tmp_path: Path) -> None:
     job_id = await finished(old)
     extra = await old.running()

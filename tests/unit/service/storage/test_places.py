@@ -13,7 +13,7 @@ import pytest
 
 from service.config.home_lock import HomeInUse, HomeLock
 from service.config.settings import Settings
-from service.domain.errors import StorageUnavailable
+from service.domain.errors import FolderSpoilt, StorageUnavailable
 from service.storage.storage import BadKey, Storage, check_key
 
 HOLD = """
@@ -88,6 +88,17 @@ def test_a_link_can_not_lead_out_of_the_storage(tmp_path: Path) -> None:
         storage.read_bytes("link")
     storage.delete_tree("link")
     assert secret.exists()
+
+
+def test_a_link_can_not_lead_from_one_job_to_another(tmp_path: Path) -> None:
+    storage = Storage((tmp_path / "storage").as_uri())
+    storage.write_bytes("jobs/other/model", b"theirs")
+    (tmp_path / "storage" / "jobs" / "mine").symlink_to(tmp_path / "storage" / "jobs" / "other")
+    with pytest.raises(BadKey):
+        storage.read_bytes("jobs/mine/model")
+    with pytest.raises(FolderSpoilt):
+        storage.write_bytes("jobs/mine/model", b"mine")
+    assert storage.read_bytes("jobs/other/model") == b"theirs"
 
 
 def test_folders_without_permissions_are_deleted_and_no_link_is_followed(

@@ -16,7 +16,8 @@ from service.db.models import MetricChunkRow
 from service.db.repositories import chunks as repository
 from service.db.repositories.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, TIMES, outline, summarise, unpack
-from service.telemetry.metric_writer import MAX_KEYS, summary_of
+from service.telemetry.chunk_columns import summary_of
+from service.telemetry.metric_writer import MAX_KEYS
 from tests.marks import soak
 from tests.unit.service.helpers import START, Service, events_of, metrics, resumed
 
@@ -213,6 +214,20 @@ async def test_only_steps_after_the_given_one_are_served(service: Service) -> No
     assert min(await series(service, job_id)) == 0
 
 
+async def test_a_part_of_a_series_is_served_in_more_detail_than_the_whole(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [resumed(0), *losses(range(1, 3001), 1.0)])
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, [resumed(2500), *losses(range(2501, 5001), 2.0)])
+    part = await series(service, job_id, after_step=2000, until_step=2600)
+    assert sorted(part) == list(range(2001, 2601))
+    assert (part[2500], part[2501]) == (1.0, 2.0)
+    read = service.reading.metrics
+    found = await read(job_id, after_step=2000, until_step=2100, max_points=100)
+    assert found.series["loss"].steps == list(range(2001, 2101))
+    assert await series(service, job_id, after_step=50, until_step=50) == {}
+
+
 async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     service: Service,
 ) -> None:
@@ -366,9 +381,11 @@ async def test_points_that_are_thinned_out_have_times_near_theirs(service: Servi
 
 async def test_a_frame_without_a_time_gets_the_servers(service: Service) -> None:
     job_id = await service.running()
-    frames = [metrics(n, {"loss": 1.0}) for n in (1, 2)]
-    service.report(job_id, 1, [replace(frame, time=math.nan) for frame in frames])
-    assert (await times(service, job_id))["loss"] == [0.0, 0.0]
+    no_times = (math.nan, -1.0, 1e12)
+    frames = [metrics(n, {"loss": 1.0}) for n in range(len(no_times))]
+    wrong = [replace(frame, time=time) for frame, time in zip(frames, no_times, strict=True)]
+    service.report(job_id, 1, wrong)
+    assert (await times(service, job_id))["loss"] == [0.0, 0.0, 0.0]
 
 
 async def test_read_in_order_no_point_is_left_out(service: Service) -> None:
@@ -403,3 +420,14 @@ async def test_read_in_order_no_point_is_left_out(service: Service) -> None:
             assert read["loss"] == wanted["loss"][: len(read["loss"])]
         else:
             assert read == wanted
+
+
+async def test_a_part_is_read_in_order_up_to_its_last_step(service: Service) -> None:
+    job_id = await service.running()
+    steps = range(1, 2 * CHUNK_POINTS)
+    service.report(job_id, 1, [metrics(n, {"loss": 1.0}, at=at(n)) for n in steps])
+    part: dict[str, Any] = {"until_step": 1030, "max_points": 20, "in_order": True}
+    assert await times(service, job_id, after_step=1000, **part) == {"loss": [*range(1001, 1021)]}
+    page = await service.reading.metrics(job_id, after_step=1000, **part)
+    assert page.next_step == 1020
+    assert await times(service, job_id, after_step=1020, **part) == {"loss": [*range(1021, 1031)]}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from service.tracking.mlflow_process import MlflowAway, MlflowProcess, MlflowRefused
+from service.tracking.mlflow.process import MlflowAway, MlflowProcess, MlflowRefused
 
 pytestmark = pytest.mark.anyio
 

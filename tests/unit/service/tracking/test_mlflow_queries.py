@@ -7,7 +7,7 @@ import math
 import pytest
 
 from service.domain.errors import BadCursor, NotFound
-from service.tracking.mlflow_queries import MlflowQueries, experiment_id
+from service.tracking.mlflow.queries import MlflowQueries, experiment_id
 from tests.unit.service.helpers import Service, metrics
 
 pytestmark = pytest.mark.anyio

@@ -56,6 +56,21 @@ def test_files_of_an_agent_and_its_forkserver_are_their_users_alone(
     assert [name for name, mode in modes.items() if mode & 0o077] == []
 
 
+async def test_an_observation_brings_system_metrics_where_they_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, sampled = node_agent(tmp_path, monkeypatch), []
+
+    async def sample(*attempt: Any) -> dict[int, dict[str, float]]:
+        sampled.append(attempt)
+        return {0: {"system/cpu": 1.0}}
+
+    monkeypatch.setattr(node._system_metrics, "sample", sample)
+    assert (await node.observe("job", 1, True, False)).system_metrics == {}
+    assert (await node.observe("job", 1, False, True)).system_metrics == {0: {"system/cpu": 1.0}}
+    assert sampled == [("job", 1)]
+
+
 async def test_what_a_stopped_rank_actor_keeps_alive_is_killed_before_slots_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,13 +133,13 @@ class FakeNvml:
 
 
 def test_nvml_is_asked_by_index_and_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_memory, "_load", FakeNvml)
+    monkeypatch.setattr(gpu_memory, "load_nvml", FakeNvml)
     assert NvmlMemory().held("0,GPU-a,GPU-b") == {5: 50, 6: 120}
     assert NvmlMemory().held("") == {}
 
 
 def test_without_nvml_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_memory, "_load", lambda: None)
+    monkeypatch.setattr(gpu_memory, "load_nvml", lambda: None)
     assert NvmlMemory().held("0") == {}
 
 

@@ -94,6 +94,18 @@ def test_any_interleaving_of_writes_reads_and_discards_delivers_each_frame_once(
     assert not spool_reader.has_more(directory, offset)
 
 
+def test_lines_that_are_no_frames_are_skipped() -> None:
+    frame = b'{"kind": "log", "time": 1.0, "body": {"line": 0, "text": "x"}}\n'
+    others = [
+        b"nonsense",
+        b'{"kind": "log", "time": 1' + b"0" * 400 + b', "body": {}}',
+        b'{"kind": "log", "time": 1.0, "body": ' + b"[" * 50_000,
+        b'{"kind": "log", "time": 1.0, "body": {"a": ' + b"[" * 90 + b"]" * 90 + b"}}",
+    ]
+    data = b"".join(line + b"\n" for line in others) + frame
+    assert len(list(spool_reader.decode("r0.0.log", data))) == 1
+
+
 def test_spools_are_quiet_since_the_newest_of_their_frames(tmp_path: Path) -> None:
     spools = [tmp_path / "a", tmp_path / "b"]
     assert spool_reader.quiet_s(spools, 5000.0) == 0.0, "nothing was written yet"

@@ -64,6 +64,7 @@ async def test_a_node_says_whether_another_try_may_help(
     code = CodeRef("code-1", "file:///a", "0" * 64)
     spec = attempt_spec(code=code, slices=(Slice("a", 1), Slice("b", 1)))
     agents = {"a": agent(None), "b": agent(problem)}
-    clients = NodeClients(spec, agents, MachinePace(), Timings())
+    metrics: Any = None  # nothing is observed
+    clients = NodeClients(spec, agents, MachinePace(), metrics, Timings())
     with pytest.raises(kind, match=f"on the node b: {problem.message}"):
         await clients.put_code(spec, ["a", "b"])

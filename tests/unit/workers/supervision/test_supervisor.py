@@ -202,3 +202,24 @@ async def test_a_cancel_cuts_the_wait_for_a_silent_node_short(ended: Ended) -> N
     outcome = (await ended.poll()).outcome
     assert outcome is not None
     assert outcome.cause is Cause.NODE_LOST
+
+
+async def test_system_metrics_are_asked_for_with_each_report_of_the_ledger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class EnoughSeen(Exception):
+        pass
+
+    one, done = Ended(monkeypatch, tmp_path).supervisor, []
+
+    async def report() -> None:
+        done.append("report")
+        if len(done) == 4:
+            raise EnoughSeen
+
+    monkeypatch.setattr(one, "_timings", replace(Timings(), ledger_period_s=0.0))
+    monkeypatch.setattr(one._system_metrics, "ask", lambda: done.append("ask"))
+    monkeypatch.setattr(one, "_report_ledger", report)
+    with pytest.raises(EnoughSeen):
+        await one._keep_books()
+    assert done == ["ask", "report"] * 2

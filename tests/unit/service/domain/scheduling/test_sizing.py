@@ -63,6 +63,15 @@ def test_the_fit_tells_the_times_that_were_reported_and_those_of_other_sizes() -
     assert sizing.step_s(larger, 4, PER_NODE) == pytest.approx(seconds(4, 256, 0.1), rel=0.05)
 
 
+def test_a_job_that_was_slower_with_more_workers_is_tried_with_one() -> None:
+    times = (ReportedStep(2, 1, 64, 0.3), ReportedStep(4, 1, 64, 0.9), ReportedStep(8, 2, 64, 1.8))
+    job = replace(elastic(), step_times=times, micro_batch_size=16, in_place=True)
+    assert sizing.fitted(times, 16)[:2] == (0.0, 0.0), "nothing of it is put down to its samples"
+    there = running("there", job, Slice("a", 1), Slice("a", 1))
+    made = planned({"there": job, "new": elastic()}, (there,), (waiting("new"),))
+    assert isinstance(made["new"], Start)
+
+
 def test_no_coefficient_is_negative() -> None:
     times = (ReportedStep(1, 1, 64, 1.0), ReportedStep(2, 1, 64, 0.3), ReportedStep(4, 1, 64, 0.4))
     assert min(sizing.fitted(times, 64)) >= 0
@@ -107,6 +116,33 @@ def test_one_that_stays_keeps_what_it_has_and_one_that_comes_first_gets_its_leas
     assert chosen["stays"] == 4
     assert chosen["first"] >= 1
     assert sum(chosen.values()) == 8
+
+
+def test_a_group_that_grew_keeps_its_slots_from_others_that_run_and_not_from_one_that_starts() -> (
+    None
+):
+    badly = replace(elastic(exchange_s=0.6, steps_left=1e6), in_place=True)
+    well = replace(elastic(), in_place=True)
+    grown, other = Sized("grown", badly, 4, has_grown=True), Sized("other", well, 4)
+    before = replace(grown, has_grown=False)
+    assert sizing.sizes([before, other], 8, PER_NODE)["grown"] < 4
+    assert sizing.sizes([grown, other], 8, PER_NODE) == {"grown": 4, "other": 4}
+    new = Sized("new", replace(well, steps_left=1e2), 0)
+    chosen = sizing.sizes([grown, other, new], 8, PER_NODE)
+    assert chosen["new"] > 0
+    assert chosen["grown"] < 4
+    assert sizing.sizes([grown, other, new], 16, PER_NODE)["grown"] >= 4, "there is other room"
+    assert sizing.sizes([grown, other], 6, PER_NODE)["grown"] < 4, "others have a claim to two"
+
+
+def test_a_group_that_shrank_for_others_grows_into_what_these_leave() -> None:
+    badly = replace(elastic(exchange_s=0.6, steps_left=1e6), in_place=True)
+    well = replace(elastic(), in_place=True)
+    shrunk, other = Sized("shrunk", well, 2, has_shrunk=True), Sized("other", badly, 2)
+    before = replace(shrunk, has_shrunk=False)
+    assert sizing.sizes([before, other], 6, PER_NODE)["shrunk"] > 2
+    assert sizing.sizes([shrunk, other], 6, PER_NODE) == {"shrunk": 2, "other": 4}
+    assert sizing.sizes([shrunk], 8, PER_NODE) == {"shrunk": 8}, "nobody keeps slots empty"
 
 
 def ranged(noise_scale: float | None = 1e4, exchange_s: float = 0.3) -> ElasticJob:
@@ -239,6 +275,44 @@ def test_a_job_that_must_be_in_one_domain_has_no_size_chosen() -> None:
     assert "old" not in planned(jobs, (old,), (waiting("new"),))
 
 
+def test_two_groups_do_not_pass_slots_to_and_fro() -> None:
+    """What each gains changes from minute to minute, as far as their reports tell."""
+    jobs = [replace(elastic(exchange_s=each), in_place=True) for each in (0.0, 0.6)]
+    there = {"a": running("a", jobs[0], *[Slice("a", 1)] * 4)}
+    there["b"] = running("b", jobs[1], *[Slice("b", 1)] * 4, *[Slice("c", 1)] * 4)
+    there = {
+        name: replace(each, num_left=1) for name, each in there.items()
+    }  # each keeps its least
+    shrunk_at: dict[str, list[float]] = {"a": [], "b": []}
+    for minute in range(60):
+        gains = dict(zip("ab", jobs if minute % 2 else jobs[::-1], strict=True))
+        growing = [
+            Growing(name, 1, 50, 1, Request(16, BUNDLE, 1), each.slices)
+            for name, each in there.items()
+        ]
+        made = planned(gains, tuple(there.values()), growing=tuple(growing), num_nodes=3)
+        for name, each in there.items():
+            decision, slices = made.get(name), list(each.slices)
+            if isinstance(decision, Shrink):
+                for part in decision.slices:
+                    slices.remove(part)
+                shrunk_at[name].append(60.0 * minute)
+                each = replace(each, shrunk_s=0.0)
+            elif isinstance(decision, Grow):
+                slices += [
+                    Slice(s.node_id, 1) for s in decision.slices for _ in range(s.num_workers)
+                ]
+                each = replace(each, grown_s=0.0)
+            there[name] = replace(
+                each,
+                slices=tuple(slices),
+                spare=spare(slices, 1),
+                grown_s=each.grown_s + 60.0,
+                shrunk_s=each.shrunk_s + 60.0,
+            )
+    assert 0 < sum(map(len, shrunk_at.values())) <= 3600 / MIN_RUN_S + 2
+
+
 def test_a_group_that_shrinks_in_place_does_not_leave() -> None:
     job = replace(elastic(exchange_s=0.3), in_place=True)
     jobs = {"old": job, "new": replace(job, steps_left=1e3)}
@@ -346,7 +420,9 @@ def test_plans_drawn_by_chance_give_no_more_than_is_free_and_ask_whom_they_may(s
             free[node] -= number
             held_s = chance.choice((0.0, MIN_RUN_S))
             of = jobs.get(name, elastic())
-            there.append(running(name, of, *[Slice(node, 1)] * number, held_s=held_s))
+            grown_s, shrunk_s = (chance.choice((0.0, math.inf)) for _ in range(2))
+            runs = running(name, of, *[Slice(node, 1)] * number, held_s=held_s)
+            there.append(replace(runs, grown_s=grown_s, shrunk_s=shrunk_s))
             if in_place and number < 16:
                 group = Growing(name, 1, 50, at, Request(16, BUNDLE, 1), there[-1].slices)
                 growing.append(group)

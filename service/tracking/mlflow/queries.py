@@ -19,7 +19,7 @@ from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
 from service.jobs import serializers
 from service.jobs.queries import Queries
-from service.tracking.mlflow_runs import DEFAULT_EXPERIMENT, EXPERIMENT, JOB_TAG, STATUS
+from service.tracking.mlflow.runs import DEFAULT_EXPERIMENT, EXPERIMENT, JOB_TAG, STATUS
 
 DEFAULT_ID = "0"
 MAX_RUNS = 1000

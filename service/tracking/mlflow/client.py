@@ -1,4 +1,4 @@
-"""The process that calls MLflow's own client: `python -m service.tracking.mlflow_client`.
+"""The process that calls MLflow's own client: `python -m service.tracking.mlflow.client`.
 
 It has no database and decides nothing. Each line of its input is a call, and each line of its
 output the answer, in any order; it ends with its input. Every call may be made again: nothing is
@@ -25,9 +25,9 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from service.storage.storage import Storage
-from service.tracking.mlflow_models import MLMODEL, mlmodel
-from service.tracking.mlflow_process import MLFLOW_CALLS
-from service.tracking.mlflow_runs import JOB_TAG
+from service.tracking.mlflow.models import MLMODEL, mlmodel
+from service.tracking.mlflow.process import MLFLOW_CALLS
+from service.tracking.mlflow.runs import JOB_TAG
 
 MOST_METRICS, MOST_OTHERS = 1000, 100
 """Most of each kind that MLflow takes at a time."""

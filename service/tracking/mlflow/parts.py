@@ -14,8 +14,8 @@ from service.db.repositories import mlflow_exports as repository
 from service.domain.series import Points
 from service.jobs import serializers
 from service.telemetry import metric_reader
-from service.tracking.mlflow_models import CONFIG
-from service.tracking.mlflow_runs import STATUS, experiment_of, milliseconds, params_of, tags_of
+from service.tracking.mlflow.models import CONFIG
+from service.tracking.mlflow.runs import STATUS, experiment_of, milliseconds, params_of, tags_of
 
 MOST_POINTS = 10_000
 """Points of all metrics in one part."""

@@ -48,7 +48,7 @@ class MlflowProcess:
         return self._process.pid if self._process is not None else None
 
     async def call(self, method: str, *arguments: Any, limit_s: float) -> Any:
-        """The answer of `mlflow_client.Runs`. Raises MlflowAway or MlflowRefused."""
+        """The answer of `client.Runs`. Raises MlflowAway or MlflowRefused."""
         async with self._starting:
             process = self._process or await self._start()
         assert process.stdin is not None
@@ -80,7 +80,7 @@ class MlflowProcess:
         environment["PYTHONPATH"] = os.pathsep.join(code_path)
         environment.pop("DRAY_DATABASE_URL", None)
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "service.tracking.mlflow_client", *self._arguments),
+            *(sys.executable, "-m", "service.tracking.mlflow.client", *self._arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_BYTES,

@@ -1,0 +1,1 @@
+"""The web page: static files, and the code that serves them. It uses the public API alone."""

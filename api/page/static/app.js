@@ -1,0 +1,88 @@
+// The shell: what the address names is shown, between the bar at the top and what must be said.
+
+import { address, link } from './lib/address.js';
+import { asksForToken, connection, hasToken, signIn, signOut } from './lib/api.js';
+import { duration } from './lib/format.js';
+import { html, render, useEffect, useState } from './lib/html.js';
+import { useNow } from './lib/live.js';
+import { useStore } from './lib/stores.js';
+import { Loading } from './parts/common.js';
+import { isJobId } from './parts/job_parts.js';
+import { Jobs } from './views/jobs.js';
+
+const later = {
+  job: () => import('./views/job.js').then((module) => module.JobPage),
+  cluster: () => import('./views/cluster.js').then((module) => module.ClusterPage),
+  submit: () => import('./views/submit.js').then((module) => module.SubmitPage),
+  compare: () => import('./views/compare.js').then((module) => module.ComparePage),
+};
+const PLACES = [['jobs', 'Jobs'], ['cluster', 'Cluster'], ['submit', 'Submit']];
+
+function placeOf([first, second]) {
+  if (!first || (first === 'jobs' && !second)) return 'jobs';
+  if (first === 'jobs') return 'job';
+  return first in later ? first : null;
+}
+
+function View({ path }) {
+  const place = placeOf(path);
+  const [loaded, setLoaded] = useState({ jobs: Jobs });
+  const [failed, setFailed] = useState(false);
+  useEffect(() => {
+    if (!place || loaded[place]) return;
+    later[place]().then(
+      (component) => setLoaded((was) => ({ ...was, [place]: component })),
+      () => setFailed(true),
+    );
+  }, [place]);
+  if (!place) return html`<p class="empty">There is no such place. <a href="#/jobs">Go to the jobs</a>.</p>`;
+  if (place === 'job' && !isJobId(path[1])) return html`<p class="empty">There is no job with this id. <a href="#/jobs">Go to the jobs</a>.</p>`;
+  const Component = loaded[place];
+  if (Component) return html`<${Component} key=${place + (path[1] ?? '')} path=${path} />`;
+  if (!failed) return html`<${Loading} />`;
+  return html`<p class="empty">This part of the page can't be loaded: the server is away, or has another version now.
+    <button onClick=${() => location.reload()}>Load the page anew</button></p>`;
+}
+
+function Lost() {
+  const { lost, since } = useStore(connection);
+  const now = useNow();
+  if (!lost) return null;
+  return html`<div class="lost" role="alert">The server has not answered for ${duration(Math.max(1, Math.round((now - since) / 1000)))}.
+    What you see is as it was; the page catches up by itself.</div>`;
+}
+
+function SignIn({ said }) {
+  const [token, setToken] = useState('');
+  const submit = (event) => {
+    event.preventDefault();
+    if (token.trim()) signIn(token.trim());
+  };
+  return html`<main class="sign-in"><form onSubmit=${submit}>
+    <h1>Sign in</h1><p>${said}</p>
+    <label>Token <input type="password" autocomplete="off" value=${token} onInput=${(event) => setToken(event.target.value)} /></label>
+    <button class="primary">Sign in</button>
+    <p class="soft">The token is kept for this tab, until it is closed.</p>
+  </form></main>`;
+}
+
+function App() {
+  const { path } = useStore(address);
+  const asked = useStore(asksForToken);
+  const signedIn = useStore(hasToken);
+  const place = placeOf(path) === 'job' || placeOf(path) === 'compare' ? 'jobs' : placeOf(path);
+  useEffect(() => scrollTo(0, 0), [path.join('/')]);
+  return html`
+    <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById('content').focus(); }}>Skip to the content</a>
+    <header class="top"><a class="brand" href=${link(['jobs'])}>dray</a>
+      <nav aria-label="Pages">${PLACES.map(([name, said]) => html`<a key=${name} href=${link([name])} aria-current=${place === name ? 'page' : undefined}>${said}</a>`)}
+        <a href="docs" target="_blank" rel="noopener">API</a></nav>
+      ${signedIn && html`<button class="quiet" onClick=${signOut}>Sign out</button>`}
+    </header>
+    <${Lost} />
+    ${asked ? html`<${SignIn} said=${asked} />` : html`<main id="content" tabindex="-1"><${View} path=${path} /></main>`}`;
+}
+
+const root = document.getElementById('app');
+root.textContent = '';
+render(html`<${App} />`, root);

@@ -1,0 +1,191 @@
+// Calls of the API. The token goes in a header and is kept for this tab alone.
+
+import { Store } from './stores.js';
+
+const BASE = new URL('.', document.baseURI);
+const TOKEN = 'dray.token';
+const LOST = new Set([502, 503, 504]);
+// Until the server counts as lost, which may also stand still without closing its connections.
+const HEAD_MS = 15000;
+const CHANGE_MS = 60000;
+// Between two comments of an event stream there are 5 s.
+const STREAM_MS = 15000;
+
+// Whether the last call reached the server; `since` is when it was lost.
+export const connection = new Store({ lost: false, since: null });
+// Set when the server asks for a token: what it says.
+export const asksForToken = new Store(null);
+export const hasToken = new Store(Boolean(sessionStorage.getItem(TOKEN)));
+
+// An answer that says what is wrong.
+export class Problem extends Error {
+  constructor(status, body) {
+    super(body.detail || body.title || `the server answered ${status}`);
+    Object.assign(this, { status, code: body.code, pointer: body.pointer, hint: body.hint });
+  }
+}
+
+// There is no answer.
+export class Unreachable extends Error {}
+
+export function signIn(token) {
+  sessionStorage.setItem(TOKEN, token);
+  hasToken.set(true);
+  asksForToken.set(null);
+}
+
+export function signOut() {
+  sessionStorage.removeItem(TOKEN);
+  hasToken.set(false);
+  asksForToken.set('You have signed out.');
+}
+
+export function urlOf(path, query = {}) {
+  const url = new URL(path.replace(/^\//, ''), BASE);
+  for (const [name, value] of Object.entries(query)) {
+    for (const one of [].concat(value)) if (one !== undefined && one !== null && one !== '') url.searchParams.append(name, one);
+  }
+  return url;
+}
+
+function noticeAnswer() {
+  if (connection.value.lost) connection.set({ lost: false, since: null });
+}
+
+function noticeSilence() {
+  if (!connection.value.lost) connection.set({ lost: true, since: Date.now() });
+}
+
+// Aborts with either signal.
+const either = (a, b) => (a && b ? AbortSignal.any([a, b]) : a ?? b);
+
+// The Response of a call that went well, once its head has come within HEAD_MS. Raises Problem,
+// Unreachable, or AbortError if `signal` aborts.
+export async function send(method, path, { query, body, headers = {}, signal, within = HEAD_MS } = {}) {
+  const token = sessionStorage.getItem(TOKEN);
+  const sent = { ...headers };
+  if (token) sent.Authorization = `Bearer ${token}`;
+  if (body !== undefined) sent['Content-Type'] = 'application/json';
+  const text = typeof body === 'string' || body === undefined ? body : JSON.stringify(body);
+  const patience = new AbortController();
+  const timer = setTimeout(() => patience.abort(), within);
+  let response;
+  try {
+    response = await fetch(urlOf(path, query), {
+      method, headers: sent, body: text, signal: either(signal, patience.signal), credentials: 'omit', cache: 'no-cache', referrerPolicy: 'no-referrer',
+    });
+  } catch (error) {
+    throw unanswered(error, signal);
+  } finally {
+    clearTimeout(timer);
+  }
+  if (response.ok) {
+    noticeAnswer();
+    return response;
+  }
+  const problem = new Problem(response.status, await response.json().catch(() => ({})));
+  if (LOST.has(response.status) && problem.code !== 'storage_unavailable') noticeSilence();
+  else noticeAnswer();
+  // Of a call from before a token was given, the answer says nothing about that token.
+  if (response.status === 401 && token === sessionStorage.getItem(TOKEN)) asksForToken.set(problem.message);
+  throw problem;
+}
+
+// What a call failed by that got no answer, or a part of one.
+function unanswered(error, signal) {
+  if (signal?.aborted) return error;
+  noticeSilence();
+  return new Unreachable('the server does not answer');
+}
+
+async function parsed(response, signal) {
+  try {
+    return response.status === 204 ? null : await response.json();
+  } catch (error) {
+    throw unanswered(error, signal);
+  }
+}
+
+export async function get(path, query, signal) {
+  const within = HEAD_MS + 1000 * (query?.wait_s ?? 0);
+  return parsed(await send('GET', path, { query, signal, within }), signal);
+}
+export const change = async (method, path, body, query, headers) =>
+  parsed(await send(method, path, { body, query, headers, within: CHANGE_MS }));
+
+// Follow the events of a job until it has ended or `signal` aborts: `onEvent(event)` for each, once
+// and in order, over any number of connections.
+export async function followEvents(jobId, afterSeq, onEvent, signal) {
+  let last = afterSeq;
+  for (;;) {
+    try {
+      const headers = { Accept: 'text/event-stream', 'Last-Event-ID': String(last) };
+      const response = await send('GET', `v1/jobs/${jobId}/events`, { headers, signal });
+      if (response.status === 204) return;
+      for await (const frame of frames(response.body)) {
+        if (frame.event === 'reset') last = 0;
+        else if (frame.data) {
+          const event = JSON.parse(frame.data);
+          if (event.seq > last) {
+            last = event.seq;
+            onEvent(event);
+          }
+        }
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Problem && error.status < 500) throw error;
+    }
+    await pause(1000, signal);
+    if (signal.aborted) return;
+  }
+}
+
+// The frames of an event stream.
+async function* frames(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = '';
+  try {
+    for (;;) {
+      const silent = setTimeout(() => reader.cancel().catch(() => {}), STREAM_MS);
+      const { value, done } = await reader.read();
+      clearTimeout(silent);
+      if (done) return;
+      const parts = (rest + value).split('\n\n');
+      rest = parts.pop();
+      for (const part of parts) {
+        const frame = {};
+        for (const line of part.split('\n')) {
+          const at = line.indexOf(': ');
+          if (at > 0) frame[line.slice(0, at)] = line.slice(at + 2);
+        }
+        yield frame;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+export function pause(milliseconds, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal?.addEventListener('abort', () => { clearTimeout(timer); resolve(); }, { once: true });
+  });
+}
+
+// Save a file. Without a token the browser fetches it by itself; with one, which no link may
+// carry, the file goes through the memory of this page.
+export async function download(path, name) {
+  const anchor = document.createElement('a');
+  anchor.download = name;
+  if (!hasToken.value) {
+    anchor.href = urlOf(path);
+    anchor.click();
+    return;
+  }
+  const blob = await (await send('GET', path)).blob();
+  anchor.href = URL.createObjectURL(blob);
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(anchor.href), 60000);
+}

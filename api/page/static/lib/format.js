@@ -1,0 +1,70 @@
+// Numbers, times and sizes as people read them, in the reader's own zone and language.
+
+const WHOLE = new Intl.NumberFormat();
+const TIME = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit' });
+const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
+const WHEN = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'long' });
+
+export function number(value, digits = 4) {
+  if (value === null || value === undefined) return '–';
+  if (typeof value === 'string') return value;
+  if (!Number.isFinite(value)) return String(value);
+  if (Number.isInteger(value) && Math.abs(value) < 1e9) return WHOLE.format(value);
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 2);
+  return value.toPrecision(Math.max(digits, size >= 1000 ? 4 : 1)).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '');
+}
+
+export const whole = (value) => (value === null || value === undefined ? '–' : WHOLE.format(value));
+export const percent = (share) => (share === null || share === undefined ? '–' : `${(100 * share).toFixed(share >= 0.9995 ? 0 : 1)}%`);
+
+// `4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return '–';
+  const all = Math.max(0, seconds);
+  if (all < 10) return `${all.toFixed(all < 1 ? 2 : 1).replace(/\.?0+$/, '')} s`;
+  const s = Math.round(all);
+  if (s < 60) return `${s} s`;
+  const m = Math.floor(s / 60);
+  if (m < 60) return s % 60 && m < 10 ? `${m} min ${s % 60} s` : `${m} min`;
+  const h = Math.floor(m / 60);
+  if (h < 48) return m % 60 ? `${h} h ${m % 60} min` : `${h} h`;
+  return h % 24 ? `${Math.floor(h / 24)} d ${h % 24} h` : `${Math.floor(h / 24)} d`;
+}
+
+export const seconds = (from, to) => (new Date(to) - new Date(from)) / 1000;
+
+export function ago(time, now) {
+  const passed = (now - new Date(time)) / 1000;
+  if (passed < 5) return 'now';
+  return `${duration(passed < 60 ? passed : 60 * Math.floor(passed / 60))} ago`;
+}
+
+// When something is expected: `in 5 min`.
+export function until(time, now) {
+  const left = (new Date(time) - now) / 1000;
+  return left <= 1 ? 'now' : `in ${duration(left)}`;
+}
+
+export function clock(time) {
+  const at = new Date(time);
+  const today = new Date().toDateString() === at.toDateString();
+  return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
+}
+
+export const exactly = (time) => (time ? WHEN.format(new Date(time)) : '');
+
+export function bytes(count) {
+  if (count === null || count === undefined) return '–';
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+  let value = count;
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 ? value : value.toFixed(value < 10 ? 2 : 1)} ${units[unit]}`;
+}
+
+export const money = (amount, currency) => `${amount.toFixed(2)} ${currency}`;
+export const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? '' : 's'}`;

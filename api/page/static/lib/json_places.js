@@ -1,0 +1,97 @@
+// Where in a JSON text a JSON pointer leads, and which keys lead to a place in the text.
+
+// {pointer: {start, end}} of every value, by a walk that stops at the first mistake.
+export function placesOf(text) {
+  const places = new Map();
+  let at = 0;
+  const blank = () => { while (/\s/.test(text[at] ?? '')) at += 1; };
+  const string = () => {
+    const from = at;
+    at += 1;
+    while (at < text.length && text[at] !== '"') at += text[at] === '\\' ? 2 : 1;
+    at += 1;
+    return JSON.parse(text.slice(from, at));
+  };
+  const value = (pointer, keyAt) => {
+    blank();
+    const start = keyAt ?? at;
+    if (text[at] === '{') {
+      at += 1;
+      for (blank(); at < text.length && text[at] !== '}'; blank()) {
+        const key = at;
+        const name = string();
+        blank();
+        if (text[at] !== ':') throw new SyntaxError('no colon');
+        at += 1;
+        value(`${pointer}/${name.replaceAll('~', '~0').replaceAll('/', '~1')}`, key);
+        blank();
+        if (text[at] === ',') at += 1;
+      }
+      at += 1;
+    } else if (text[at] === '[') {
+      at += 1;
+      let index = 0;
+      for (blank(); at < text.length && text[at] !== ']'; blank()) {
+        value(`${pointer}/${index}`);
+        index += 1;
+        blank();
+        if (text[at] === ',') at += 1;
+      }
+      at += 1;
+    } else if (text[at] === '"') string();
+    else {
+      const from = at;
+      while (at < text.length && !/[\s,\]}]/.test(text[at])) at += 1;
+      if (from === at) throw new SyntaxError('no value');
+    }
+    places.set(pointer, { start, end: at });
+  };
+  try {
+    value('');
+  } catch {
+    // What comes before the mistake is found.
+  }
+  return places;
+}
+
+// The place of the pointer, or of the nearest object around it.
+export function placeOf(text, pointer) {
+  const places = placesOf(text);
+  for (let at = pointer ?? ''; ; at = at.slice(0, at.lastIndexOf('/'))) {
+    if (places.has(at)) return places.get(at);
+    if (at === '') return null;
+  }
+}
+
+export const lineOf = (text, offset) => text.slice(0, offset).split('\n').length;
+
+// The keys of the objects that are open at this offset, and the key that is being typed there, or
+// null where no key can be.
+export function openAt(text, offset) {
+  const stack = [];
+  let key = null;
+  let expects = false;
+  for (let at = 0; at < offset; at += 1) {
+    const char = text[at];
+    if (char === '"') {
+      const from = at + 1;
+      at += 1;
+      while (at < offset && text[at] !== '"') at += text[at] === '\\' ? 2 : 1;
+      if (at >= offset) return { path: stack.map((one) => one.key).filter((one) => one !== null), typed: expects ? text.slice(from, offset) : null };
+      if (expects) key = text.slice(from, at);
+    } else if (char === '{') {
+      stack.push({ key, isObject: true });
+      key = null;
+      expects = true;
+    } else if (char === '[') {
+      stack.push({ key, isObject: false });
+      key = null;
+      expects = false;
+    } else if (char === '}' || char === ']') {
+      stack.pop();
+      expects = false;
+    } else if (char === ',') expects = stack.at(-1)?.isObject ?? false;
+    else if (char === ':') expects = false;
+  }
+  return { path: stack.map((one) => one.key).filter((one) => one !== null), typed: expects ? '' : null };
+}

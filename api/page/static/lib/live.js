@@ -1,0 +1,118 @@
+// Keeping what is shown up to date: polls that rest while nobody looks, and catch up afterwards.
+
+import { connection, get, pause } from './api.js';
+import { useCallback, useEffect, useRef, useState } from './html.js';
+
+const RETRY_MS = [1000, 2000, 4000, 5000];
+
+// Resolves once the page is looked at.
+function looked(signal) {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((resolve) => {
+    const done = () => {
+      if (document.hidden && !signal.aborted) return;
+      document.removeEventListener('visibilitychange', done);
+      resolve();
+    };
+    document.addEventListener('visibilitychange', done);
+    signal.addEventListener('abort', done, { once: true });
+  });
+}
+
+// Run `look(signal)` again and again until aborted: every `every` ms, sooner after a failure and
+// when the server is back. Errors go to `onError`; a look that answers true is the last.
+export async function repeat(look, { every, signal, onError, wake }) {
+  let failures = 0;
+  while (!signal.aborted) {
+    await looked(signal);
+    if (signal.aborted) return;
+    let wait = every;
+    try {
+      if (await look(signal)) return;
+      failures = 0;
+      if (!signal.aborted) onError?.(null);
+    } catch (error) {
+      if (signal.aborted) return;
+      onError?.(error);
+      wait = error.status && error.status < 500 ? Math.max(every, 5000) : RETRY_MS[Math.min(failures, 3)];
+      failures += 1;
+    }
+    await rest(wait, signal, wake);
+  }
+}
+
+// Wait, but not longer than until `wake` fires or the server is back.
+async function rest(milliseconds, signal, wake) {
+  const early = new AbortController();
+  const stop = () => early.abort();
+  signal.addEventListener('abort', stop, { once: true });
+  const before = connection.value.lost;
+  const unsubscribe = connection.subscribe((now) => { if (before && !now.lost) stop(); });
+  if (wake) wake.current = stop;
+  await pause(milliseconds, early.signal);
+  unsubscribe();
+  signal.removeEventListener('abort', stop);
+}
+
+// The newest answer of a GET, asked for every `every` ms: {data, error, refresh}. What was answered
+// last stays while the server is away. `every` of 0 asks once.
+export function usePoll(path, query, every = 3000) {
+  const [state, setState] = useState({ data: null, error: null, key: null });
+  const wake = useRef(null);
+  const key = path && JSON.stringify([path, query]);
+  useEffect(() => {
+    if (!key) return undefined;
+    const controller = new AbortController();
+    const { signal } = controller;
+    repeat(
+      async () => {
+        const data = await get(path, query, signal);
+        if (!signal.aborted) setState({ data, error: null, key });
+        return every === 0;
+      },
+      {
+        every: every || 3000,
+        signal,
+        wake,
+        onError: (error) => error && setState((was) => ({ data: was.key === key ? was.data : null, error, key })),
+      },
+    );
+    return () => controller.abort();
+  }, [key, every]);
+  const refresh = useCallback(() => wake.current?.(), []);
+  const current = state.key === key ? state : { data: null, error: null };
+  return { data: current.data, error: current.error, refresh };
+}
+
+// A clock that ticks while the page is looked at, for what is said relative to now.
+export function useNow(every = 1000) {
+  const [now, setNow] = useState(Date.now());
+  useEffect(() => {
+    const timer = setInterval(() => { if (!document.hidden) setNow(Date.now()); }, every);
+    return () => clearInterval(timer);
+  }, [every]);
+  return now;
+}
+
+// An effect that runs while the page is looked at and `on` holds; it is given a signal.
+export function useWhileLooked(effect, dependencies, on = true) {
+  useEffect(() => {
+    if (!on) return undefined;
+    let controller = null;
+    const turn = () => {
+      if (document.hidden) {
+        controller?.abort();
+        controller = null;
+      } else if (!controller) {
+        controller = new AbortController();
+        effect(controller.signal);
+      }
+    };
+    turn();
+    document.addEventListener('visibilitychange', turn);
+    return () => {
+      document.removeEventListener('visibilitychange', turn);
+      controller?.abort();
+    };
+  }, [...dependencies, on]);
+}

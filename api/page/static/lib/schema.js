@@ -1,0 +1,44 @@
+// The schema of the job document: defaults, fields and their descriptions.
+
+function resolved(schema, root) {
+  let at = schema;
+  while (at?.$ref) at = at.$ref.slice(2).split('/').reduce((found, part) => found?.[part], root);
+  return at;
+}
+
+// The schemas that a value at this place may have.
+function choices(schema, root) {
+  const at = resolved(schema, root);
+  if (!at) return [];
+  return [at, ...(at.anyOf ?? at.oneOf ?? at.allOf ?? []).flatMap((one) => choices(one, root))];
+}
+
+const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+
+// The document without fields that have their default anyway.
+export function withoutDefaults(document, root, schema = root) {
+  const objects = choices(schema, root).filter(({ properties }) => properties);
+  const fits = objects.find(({ properties }) => !properties.name?.const || properties.name.const === document.name) ?? objects[0];
+  if (!fits) return document;
+  const kept = {};
+  for (const [name, value] of Object.entries(document)) {
+    const field = fits.properties[name];
+    if (value === null || (field && 'default' in field && same(field.default, value) && !field.const)) continue;
+    const isObject = value && typeof value === 'object' && !Array.isArray(value);
+    const inner = isObject && field ? withoutDefaults(value, root, field) : value;
+    if (isObject && Object.keys(inner).length === 0) continue;
+    kept[name] = inner;
+  }
+  return kept;
+}
+
+// The fields that an object at this path of keys may have: [{name, description}].
+export function fieldsAt(path, root) {
+  let at = choices(root, root);
+  for (const key of path) {
+    at = at.flatMap((schema) => choices(schema.properties?.[key] ?? (schema.additionalProperties || null) ?? schema.items, root));
+  }
+  const found = new Map();
+  for (const { properties = {} } of at) for (const [name, field] of Object.entries(properties)) if (!found.has(name)) found.set(name, field.description ?? resolved(field, root)?.description ?? '');
+  return [...found].map(([name, description]) => ({ name, description }));
+}

@@ -1,0 +1,107 @@
+// The metrics of a job: read once, then what is new, and in more detail where the reader looks closer.
+
+import { get } from './api.js';
+
+export const MAX_POINTS = 800;
+
+// Points of two answers as one; the later answer counts where both have a step.
+function joined(earlier, later) {
+  if (!earlier || !earlier.steps.length) return later;
+  const first = later.steps[0];
+  let keep = earlier.steps.length;
+  while (keep > 0 && earlier.steps[keep - 1] >= first) keep -= 1;
+  const both = (name) => earlier[name] && later[name] && [...earlier[name].slice(0, keep), ...later[name]];
+  return { steps: both('steps'), values: both('values'), times: both('times') };
+}
+
+// The series of one rank of a job, which grow with each `read`; with `times`, when each step was done.
+export class LiveSeries {
+  constructor(jobId, { rank = 0, keys = [], times = false } = {}) {
+    Object.assign(this, { jobId, rank, keys, times, series: {}, next: null });
+  }
+
+  // Ask for what is new; true if there is something. When much has come since, all is read anew, so
+  // that the server thins out evenly. A job that goes back to a checkpoint makes later steps void.
+  async read(signal) {
+    const longest = Math.max(0, ...Object.values(this.series).map(({ steps }) => steps.length));
+    const isWhole = this.next === null || longest > 2 * MAX_POINTS;
+    const answer = await get(
+      `v1/jobs/${this.jobId}/metrics`,
+      { rank: this.rank, keys: this.keys, max_points: MAX_POINTS, after_step: isWhole ? null : this.next, times: this.times || null },
+      signal,
+    );
+    const found = Object.entries(answer.series);
+    if (isWhole) this.series = answer.series;
+    else if (found.length) {
+      this.series = { ...this.series };
+      for (const [key, points] of found) this.series[key] = joined(this.series[key], points);
+    }
+    this.next = answer.next_step;
+    return isWhole || found.length > 0;
+  }
+
+  newest() {
+    return Math.max(-1, ...Object.values(this.series).map(({ steps }) => steps.at(-1)));
+  }
+
+  // Have the next `read` ask for everything.
+  forget() {
+    this.next = null;
+  }
+}
+
+// The part from `low` to `high` in as much detail as the whole was.
+export async function detail(jobId, rank, keys, low, high, signal) {
+  const query = { rank, keys, max_points: MAX_POINTS, after_step: Math.max(-1, Math.floor(low) - 1), until_step: Math.max(0, Math.ceil(high)) };
+  return (await get(`v1/jobs/${jobId}/metrics`, query, signal)).series;
+}
+
+// The least and the greatest of several ranks' values, over equal parts of the steps.
+export function bandOf(ranks, parts = 200) {
+  const all = ranks.filter((points) => points && points.steps.length);
+  if (all.length < 2) return null;
+  const low = Math.min(...all.map(({ steps }) => steps[0]));
+  const high = Math.max(...all.map(({ steps }) => steps.at(-1)));
+  const width = Math.max(1, (high - low + 1) / parts);
+  const buckets = new Map();
+  for (const { steps, values } of all) {
+    steps.forEach((step, i) => {
+      if (typeof values[i] !== 'number') return;
+      const n = Math.floor((step - low) / width);
+      const bucket = buckets.get(n);
+      if (!bucket) buckets.set(n, { x: step, low: values[i], high: values[i] });
+      else {
+        bucket.low = Math.min(bucket.low, values[i]);
+        bucket.high = Math.max(bucket.high, values[i]);
+      }
+    });
+  }
+  const ordered = [...buckets.entries()].sort(([a], [b]) => a - b).map(([, bucket]) => bucket);
+  return { xs: ordered.map(({ x }) => x), low: ordered.map((one) => one.low), high: ordered.map((one) => one.high) };
+}
+
+// When steps were done that the server knows the times of.
+export const momentsOf = (series) =>
+  Object.values(series).flatMap(({ steps, times }) => (times ?? []).map((time, i) => ({ step: steps[i], time })));
+
+// When a step was done, in Unix seconds: between moments that are known it is drawn straight.
+export function clockOf(moments) {
+  const known = [];
+  for (const moment of moments.filter(({ step, time }) => Number.isFinite(step) && time).sort((a, b) => a.step - b.step || a.time - b.time)) {
+    const last = known.at(-1);
+    if (last && moment.time < last.time) continue;
+    if (last && last.step === moment.step) last.time = moment.time;
+    else known.push({ ...moment });
+  }
+  if (known.length < 2) return null;
+  return (step) => {
+    let [i, end] = [1, known.length - 1];
+    while (i < end) {
+      const middle = (i + end) >> 1;
+      if (known[middle].step < step) i = middle + 1;
+      else end = middle;
+    }
+    const [a, b] = [known[i - 1], known[i]];
+    return a.time + ((step - a.step) / (b.step - a.step)) * (b.time - a.time);
+  };
+}

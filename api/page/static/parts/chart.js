@@ -1,0 +1,190 @@
+// A curve, or several over each other, by uPlot.
+
+import { number } from '../lib/format.js';
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
+import uPlot from '../lib/uplot.js';
+import { useMedia, useSeen } from './virtual.js';
+
+export const NUM_COLOURS = 8;
+const SMOOTH_PARTS = 200;
+
+const colour = (name) => {
+  const probe = document.createElement('span');
+  probe.className = name;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+};
+
+export const asNumber = (value) => (typeof value === 'number' ? value : null);
+
+// An exponential mean without the pull towards its beginning. Its reach is a part of the whole width,
+// so that a series with few points is not smoothed more than one with many. Gaps stay gaps.
+export function smoothed(xs, values, weight) {
+  const width = xs.at(-1) - xs[0];
+  if (!weight || !width) return values;
+  let mean = 0;
+  let norm = 0;
+  let before = xs[0];
+  return values.map((value, i) => {
+    if (value === null || value === undefined) return value;
+    const kept = weight ** ((SMOOTH_PARTS * (xs[i] - before)) / width || 1);
+    before = xs[i];
+    mean = kept * mean + (1 - kept) * value;
+    norm = kept * norm + (1 - kept);
+    return norm ? mean / norm : value;
+  });
+}
+
+// A curve that is drawn once it has come into view: a job may have hundreds.
+export function Chart(props) {
+  const box = useRef(null);
+  const seen = useSeen(box);
+  return html`<div class="chart" ref=${box}>${seen ? html`<${Plot} ...${props} />` : html`<div class="plot"></div>`}</div>`;
+}
+
+// curves: [{name, xs, ys, band: {xs, low, high}}]; marks: [{x, said}], drawn as dashed lines.
+// range: [from, to] of x, or null for all. `onZoom([from, to])` is called when a part is drawn over.
+function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoom, isTime = false, sync, label }) {
+  const box = useRef(null);
+  const plot = useRef(null);
+  const drawn = useRef([]);
+  const [at, setAt] = useState(null);
+  const isDark = useMedia('(prefers-color-scheme: dark)');
+  const current = useRef({});
+  const data = useMemo(() => aligned(curves, smooth, log), [curves, smooth, log]);
+  current.current = { marks, range, onZoom, data };
+  const shape = JSON.stringify([curves.map(({ name, band }) => [name, Boolean(band)]), log, isTime, Boolean(smooth), isDark, sync]);
+
+  useLayoutEffect(() => {
+    const made = new uPlot(options(box.current, current, curves, { log, isTime, smooth, sync, setAt }), current.current.data, box.current);
+    plot.current = made;
+    drawn.current = [data, range];
+    const watch = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: box.current.clientHeight }));
+    watch.observe(box.current);
+    return () => {
+      watch.disconnect();
+      made.destroy();
+      plot.current = null;
+    };
+  }, [shape]);
+  useEffect(() => {
+    // Not when the cursor has moved alone, which renders this, too.
+    if (drawn.current[0] === data && drawn.current[1] === range) return;
+    drawn.current = [data, range];
+    plot.current.setData(data);
+  });
+
+  const index = at ?? data[0].length - 1;
+  const shown = curves.map((curve, n) => ({ name: curve.name, value: lastUpTo(data[1 + columnOf(curves, n, smooth)], index) }));
+  return html`<div class="plot" ref=${box} role="img" aria-label=${label}></div>
+    ${curves.length > 1 && html`<div class="keys">${shown.map(({ name, value }, n) => html`<span key=${name} class=${`colour-${n % NUM_COLOURS}`}>
+      <span class="swatch"></span>${name} <b>${number(value)}</b></span>`)}</div>`}
+    ${curves.length === 1 && html`<div class="keys"><span class="soft">${at === null ? 'last' : position(data[0][index], isTime)} <b>${number(shown[0].value)}</b></span></div>`}`;
+}
+
+const position = (x, isTime) => (isTime ? new Date(1000 * x).toLocaleTimeString() : `step ${number(x)}`);
+
+function lastUpTo(values, index) {
+  for (let i = index; i >= 0 && i > index - 400; i -= 1) if (values[i] !== null && values[i] !== undefined) return values[i];
+  return null;
+}
+
+// Curves take one column each, or two where the raw values are drawn behind the smoothed ones.
+const columnOf = (curves, n, smooth) => (smooth ? 2 * n + 1 : n);
+
+function aligned(curves, smooth, log) {
+  const positive = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
+  const tables = [];
+  for (const { xs, ys } of curves) {
+    const raw = positive(ys);
+    tables.push(smooth ? [xs, raw, positive(smoothed(xs, ys, smooth))] : [xs, raw]);
+  }
+  for (const { band } of curves) if (band) tables.push([band.xs, positive(band.high), positive(band.low)]);
+  if (!tables.length) return [[]];
+  return tables.length === 1 ? tables[0] : uPlot.join(tables);
+}
+
+function options(box, current, curves, { log, isTime, smooth, sync, setAt }) {
+  const text = colour('soft');
+  const line = colour('grid-line');
+  const series = [{}];
+  const bands = [];
+  curves.forEach((_, n) => {
+    const stroke = colour(`colour-${n % NUM_COLOURS}`);
+    if (smooth) series.push({ stroke: faint(stroke, 0.3), width: 1, spanGaps: true, points: { show: false } });
+    series.push({ stroke, width: 1.6, spanGaps: true, points: { show: (u, i) => u.data[i].length < 30, size: 5 } });
+  });
+  curves.forEach(({ band }, n) => {
+    if (!band) return;
+    const stroke = colour(`colour-${n % NUM_COLOURS}`);
+    bands.push({ series: [series.length, series.length + 1], fill: faint(stroke, 0.18) });
+    for (let i = 0; i < 2; i += 1) series.push({ stroke: faint(stroke, 0.35), width: 1, spanGaps: true, points: { show: false } });
+  });
+  const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
+  return {
+    width: box.clientWidth || 300,
+    height: box.clientHeight || 200,
+    series,
+    bands,
+    padding: [6, 14, 0, 0],
+    legend: { show: false },
+    scales: {
+      x: { time: isTime, range: (u, low, high) => current.current.range ?? (low === high ? [low - 1, high + 1] : [low, high]) },
+      y: { distr: log ? 3 : 1 },
+    },
+    axes: [
+      { ...axis, size: 26, values: (u, splits) => splits.map(isTime ? clockShort : short) },
+      { ...axis, size: 50, values: (u, splits) => splits.map((value) => (value === null ? '' : short(value))) },
+    ],
+    cursor: {
+      sync: sync ? { key: sync } : undefined,
+      drag: { x: true, y: false, setScale: false },
+      points: { size: 7 },
+    },
+    hooks: {
+      setCursor: [(u) => setAt(u.cursor.idx ?? null)],
+      setSelect: [(u) => {
+        const { left, width } = u.select;
+        if (width < 4) return;
+        const range = [u.posToVal(left, 'x'), u.posToVal(left + width, 'x')];
+        u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+        current.current.onZoom?.(range);
+      }],
+      ready: [(u) => u.over.addEventListener('dblclick', () => current.current.onZoom?.(null))],
+      drawClear: [(u) => drawMarks(u, current.current.marks, text)],
+    },
+  };
+}
+
+function drawMarks(u, marks, stroke) {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.strokeStyle = stroke;
+  ctx.globalAlpha = 0.55;
+  ctx.setLineDash([4, 4]);
+  for (const { x } of marks) {
+    const left = Math.round(u.valToPos(x, 'x', true));
+    if (left < bbox.left || left > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(left, bbox.top);
+    ctx.lineTo(left, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}
+
+const faint = (rgb, alpha) => `rgba(${rgb.match(/[\d.]+/g).slice(0, 3).join(', ')}, ${alpha})`;
+
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hour12: false });
+const clockShort = (time) => CLOCK.format(new Date(1000 * time));
+
+function short(value) {
+  const size = Math.abs(value);
+  if (size >= 1e9) return `${+(value / 1e9).toPrecision(3)}G`;
+  if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
+  if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
+  if (size !== 0 && size < 1e-3) return value.toExponential(0);
+  return String(+value.toPrecision(4));
+}

@@ -1,0 +1,68 @@
+// Small parts that every view uses.
+
+import { html, useEffect, useRef } from '../lib/html.js';
+
+export function Failure({ error, retry }) {
+  if (!error) return null;
+  return html`<div class="failure" role="alert">
+    <strong>${error.message}</strong>
+    ${error.hint && html`<span> ${error.hint}</span>`}
+    ${retry && html` <button onClick=${retry}>Try again</button>`}
+  </div>`;
+}
+
+export const Loading = () => html`<p class="loading" role="status">Loading …</p>`;
+export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
+
+export function Tabs({ tabs, current, onChoose, label }) {
+  const move = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const at = tabs.findIndex(([name]) => name === current);
+    const [next] = tabs[(at + step + tabs.length) % tabs.length];
+    onChoose(next);
+    event.currentTarget.querySelector(`[data-tab="${next}"]`)?.focus();
+  };
+  return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${move}>
+    ${tabs.map(([name, text]) => html`<button key=${name} role="tab" id=${`tab-${name}`} data-tab=${name}
+      aria-selected=${name === current} aria-controls="panel" tabindex=${name === current ? 0 : -1}
+      onClick=${() => onChoose(name)}>${text}</button>`)}
+  </div>`;
+}
+
+// A dialog of the browser's own, which keeps the focus and closes by Escape.
+export function Dialog({ title, onClose, children }) {
+  const box = useRef(null);
+  useEffect(() => {
+    const dialog = box.current;
+    if (!dialog.open) dialog.showModal();
+    return () => dialog.close();
+  }, []);
+  return html`<dialog ref=${box} aria-label=${title} onClose=${onClose}
+      onClick=${(event) => event.target === box.current && onClose()}>
+    <div class="dialog"><h2>${title}</h2>${children}</div>
+  </dialog>`;
+}
+
+export function Bar({ parts, label }) {
+  const total = parts.reduce((sum, part) => sum + part.value, 0);
+  if (!total) return null;
+  return html`<div class="share-bar" role="img" aria-label=${label}>
+    ${parts.filter((part) => part.value > 0).map((part) => html`<span key=${part.name} class=${`share share-${part.name}`}
+      style=${{ width: `${(100 * part.value) / total}%` }} title=${part.title}></span>`)}
+  </div>`;
+}
+
+export function Fact({ name, children, title }) {
+  return html`<div class="fact" title=${title}><dt>${name}</dt><dd>${children}</dd></div>`;
+}
+
+export function Copy({ text, label = 'Copy' }) {
+  const button = useRef(null);
+  const copy = async () => {
+    await navigator.clipboard?.writeText(text);
+    button.current.textContent = 'Copied';
+    setTimeout(() => { if (button.current) button.current.textContent = label; }, 1500);
+  };
+  return navigator.clipboard ? html`<button class="quiet" ref=${button} onClick=${copy}>${label}</button>` : null;
+}

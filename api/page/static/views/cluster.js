@@ -1,0 +1,137 @@
+// The cluster and its queues: who holds what, what is refused and why, what waits and until when.
+
+import { link } from '../lib/address.js';
+import { ago, bytes, clock, duration, exactly, money, plural, whole } from '../lib/format.js';
+import { get } from '../lib/api.js';
+import { html, useEffect, useState } from '../lib/html.js';
+import { repeat, useNow, usePoll } from '../lib/live.js';
+import { Empty, Failure, Loading } from '../parts/common.js';
+import { State, nameOf, toJob } from '../parts/job_parts.js';
+
+const MOST_SLOTS = 64;
+const WITH_SLOTS = ['STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING'];
+const FORECASTS = 12;
+
+export function ClusterPage() {
+  const cluster = usePoll('v1/cluster', {}, 4000);
+  const queues = usePoll('v1/queues', {}, 5000);
+  const running = usePoll('v1/jobs', { state: WITH_SLOTS, brief: true, limit: 200 }, 4000);
+  const now = useNow(5000);
+  if (!cluster.data) return cluster.error ? html`<${Failure} error=${cluster.error} />` : html`<${Loading} />`;
+  const { nodes, connected, reason, storage, updated_at: seen, ray_dashboard: dashboard, autoscaling } = cluster.data;
+  const jobs = Object.fromEntries((running.data?.items ?? []).map((job) => [job.id, job]));
+  const totals = totalsOf(nodes);
+  return html`<section aria-labelledby="title">
+    <header class="head"><h1 id="title">Cluster</h1>
+      <span class="soft">${plural(nodes.length, 'node')}${seen ? html`, seen <span title=${exactly(seen)}>${ago(seen, now)}</span>` : ''}</span>
+      ${dashboard && html`<a class="button" href=${dashboard} target="_blank" rel="noopener noreferrer">Ray dashboard</a>`}</header>
+    ${!connected && html`<div class="failure" role="alert"><strong>The service is not connected to the cluster.</strong> ${reason}</div>`}
+    ${storage.problem && html`<div class="failure" role="alert"><strong>The storage takes no more:</strong> ${storage.problem}</div>`}
+    <dl class="facts card">${totals.map(({ name, held, total }) => html`<div key=${name} class="fact"><dt>${name} held</dt><dd>${amount(name, held)} of ${amount(name, total)}</dd></div>`)}
+      ${storage.used_bytes !== null && html`<div class="fact"><dt>Storage</dt><dd>${bytes(storage.used_bytes)} of ${bytes(storage.quota_bytes)}</dd></div>`}
+      ${autoscaling && html`<div class="fact"><dt>Nodes to come</dt><dd>${autoscaling.num_nodes}</dd></div>`}</dl>
+    ${nodes.length === 0 && html`<${Empty}>There are no nodes.<//>`}
+    <div class="nodes">${nodes.map((node) => html`<${Node} key=${node.node_id} node=${node} jobs=${jobs} now=${now} />`)}</div>
+    <h2>Queues</h2><${Failure} error=${queues.error} /><${Queues} queues=${queues.data?.items ?? []} />
+    <h2>What waits</h2><${Waiting} now=${now} running=${running.data?.items ?? []} />
+  </section>`;
+}
+
+const amount = (name, value) => (name === 'memory' ? bytes(value) : whole(Math.round(100 * value) / 100));
+const useful = (name) => name === 'CPU' || name === 'GPU' || name === 'memory';
+
+function totalsOf(nodes) {
+  const found = new Map();
+  for (const { resources, held, alive, accepted } of nodes) {
+    if (!alive || !accepted) continue;
+    for (const [name, total] of Object.entries(resources)) {
+      if (!useful(name)) continue;
+      const sum = found.get(name) ?? { name, total: 0, held: 0 };
+      sum.total += total;
+      sum.held += held[name] ?? 0;
+      found.set(name, sum);
+    }
+  }
+  return [...found.values()].filter(({ name, held }) => name !== 'memory' || held > 0);
+}
+
+function Node({ node, jobs, now }) {
+  const { resources, held, quarantined } = node;
+  const kind = resources.GPU ? 'GPU' : 'CPU';
+  const count = Math.floor(resources[kind] ?? 0);
+  const taken = Math.min(count, Math.ceil(held[kind] ?? 0));
+  const stuck = Math.min(count - taken, quarantined.reduce((sum, { slots }) => sum + slots, 0));
+  const out = !node.alive || !node.accepted;
+  return html`<section class=${`node ${out ? 'out' : ''}`} aria-label=${node.hostname}>
+    <h2 class="minor"><span>${node.hostname}</span><span class="soft">${!node.alive ? 'gone' : out ? 'refused' : `${taken} of ${count} ${kind}`}</span></h2>
+    ${count <= MOST_SLOTS && html`<div class="slots" role="img" aria-label=${`${taken} of ${count} ${kind} are held${stuck ? `, ${stuck} are in quarantine` : ''}`}>
+      ${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${`slot ${n < taken ? 'held' : n < taken + stuck ? 'stuck' : ''}`}></span>`)}</div>`}
+    ${Object.entries(resources).filter(([name]) => useful(name)).map(([name, total]) => html`<div key=${name} class="resource"><span class="soft">${name}</span>
+      <span class="meter"><span style=${{ width: `${Math.min(100, (100 * (held[name] ?? 0)) / total)}%` }}></span></span><span class="num">${amount(name, held[name] ?? 0)} / ${amount(name, total)}</span></div>`)}
+    ${node.reason && html`<p class="note">${node.reason}</p>`}
+    ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<a href=${toJob(one.job_id)}>its job</a>)</p>`)}
+    ${node.jobs.length > 0 && html`<p>${node.jobs.map((id) => html`<a key=${id} class="label" href=${toJob(id)}>${jobs[id] ? nameOf(jobs[id]) : id}</a> `)}</p>`}
+    ${Object.keys(node.labels).length > 0 && html`<details><summary class="soft">labels</summary>${Object.entries(node.labels).map(([key, value]) => html`<div key=${key}><code>${key}=${value}</code></div>`)}</details>`}
+  </section>`;
+}
+
+function Queues({ queues }) {
+  const said = (resources) => Object.entries(resources).filter(([, value]) => value).map(([name, value]) => `${amount(name, value)} ${name === 'memory' ? '' : name}`).join(', ') || '–';
+  return html`<div class="card"><table><thead><tr><th>Queue</th><th class="num">Waiting</th><th class="num">Running</th><th>Holds</th><th>Quota</th><th>Limit</th><th class="num">Weight</th><th class="num">Spent this month</th></tr></thead>
+    <tbody>${queues.map((queue) => html`<tr key=${queue.name}><td><a href=${link(['jobs'], { queue: queue.name })}>${queue.name}</a>${queue.warnings.map((one) => html`<div key=${one.code} class="note">${one.message}</div>`)}</td>
+      <td class="num">${whole(queue.num_waiting)}${queue.num_held ? html` <span class="soft">(${queue.num_held} held)</span>` : ''}</td>
+      <td class="num">${whole(queue.num_running)}${queue.max_running !== null ? html` <span class="soft">of ${queue.max_running}</span>` : ''}</td>
+      <td>${said(queue.holds)}</td><td>${said(queue.quota)}</td><td>${said(queue.limit)}</td><td class="num">${queue.weight}</td>
+      <td class="num">${queue.spent_this_month === null ? '–' : money(queue.spent_this_month, queue.currency)}</td></tr>`)}</tbody></table></div>`;
+}
+
+// The jobs that start next, each with its explanation: the first of the queue are named by the
+// explanation of the job that came last.
+function useWaiting() {
+  const [found, setFound] = useState(null);
+  useEffect(() => {
+    const controller = new AbortController();
+    repeat(async (signal) => {
+      const { items } = await get('v1/jobs', { state: 'QUEUED', limit: 1 }, signal);
+      if (!items.length) {
+        setFound({ jobs: [], count: 0 });
+        return;
+      }
+      const newest = await get(`v1/jobs/${items[0].id}/explain`, {}, signal);
+      const jobs = [];
+      for (const job of [...newest.ahead, items[0]].slice(0, FORECASTS)) {
+        const explanation = job.id === items[0].id ? newest : await get(`v1/jobs/${job.id}/explain`, {}, signal);
+        if (explanation.state === 'QUEUED') jobs.push({ job, explanation });
+      }
+      setFound({ jobs, count: newest.queue_length ?? jobs.length });
+    }, { every: 8000, signal: controller.signal });
+    return () => controller.abort();
+  }, []);
+  return found;
+}
+
+function Waiting({ now, running }) {
+  const found = useWaiting();
+  if (!found) return html`<${Loading} />`;
+  if (!found.jobs.length) return html`<${Empty}>Nothing waits.<//>`;
+  const starts = found.jobs.map(({ explanation }) => explanation.start?.at).filter(Boolean).map((at) => new Date(at).getTime());
+  const runs = running.filter((job) => job.progress?.eta_s).map((job) => ({ job, end: now + 1000 * job.progress.eta_s })).sort((a, b) => a.end - b.end).slice(0, FORECASTS);
+  const until = Math.max(now + 60000, ...starts, ...runs.map(({ end }) => end)) * 1;
+  const span = (until - now) * 1.15;
+  const part = (time) => `${Math.max(0, Math.min(100, (100 * (time - now)) / span))}%`;
+  return html`<div class="card"><p class="soft">From now to ${clock(now + span)}: solid while a job runs, dashed while it waits.</p>
+    <div class="forecast">
+      ${runs.map(({ job, end }) => html`<div key=${job.id} class="name"><a href=${toJob(job.id)}>${nameOf(job)}</a></div>
+        <div class="track" title=${`ends about ${exactly(end)}`}><span class="span runs" style=${{ left: 0, width: part(end) }}></span><span class="when" style=${{ left: part(end) }}>${duration((end - now) / 1000)}</span></div>`)}
+      ${found.jobs.map(({ job, explanation }) => {
+        const at = explanation.start?.at && new Date(explanation.start.at).getTime();
+        return html`<div key=${job.id} class="name"><a href=${toJob(job.id)} title=${job.id}>${nameOf(job)}</a></div>
+          <div class="track" title=${explanation.reason.message}>${at
+            ? html`<span class="span waits" style=${{ left: 0, width: part(at) }}></span><span class="when" style=${{ left: part(at) }}>${at > now ? duration((at - now) / 1000) : 'now'}</span>`
+            : html`<span class="when soft">${explanation.start?.reason?.message ?? explanation.reason.message}</span>`}</div>`;
+      })}</div>
+    <table><thead><tr><th class="num">Place</th><th>Job</th><th>State</th><th class="num">Workers</th><th class="num">Priority</th><th>Why it waits</th></tr></thead><tbody>
+      ${found.jobs.map(({ job, explanation }) => html`<tr key=${job.id}><td class="num">${explanation.position ?? '–'}</td><td><a href=${toJob(job.id)}>${nameOf(job)}</a></td>
+        <td><${State} job=${{ ...job, reason: explanation.reason }} /></td><td class="num">${job.world_size}</td><td class="num">${job.priority}</td><td>${explanation.reason.message}</td></tr>`)}</tbody></table>
+    ${found.count > found.jobs.length && html`<p><a href=${link(['jobs'], { state: 'QUEUED' })}>${plural(found.count, 'job')} wait in all</a></p>`}</div>`;
+}

@@ -1,0 +1,172 @@
+// One job: what it is, why it is so, and tabs for the rest.
+
+import { address, adjust, go, link } from '../lib/address.js';
+import { change, followEvents } from '../lib/api.js';
+import { clock, duration, exactly, plural, seconds, until } from '../lib/format.js';
+import { html, useEffect, useRef, useState } from '../lib/html.js';
+import { useNow, usePoll, useWhileLooked } from '../lib/live.js';
+import { useStore } from '../lib/stores.js';
+import { Bar, Copy, Dialog, Fact, Failure, Loading, Tabs } from '../parts/common.js';
+import { ENDED, JobLink, Labels, Progress, State, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
+import { Curves } from './job/curves.js';
+import { Document } from './job/document.js';
+import { Files } from './job/files.js';
+import { Logs } from './job/logs.js';
+import { Ranks } from './job/ranks.js';
+import { EventList, Timeline } from './job/timeline.js';
+
+const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document']];
+const CLASSES = {
+  useful: 'training', recomputed: 'repeated steps', starting: 'starting', data_wait: 'waiting for data',
+  recovering: 'recovering', checkpointing: 'checkpoints', idle: 'idle', unreported: 'not reported',
+};
+
+export function JobPage({ path: [, jobId] }) {
+  const { params } = useStore(address);
+  const job = usePoll(`v1/jobs/${jobId}`, {}, 2000);
+  const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, 10000);
+  const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, 15000);
+  const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 15000);
+  const { events, error } = useEvents(jobId, () => {
+    for (const one of [job, explanation, attempts, checkpoints]) one.refresh();
+  });
+  const tab = TABS.some(([name]) => name === params.get('tab')) ? params.get('tab') : 'curves';
+  const found = job.data;
+  useEffect(() => {
+    if (found) document.title = `${nameOf(found)} - dray`;
+    return () => { document.title = 'dray'; };
+  }, [found?.name]);
+
+  if (!found) return job.error ? html`<${Failure} error=${job.error} />` : html`<${Loading} />`;
+  const shared = { job: found, events, attempts: attempts.data?.items ?? [], checkpoints: checkpoints.data?.items ?? [] };
+  return html`<article aria-labelledby="title">
+    <header class="head"><h1 id="title">${nameOf(found)}</h1><${State} job=${found} /><${Labels} labels=${found.labels} />
+      <${Actions} job=${found} refresh=${job.refresh} /></header>
+    <${Failure} error=${error} />
+    <${Why} job=${found} explanation=${explanation.data} />
+    <div class="card"><${Facts} job=${found} /><${Goodput} job=${found} /><${Timeline} ...${shared} /></div>
+    <${Tabs} tabs=${TABS} current=${tab} label="Parts of the job" onChoose=${(name) => adjust({ tab: name === 'curves' ? '' : name })} />
+    <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
+      ${tab === 'curves' && html`<${Curves} ...${shared} />`}
+      ${tab === 'logs' && html`<${Logs} ...${shared} />`}
+      ${tab === 'ranks' && html`<${Ranks} ...${shared} />`}
+      ${tab === 'files' && html`<${Files} ...${shared} />`}
+      ${tab === 'events' && html`<${EventList} events=${events} />`}
+      ${tab === 'document' && html`<${Document} job=${found} />`}
+    </div>
+  </article>`;
+}
+
+// The events so far, by the stream of events; `onNews` is called when some have come.
+function useEvents(jobId, onNews) {
+  const [state, setState] = useState({ events: [], error: null });
+  const all = useRef([]);
+  const news = useRef(onNews);
+  news.current = onNews;
+  useWhileLooked((signal) => {
+    let due = null;
+    const show = () => {
+      due = null;
+      setState({ events: [...all.current], error: null });
+      news.current();
+    };
+    followEvents(jobId, all.current.at(-1)?.seq ?? 0, (event) => {
+      all.current.push(event);
+      due ??= setTimeout(show, 50);
+    }, signal).catch((error) => setState((was) => ({ ...was, error })));
+  }, [jobId]);
+  return state;
+}
+
+function Actions({ job, refresh }) {
+  const [asking, setAsking] = useState(null);
+  const [error, setError] = useState(null);
+  const act = async (method, path, body) => {
+    setAsking(null);
+    setError(null);
+    try {
+      await change(method, path, body);
+      refresh();
+    } catch (raised) {
+      setError(raised);
+    }
+  };
+  const remove = async () => {
+    try {
+      await change('DELETE', `v1/jobs/${job.id}`);
+      go(['jobs']);
+    } catch (raised) {
+      setAsking(null);
+      setError(raised);
+    }
+  };
+  const ended = ENDED.has(job.state);
+  const waits = job.state === 'QUEUED';
+  return html`<span class="buttons">
+    ${job.links.ray_dashboard && html`<a class="button" href=${job.links.ray_dashboard} target="_blank" rel="noopener noreferrer">Ray dashboard</a>`}
+    <a class="button" href=${link(['submit'], { from: job.id })}>Submit again, changed</a>
+    ${waits && html`<button onClick=${() => act('PATCH', `v1/jobs/${job.id}`, { hold: !job.held_by })}>${job.held_by ? 'Release' : 'Hold'}</button>`}
+    ${!ended && job.state !== 'CANCELLING' && html`<button class="danger" onClick=${() => setAsking('cancel')}>Cancel</button>`}
+    ${ended && html`<button class="danger" onClick=${() => setAsking('delete')}>Delete</button>`}
+    ${error && html`<${Dialog} title="That did not work" onClose=${() => setError(null)}><${Failure} error=${error} /><p class="buttons"><button onClick=${() => setError(null)}>Close</button></p><//>`}
+    ${asking === 'cancel' && html`<${Dialog} title=${`Cancel ${nameOf(job)}?`} onClose=${() => setAsking(null)}>
+      <p>It stops. Its metrics, logs and checkpoints stay.</p>
+      <p class="buttons"><button onClick=${() => setAsking(null)}>Keep it</button><button class="danger" onClick=${() => act('POST', `v1/jobs/${job.id}/cancel`)}>Cancel it</button></p><//>`}
+    ${asking === 'delete' && html`<${Dialog} title=${`Delete ${nameOf(job)}?`} onClose=${() => setAsking(null)}>
+      <p>Its logs, checkpoints and artifacts go with it, for good.</p>
+      <p class="buttons"><button onClick=${() => setAsking(null)}>Keep it</button><button class="danger" onClick=${remove}>Delete it</button></p><//>`}
+  </span>`;
+}
+
+// Why the job is in its state, in words, and what is expected.
+function Why({ job, explanation }) {
+  const now = useNow(5000);
+  const told = explanation?.state === job.state ? explanation : null;
+  const start = told?.start;
+  return html`<div class=${`why ${job.state === 'FAILED' ? 'bad' : ''}`}>
+    <p>${(told?.reason ?? job.reason).message}</p>
+    ${job.held_by && html`<p>${job.held_by} holds it.</p>`}
+    ${told?.position && html`<p>It is number ${told.position} of ${plural(told.queue_length, 'waiting job')}.</p>`}
+    ${start?.at && html`<p>It is expected to start <strong title=${exactly(start.at)}>${until(start.at, now)}</strong> (${clock(start.at)})${
+      start.num_assumed ? `, if ${plural(start.num_assumed, 'job')} of unknown length take as long as others did` : ''}.</p>`}
+    ${start && !start.at && start.reason && html`<p>When it starts can't be told: ${start.reason.message}.</p>`}
+    ${told?.end?.at && html`<p>It is expected to end <strong title=${exactly(told.end.at)}>${until(told.end.at, now)}</strong> (${clock(told.end.at)}).</p>`}
+    ${told?.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}${one.at ? ` (${until(one.at, now)})` : ''}.</p>`)}
+    ${told && (told.ahead.length > 0 || told.blocked_by.length > 0) && html`<details><summary>${told.blocked_by.length ? `${plural(told.blocked_by.length, 'job')} it waits for` : 'Jobs ahead of it'}</summary>
+      <p>${[...told.running.filter(({ id }) => told.blocked_by.includes(id)), ...told.ahead].map((other) => html`<span key=${other.id}><${JobLink} job=${other} /> <span class="soft">${other.state}, ${plural(other.world_size, 'worker')}</span><br /></span>`)}</p></details>`}
+    ${told?.favoured.map((one) => html`<p key=${one.code}>${one.message}</p>`)}
+    ${job.warnings.map((one) => html`<p key=${one.code + one.message}>Warning: ${one.message}</p>`)}
+  </div>`;
+}
+
+function Facts({ job }) {
+  const now = useNow(2000);
+  const end = job.finished_at ? new Date(job.finished_at) : now;
+  return html`<dl class="facts">
+    <${Fact} name="Progress"><${Progress} job=${job} /><//>
+    <${Fact} name="Loss">${lossOf(job)}<//>
+    <${Fact} name="Workers">${job.world_size}<//>
+    <${Fact} name="Queue">${job.queue}, priority ${job.priority}<//>
+    <${Fact} name="Who">${job.owner}<//>
+    <${Fact} name="Submitted" title=${exactly(job.created_at)}>${clock(job.created_at)}<//>
+    ${job.started_at && html`<${Fact} name="Waited">${duration(seconds(job.created_at, job.started_at))}<//>`}
+    ${job.started_at && html`<${Fact} name=${job.finished_at ? 'Took' : 'Since start'} title=${exactly(job.started_at)}>${duration((end - new Date(job.started_at)) / 1000)}<//>`}
+    ${job.progress?.samples_per_s && WITH_SLOTS.has(job.state) ? html`<${Fact} name="Samples/s">${job.progress.samples_per_s.toPrecision(4)}<//>` : null}
+    <${Fact} name="Attempts">${job.attempt}<//>
+    ${job.recoveries > 0 && html`<${Fact} name="Recovered in place">${plural(job.recoveries, 'time')}<//>`}
+    <${Fact} name="Goodput">${goodputOf(job)}<//>
+    ${job.cost && html`<${Fact} name="Cost" title=${`useful ${job.cost.useful.toFixed(2)}, wasted ${job.cost.wasted.toFixed(2)}`}>${costOf(job)}<//>`}
+    <${Fact} name="Id"><code>${job.id}</code> <${Copy} text=${job.id} /><//>
+  </dl>`;
+}
+
+function Goodput({ job }) {
+  if (!job.goodput?.total) return null;
+  const parts = Object.entries(job.goodput.slot_seconds).map(([name, value]) => ({
+    name, value, title: `${CLASSES[name] ?? name}: ${duration(value)} of slots, ${((100 * value) / job.goodput.total).toFixed(1)}%`,
+  }));
+  return html`<div class="goodput"><h2 class="minor">What the slots did</h2>
+    <${Bar} parts=${parts} label=${`Goodput: ${parts.filter(({ value }) => value > 0).map(({ title }) => title).join('; ')}`} />
+    <ul class="legend">${parts.filter(({ value }) => value > 0).map(({ name, value }) => html`<li key=${name}><span class=${`share share-${name}`}></span>${CLASSES[name] ?? name}
+      <span class="soft"> ${((100 * value) / job.goodput.total).toFixed(1)}%</span></li>`)}</ul></div>`;
+}

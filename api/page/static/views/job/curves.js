@@ -1,0 +1,149 @@
+// The curves of a job, which grow while it trains.
+
+import { address, adjust } from '../../lib/address.js';
+import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
+import { repeat } from '../../lib/live.js';
+import { LiveSeries, bandOf, clockOf, detail, momentsOf } from '../../lib/series.js';
+import { useStore } from '../../lib/stores.js';
+import { Chart, asNumber } from '../../parts/chart.js';
+import { Empty, Failure, Loading } from '../../parts/common.js';
+import { ENDED } from '../../parts/job_parts.js';
+import { marksOf } from './timeline.js';
+
+const EVERY_MS = 2000;
+const MAX_RANKS = 16;
+const MOST_SKIPPED = 4;
+const FIRST = ['train/loss', 'val/loss', 'val/accuracy'];
+
+// Losses first, then what was evaluated, then speeds and the rest.
+const rank = (key) => {
+  const at = FIRST.indexOf(key);
+  if (at >= 0) return at;
+  const group = ['train/', 'val/', 'perf/', 'system/'].findIndex((prefix) => key.startsWith(prefix));
+  return 10 + (group < 0 ? 2.5 : group);
+};
+export const inOrder = (keys) => [...keys].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+
+export function Curves({ job, events, attempts, checkpoints }) {
+  const { params } = useStore(address);
+  const log = params.get('log') === '1';
+  const isTime = params.get('x') === 'time';
+  const withRanks = params.get('ranks') === '1';
+  const smooth = Number(params.get('smooth')) || 0;
+  const only = params.get('keys') || '';
+  const { series, error } = useSeries(job, isTime);
+  const others = useRanks(job, withRanks);
+  const [range, setRange] = useState(null);
+  const toTime = useMemo(
+    () => (isTime && series ? clockOf(momentsOf(series)) ?? clockOf(momentsAround(job, events, attempts, checkpoints)) : null),
+    [isTime, series, job, events, attempts, checkpoints],
+  );
+  useEffect(() => setRange(null), [isTime]);
+  const closer = useDetail(job.id, range && !toTime ? range : null);
+
+  if (!series) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
+  const words = only.toLowerCase().split(/\s+/).filter(Boolean);
+  const keys = inOrder(Object.keys(series)).filter((key) => words.every((word) => key.toLowerCase().includes(word)));
+  const marks = marksOf(events, attempts);
+  const where = toTime ?? ((step) => step);
+  return html`<div class="toolbar">
+      <input type="search" aria-label="Metrics whose name contains" placeholder="metrics" value=${only} onInput=${(event) => adjust({ keys: event.target.value })} />
+      <div class="segments" role="group" aria-label="Axis">
+        <button aria-pressed=${!isTime} onClick=${() => adjust({ x: '' })}>Step</button>
+        <button aria-pressed=${isTime} onClick=${() => adjust({ x: 'time' })} title="When each step was reported">Time</button></div>
+      <label><input type="checkbox" checked=${log} onChange=${(event) => adjust({ log: event.target.checked ? '1' : '' })} /> log scale</label>
+      ${job.world_size > 1 && html`<label><input type="checkbox" checked=${withRanks} onChange=${(event) => adjust({ ranks: event.target.checked ? '1' : '' })} /> ranks as a band</label>`}
+      <label>smoothing <input type="range" min="0" max="0.99" step="0.01" value=${smooth} onInput=${(event) => adjust({ smooth: Number(event.target.value) || '' })} /></label>
+      ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}
+    </div>
+    <${Failure} error=${error} />
+    ${!keys.length && html`<${Empty}>${Object.keys(series).length ? 'No metric has such a name.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they come with the first steps.'}<//>`}
+    <div class="panels">${keys.map((key) => {
+      const points = closer?.[key] ?? series[key];
+      const curve = { name: key, xs: points.steps.map(where), ys: points.values.map(asNumber) };
+      if (withRanks) {
+        const band = bandOf([series, ...others].map((one) => one[key]));
+        if (band) curve.band = { ...band, xs: band.xs.map(where) };
+      }
+      const odd = points.values.filter((value) => typeof value === 'string').length;
+      return html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
+        <${Chart} curves=${[curve]} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
+          onZoom=${setRange} isTime=${Boolean(toTime)} sync=${job.id} label=${`${key}, last ${curve.ys.at(-1)}`} />
+        ${odd > 0 && html`<p class="note">${odd} of the values shown are not finite</p>`}</section>`;
+    })}</div>`;
+}
+
+// The moments that are known of a job of an older dray: begins of attempts, checkpoints, recoveries
+// and the newest step.
+function momentsAround(job, events, attempts, checkpoints) {
+  const time = (text) => (text ? new Date(text).getTime() / 1000 : null);
+  const moments = attempts.map((one) => ({ step: one.resume_step, time: time(one.started_at) }));
+  for (const one of checkpoints) moments.push({ step: one.step, time: time(one.created_at) });
+  for (const event of events) if (Number.isFinite(event.data?.step) && event.to_state === 'RUNNING') moments.push({ step: event.data.step, time: time(event.time) });
+  if (job.progress) moments.push({ step: job.progress.step, time: time(job.finished_at) ?? Date.now() / 1000 });
+  return moments;
+}
+
+function useSeries(job, times) {
+  const [state, setState] = useState({ series: null, error: null });
+  const live = useRef(null);
+  const now = useRef(job);
+  now.current = job;
+  useEffect(() => {
+    const controller = new AbortController();
+    live.current = new LiveSeries(job.id, { times });
+    let seen = null;
+    let skipped = 0;
+    repeat(async (signal) => {
+      const { state: jobState, progress } = now.current;
+      const last = ENDED.has(jobState);
+      // Steps that are done again are below those that are known: the known ones are void.
+      if (progress && live.current.newest() > progress.step + 1) live.current.forget();
+      // Without a new step there is mostly nothing new; values of a known one may follow it.
+      const at = `${jobState} ${progress?.step}`;
+      if (at === seen && skipped < MOST_SKIPPED && !last) {
+        skipped += 1;
+        return false;
+      }
+      [seen, skipped] = [at, 0];
+      const isNew = await live.current.read(signal);
+      if (isNew && !signal.aborted) setState({ series: live.current.series, error: null });
+      return last;
+    }, { every: EVERY_MS, signal: controller.signal, onError: (error) => setState((was) => ({ ...was, error: error?.status ? error : null })) });
+    return () => controller.abort();
+  }, [job.id, times]);
+  useEffect(() => live.current?.forget(), [job.attempt, job.state]);
+  return state;
+}
+
+// The series of the other ranks, read while they are asked for.
+function useRanks(job, on) {
+  const [found, setFound] = useState([]);
+  useEffect(() => {
+    if (!on) return undefined;
+    const controller = new AbortController();
+    const ranks = [];
+    for (let n = 1; n < Math.min(job.world_size, MAX_RANKS); n += 1) ranks.push(new LiveSeries(job.id, { rank: n }));
+    repeat(async (signal) => {
+      for (const one of ranks) await one.read(signal);
+      setFound(ranks.map((one) => one.series));
+      return ENDED.has(job.state);
+    }, { every: 2 * EVERY_MS, signal: controller.signal });
+    return () => controller.abort();
+  }, [job.id, on, job.world_size]);
+  return on ? found : [];
+}
+
+// The part that the reader has drawn over, in full detail.
+function useDetail(jobId, range) {
+  const [found, setFound] = useState(null);
+  const key = range && range.join();
+  useEffect(() => {
+    setFound(null);
+    if (!range) return undefined;
+    const controller = new AbortController();
+    detail(jobId, 0, [], range[0], range[1], controller.signal).then((series) => setFound({ key, series }), () => {});
+    return () => controller.abort();
+  }, [jobId, key]);
+  return found?.key === key ? found.series : null;
+}

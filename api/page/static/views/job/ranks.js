@@ -1,0 +1,68 @@
+// The ranks of a job: how fast each is, which keep the others waiting, and where they hung.
+
+import { clock, duration, number } from '../../lib/format.js';
+import { html, useEffect, useState } from '../../lib/html.js';
+import { repeat, usePoll } from '../../lib/live.js';
+import { get } from '../../lib/api.js';
+import { Empty, Failure } from '../../parts/common.js';
+import { ENDED } from '../../parts/job_parts.js';
+import { link } from '../../lib/address.js';
+
+const MOST = 32;
+const SLOW = 1.2;
+const LATEST = 20;
+
+// The last values of each rank's series.
+function useLatest(job) {
+  const [found, setFound] = useState(null);
+  useEffect(() => {
+    const controller = new AbortController();
+    const count = Math.min(job.world_size, MOST);
+    repeat(async (signal) => {
+      const after = Math.max(0, (job.progress?.step ?? 0) - 200);
+      const all = [];
+      for (let rank = 0; rank < count; rank += 1) {
+        const { series } = await get(`v1/jobs/${job.id}/metrics`, { rank, after_step: after, max_points: 100 }, signal);
+        all.push({ rank, series });
+      }
+      setFound(all);
+      return ENDED.has(job.state);
+    }, { every: 8000, signal: controller.signal });
+    return () => controller.abort();
+  }, [job.id, job.world_size, job.attempt]);
+  return found;
+}
+
+const meanOf = (points) => {
+  const values = (points?.values ?? []).slice(-LATEST).filter((value) => typeof value === 'number');
+  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+};
+
+export function Ranks({ job }) {
+  const latest = useLatest(job);
+  const hangs = usePoll(`v1/jobs/${job.id}/hangs`, {}, 10000);
+  const rows = (latest ?? []).map(({ rank, series }) => ({
+    rank,
+    step: Math.max(-1, ...Object.values(series).map(({ steps }) => steps.at(-1))),
+    time: meanOf(series['perf/step_time_s']),
+    wait: meanOf(series['perf/data_wait_s']),
+  }));
+  const times = rows.map(({ time }) => time).filter((time) => time !== null).sort((a, b) => a - b);
+  const median = times[Math.floor(times.length / 2)];
+  const longest = times.at(-1);
+  return html`<div class="card"><h2>Ranks</h2>
+      ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step lately.<//>`}
+      <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th><td></td></tr></thead>
+      <tbody>${rows.map(({ rank, step, time, wait }) => html`<tr key=${rank}><td>${rank}${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
+        <td class="num">${step >= 0 ? number(step) : '–'}</td>
+        <td><span class="progress"><span class="meter"><span style=${{ width: `${time && longest ? (100 * time) / longest : 0}%` }}></span></span><span class="said">${duration(time)}</span></span></td>
+        <td class="num">${wait === null ? '–' : duration(wait)}</td>
+        <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a></td></tr>`)}</tbody></table>
+      ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}</div>
+    <div class="card"><h2>Hangs</h2><${Failure} error=${hangs.error} />
+      ${hangs.data?.items.length === 0 && html`<p class="soft">None. If the ranks stand still, their stacks are kept here.</p>`}
+      ${hangs.data?.items.map((hang) => html`<details key=${hang.seq}><summary>${clock(hang.time)}: ${hang.culprits.length === 1 ? `rank ${hang.culprits[0]}` : `ranks ${hang.culprits.join(', ')}`} kept the others waiting for ${duration(hang.waited_s)}
+          ${hang.phase ? ` in ${hang.phase}` : ''}${hang.step !== null ? ` at step ${hang.step}` : ''}</summary>
+        ${hang.ranks.map((one) => html`<details key=${one.rank}><summary>rank ${one.rank}${hang.culprits.includes(one.rank) ? ' (it kept them waiting)' : ''}: ${one.phase ?? 'unknown'}, step ${one.step ?? '–'}${one.collective !== null ? `, collective ${one.collective}` : ''}</summary>
+          <pre>${one.stack || 'no stack'}</pre></details>`)}</details>`)}</div>`;
+}

@@ -1,0 +1,197 @@
+// Submit a job: an editor over its document, which the server checks as one types.
+
+import { address, go } from '../lib/address.js';
+import { change, get } from '../lib/api.js';
+import { bytes, clock, duration, plural, until } from '../lib/format.js';
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
+import { lineOf, openAt, placeOf } from '../lib/json_places.js';
+import { usePoll } from '../lib/live.js';
+import { fieldsAt, withoutDefaults } from '../lib/schema.js';
+import { useStore } from '../lib/stores.js';
+import { Failure } from '../parts/common.js';
+import { isJobId } from '../parts/job_parts.js';
+
+const DRAFT = 'dray.draft';
+const CHECK_AFTER_MS = 400;
+const FIRST = { name: 'digits', recipe: 'image_classification', data: { source: 'sklearn://digits' }, train: { epochs: 4 }, resources: { num_workers: 2 } };
+const written = (document) => `${JSON.stringify(document, null, 2)}\n`;
+
+export function SubmitPage() {
+  const { params } = useStore(address);
+  const from = isJobId(params.get('from') ?? '') ? params.get('from') : null;
+  const [text, setText] = useState(() => (from ? '' : sessionStorage.getItem(DRAFT) ?? written(FIRST)));
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const schema = usePoll('v1/schema', {}, 0).data;
+  const templates = useTemplates();
+  const verdict = useVerdict(text);
+  const editor = useRef(null);
+  const key = useMemo(() => crypto.randomUUID?.() ?? String(Math.random()), [text]);
+
+  useEffect(() => {
+    if (!from) return;
+    Promise.all([get(`v1/jobs/${from}`), get('v1/schema')]).then(([job, root]) => setText(written(withoutDefaults(job.spec, root))), setError);
+  }, [from]);
+  useEffect(() => { if (text) sessionStorage.setItem(DRAFT, text); }, [text]);
+
+  const submit = async () => {
+    setBusy(true);
+    setError(null);
+    try {
+      const job = await change('POST', 'v1/jobs', text, {}, { 'Idempotency-Key': key });
+      sessionStorage.removeItem(DRAFT);
+      go(['jobs', job.id]);
+    } catch (raised) {
+      setError(raised);
+    } finally {
+      setBusy(false);
+    }
+  };
+  const wrong = verdict.problem ? placeOf(text, verdict.problem.pointer) : null;
+  const wrongLine = verdict.line ?? (wrong && verdict.problem.pointer ? lineOf(text, wrong.start) : null);
+  return html`<section aria-labelledby="title">
+    <header class="head"><h1 id="title">${from ? 'Submit again, changed' : 'Submit a job'}</h1>
+      <label class="soft">Template <select value="" onChange=${(event) => { if (event.target.value) setText(written(templates[event.target.value])); event.target.value = ''; }}>
+        <option value="">choose …</option>${Object.keys(templates).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>
+      <button class="primary button" disabled=${busy || !verdict.explanation} onClick=${submit}>Submit</button></header>
+    <${Failure} error=${error} />
+    <div class="submit">
+      <${Editor} text=${text} setText=${setText} wrongLine=${wrongLine} schema=${schema} element=${editor} />
+      <div><${Verdict} verdict=${verdict} line=${wrongLine} show=${() => {
+        if (!wrong) return;
+        editor.current.focus();
+        editor.current.setSelectionRange(wrong.start, wrong.end);
+      }} />
+      <p class="soft">The document is JSON. Ctrl+Space shows the fields that fit at the cursor. <a href="docs" target="_blank" rel="noopener">All fields</a></p></div>
+    </div></section>`;
+}
+
+function useTemplates() {
+  const [found, setFound] = useState({});
+  useEffect(() => {
+    fetch(new URL('../examples.json', import.meta.url)).then((response) => response.json()).then(setFound, () => {});
+  }, []);
+  return found;
+}
+
+// What the server says of the document: {explanation}, or {problem}, or {line, message} of text that is
+// no JSON, or nothing while it is asked.
+function useVerdict(text) {
+  const [verdict, setVerdict] = useState({});
+  useEffect(() => {
+    setVerdict((was) => (was.message ? {} : was));
+    if (!text.trim()) return undefined;
+    let isOld = false;
+    const timer = setTimeout(async () => {
+      let document;
+      try {
+        document = JSON.parse(text);
+      } catch (error) {
+        const position = /position (\d+)/.exec(error.message);
+        setVerdict({ message: error.message, line: position ? lineOf(text, Number(position[1])) : null });
+        return;
+      }
+      try {
+        const explanation = await change('POST', 'v1/jobs', text, { dry_run: true });
+        if (!isOld) setVerdict({ explanation });
+        // A script brings a model that nobody knows before it runs.
+        const plan = document.recipe && await change('POST', 'v1/plan', text).catch(() => null);
+        if (!isOld && plan) setVerdict({ explanation, plan });
+      } catch (problem) {
+        if (!isOld) setVerdict({ problem });
+      }
+    }, CHECK_AFTER_MS);
+    return () => {
+      isOld = true;
+      clearTimeout(timer);
+    };
+  }, [text]);
+  return verdict;
+}
+
+function Verdict({ verdict, line, show }) {
+  const { explanation, plan, problem, message } = verdict;
+  if (message) return html`<div class="verdict wrong" role="status"><h2>This is not JSON yet</h2><p>${message}</p></div>`;
+  if (problem) {
+    return html`<div class="verdict wrong" role="status"><h2>${problem.pointer ? html`<code>${problem.pointer}</code>${line ? `, line ${line}` : ''}` : 'It would be refused'}</h2>
+      <p>${problem.message}</p>${problem.hint && html`<p class="soft">${problem.hint}</p>`}${problem.pointer && html`<p><button onClick=${show}>Show the place</button></p>`}</div>`;
+  }
+  if (!explanation) return html`<div class="verdict" role="status"><p class="soft">Being checked …</p></div>`;
+  const { start } = explanation;
+  return html`<div class="verdict right" role="status"><h2>The server would take it</h2><p>${explanation.reason.message}</p>
+    ${start?.at && html`<p>Expected to start <strong>${until(start.at, Date.now())}</strong> (${clock(start.at)}).</p>`}
+    ${start && !start.at && start.reason && html`<p>When it would start can't be told: ${start.reason.message}.</p>`}
+    ${explanation.queue_length ? html`<p>It would be one of ${plural(explanation.queue_length, 'waiting job')}.</p>` : ''}
+    ${explanation.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}.</p>`)}
+    ${plan && html`<${Plan} plan=${plan} />`}</div>`;
+}
+
+// How the planner would divide the job, its memory and its speed.
+function Plan({ plan }) {
+  if (!plan.chosen) return html`<p><strong>It does not fit.</strong> ${plan.change}</p>`;
+  const mesh = plan.meshes.find(({ name }) => name === plan.chosen);
+  return html`<p>Planned: <code>${mesh.name}</code>, about ${duration(mesh.step_time_s)} a step, ${bytes(mesh.memory.total_bytes)} on the worker with the most${
+    plan.memory_bytes_per_rank ? ` of ${bytes(plan.memory_bytes_per_rank)}` : ''}.</p>`;
+}
+
+function Editor({ text, setText, wrongLine, schema, element }) {
+  const gutter = useRef(null);
+  const [offers, setOffers] = useState(null);
+  const count = text.split('\n').length;
+  const caret = useRef(null);
+  useLayoutEffect(() => {
+    if (caret.current === null) return;
+    element.current.setSelectionRange(caret.current, caret.current);
+    caret.current = null;
+  }, [text]);
+  const replace = (from, to, by, at = from + by.length) => {
+    caret.current = at;
+    setText(text.slice(0, from) + by + text.slice(to));
+  };
+  const offer = () => {
+    if (!schema) return;
+    const at = element.current.selectionStart;
+    const { path, typed } = openAt(text, at);
+    if (typed === null) return;
+    const fields = fieldsAt(path, schema).filter(({ name }) => name.startsWith(typed)).slice(0, 40);
+    setOffers(fields.length ? { fields, at, typed, chosen: 0 } : null);
+  };
+  const take = (name) => {
+    const { at, typed } = offers;
+    const quoted = text[at - typed.length - 1] === '"';
+    const from = at - typed.length - (quoted ? 1 : 0);
+    const end = quoted && text[at] === '"' ? at + 1 : at;
+    replace(from, end, `"${name}": `);
+    setOffers(null);
+    element.current.focus();
+  };
+  const key = (event) => {
+    if (offers) {
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (step) setOffers({ ...offers, chosen: (offers.chosen + step + offers.fields.length) % offers.fields.length });
+      else if (event.key === 'Enter' || event.key === 'Tab') take(offers.fields[offers.chosen].name);
+      else {
+        setOffers(null);
+        if (event.key !== 'Escape') return;
+      }
+      event.preventDefault();
+      return;
+    }
+    const { selectionStart: at, selectionEnd: end } = element.current;
+    if (event.key === ' ' && event.ctrlKey) {
+      event.preventDefault();
+      offer();
+    } else if (event.key === 'Enter' && !event.ctrlKey) {
+      event.preventDefault();
+      const indent = /^\s*/.exec(text.slice(text.lastIndexOf('\n', at - 1) + 1, at))[0];
+      replace(at, end, `\n${indent}${/[{[]\s*$/.test(text.slice(0, at)) ? '  ' : ''}`);
+    }
+  };
+  return html`<div class="edit"><div class="editor">
+      <div class="gutter" ref=${gutter} aria-hidden="true">${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${n + 1 === wrongLine ? 'wrong' : ''}>${n + 1}</span>`)}</div>
+      <textarea ref=${element} value=${text} spellcheck=${false} autocapitalize="off" autocomplete="off" aria-label="Job document, in JSON" aria-invalid=${Boolean(wrongLine)}
+        onInput=${(event) => { setOffers(null); setText(event.target.value); }} onKeyDown=${key} onScroll=${(event) => { gutter.current.scrollTop = event.target.scrollTop; }} onBlur=${() => setTimeout(() => setOffers(null), 150)}></textarea>
+    </div>
+    ${offers && html`<ul class="offers" role="listbox" aria-label="Fields">${offers.fields.map(({ name, description }, n) => html`<li key=${name} role="option" aria-selected=${n === offers.chosen}
+      onMouseDown=${(event) => { event.preventDefault(); take(name); }}><code>${name}</code> <span class="soft">${description.split('\n')[0]}</span></li>`)}</ul>`}</div>`;
+}

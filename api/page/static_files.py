@@ -1,0 +1,87 @@
+"""The files of the page, read once and kept in memory, also compressed.
+
+The address of each file has a hash of all of them in it. Browsers keep such a file for good, and an
+upgrade of the server never mixes files of two versions. Modules import each other by relative
+paths, so that the hash is written in one place only: `index.html`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parent / "static"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+VERSION_MARK = b"page/VERSION/"
+"""How `index.html` writes the address of a file."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The Content-Security-Policy of the page: nothing inline, and nothing from elsewhere."""
+_MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    media_type: str
+    body: bytes
+    compressed: bytes
+    """The body, compressed by gzip."""
+
+    @classmethod
+    def of(cls, name: str, body: bytes) -> StaticFile:
+        media_type = _MEDIA_TYPES.get(Path(name).suffix, "text/plain; charset=utf-8")
+        return cls(media_type, body, gzip.compress(body, mtime=0))
+
+
+@dataclass(frozen=True)
+class StaticFiles:
+    version: str
+    """A hash of all files."""
+    index: StaticFile
+    files: Mapping[str, StaticFile]
+    """By the path below the folder."""
+
+
+@cache
+def load(folder: Path = FOLDER) -> StaticFiles:
+    """The files of a folder. Names that begin with a dot are left out."""
+    found = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    }
+    found["examples.json"] = json.dumps(_examples(EXAMPLES)).encode()
+    digest = hashlib.sha256()
+    for name, body in found.items():
+        digest.update(f"{name}\0{len(body)}\0".encode())
+        digest.update(body)
+    version = digest.hexdigest()[:16]
+    index = found.pop("index.html").replace(VERSION_MARK, f"page/{version}/".encode())
+    return StaticFiles(
+        version,
+        StaticFile.of("index.html", index),
+        {name: StaticFile.of(name, body) for name, body in found.items()},
+    )
+
+
+def _examples(folder: Path) -> dict[str, Any]:
+    """The job documents below a folder, by their names: the templates of the page."""
+    paths = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
+    documents = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+    return {name: yaml.safe_load(path.read_text()) for name, path in documents.items()}

@@ -1,0 +1,51 @@
+"""`/`, the web page, and `/page`, the files that it consists of.
+
+They are the same for everybody and hold nothing of any job, so they ask for no token: the page asks
+its reader for one, when the API asks the page.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from api.context import NoParameters
+from api.http.caching import etag_of, is_known
+from api.page.static_files import POLICY, StaticFile, load
+from api.problems import Refused
+
+router = APIRouter(include_in_schema=False, dependencies=[NoParameters])
+
+FOR_GOOD = "public, max-age=31536000, immutable"
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    """The page, which names its other files."""
+    return _answer(request, load().index, "no-cache")
+
+
+@router.get("/page/{version}/{path:path}")
+async def static_file(request: Request, version: str, path: str) -> Response:
+    """A file of the page. The files of another version are not there: they would not fit."""
+    found = load()
+    file = found.files.get(path) if version == found.version else None
+    if file is None:
+        raise Refused("not_found", "the page has no such file", hint="load the page anew")
+    return _answer(request, file, FOR_GOOD)
+
+
+def _answer(request: Request, file: StaticFile, caching: str) -> Response:
+    etag = etag_of(file.body)
+    headers = {
+        "Cache-Control": caching,
+        "Content-Security-Policy": POLICY,
+        "ETag": etag,
+        "Referrer-Policy": "no-referrer",
+        "Vary": "Accept-Encoding",
+    }
+    if is_known(request, etag):
+        return Response(status_code=304, headers=headers)
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(file.body, media_type=file.media_type, headers=headers)
+    headers |= {"Content-Encoding": "gzip", "ETag": f"W/{etag}"}
+    return Response(file.compressed, media_type=file.media_type, headers=headers)

@@ -1,0 +1,154 @@
+"""/v1/compare and /v1/experiments, and what people write about jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import Query as QueryParameters
+from pydantic import Field
+
+from api.context import Actor, Caller, NoParameters, Query, TheContext, TheTracking
+from api.http import body
+from api.http.caching import answer, fresh, revision_tag, wanted_revision
+from api.openapi import json_body
+from api.problems import Refused, declare
+from dray import views
+from dray.requests import AnnotationRequest, ExperimentRequest
+
+router = APIRouter(prefix="/v1", tags=["tracking"])
+
+MAX_COMPARED = 50
+CHANGE = (
+    *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
+    "invalid_parameter",
+)
+ExperimentName = Annotated[str, Path(max_length=255)]
+
+
+class CompareQuery(Query):
+    jobs: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Ids of up to 50 jobs, with commas between them."""
+
+
+@router.get(
+    "/compare",
+    operation_id="compare_jobs",
+    response_model=views.Comparison,
+    responses=declare("invalid_parameter", "job_not_found", "not_comparable"),
+)
+async def compare(
+    request: Request,
+    tracking: TheTracking,
+    _: Caller,
+    query: Annotated[CompareQuery, QueryParameters()],
+) -> Response:
+    """Compare jobs: the fields in which their documents differ, their metrics, times and costs.
+
+    The pinned baseline of their experiment comes first, also if it is not among them.
+    """
+    job_ids = [job_id.strip() for job_id in query.jobs.split(",")]
+    if len(job_ids) > MAX_COMPARED:
+        detail = f"{len(job_ids)} jobs are too many to compare: {MAX_COMPARED} is the most"
+        raise Refused("invalid_parameter", detail, "/jobs")
+    return answer(request, await tracking.compare(job_ids))
+
+
+class PageQuery(Query):
+    limit: Annotated[int, Field(ge=1, le=500)] = 100
+    cursor: str | None = None
+    """`next_cursor` of the previous page."""
+
+
+@router.get(
+    "/experiments",
+    operation_id="list_experiments",
+    response_model=views.ExperimentPage,
+    responses=declare("invalid_parameter", "bad_cursor"),
+)
+async def list_experiments(
+    request: Request,
+    tracking: TheTracking,
+    _: Caller,
+    query: Annotated[PageQuery, QueryParameters()],
+) -> Response:
+    """List the experiments by name: the values of the label `experiment`."""
+    return answer(request, await tracking.experiments(limit=query.limit, cursor=query.cursor))
+
+
+@router.get(
+    "/experiments/{name:path}",
+    operation_id="get_experiment",
+    response_model=views.ExperimentSummary,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "experiment_not_found"),
+)
+async def get_experiment(
+    request: Request, tracking: TheTracking, _: Caller, name: ExperimentName
+) -> Response:
+    """Summarise an experiment: the states of its jobs, and the least and the greatest newest value
+    of each metric."""
+    return answer(request, await tracking.experiment(name))
+
+
+@router.patch(
+    "/experiments/{name:path}",
+    operation_id="change_experiment",
+    response_model=views.ExperimentSummary,
+    openapi_extra=json_body(ExperimentRequest),
+    dependencies=[NoParameters],
+    responses=declare(*CHANGE, "experiment_not_found", "job_not_found", "not_comparable"),
+)
+async def change_experiment(
+    request: Request,
+    context: TheContext,
+    tracking: TheTracking,
+    actor: Actor,
+    name: ExperimentName,
+) -> Response:
+    """Pin the job that others of the experiment are compared with, or none."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(ExperimentRequest, request, limit_bytes)
+    return fresh(await tracking.pin_baseline(name, wanted.baseline, actor=actor), 200)
+
+
+@router.get(
+    "/jobs/{job_id}/annotations",
+    operation_id="get_annotations",
+    response_model=views.Annotations,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "job_not_found"),
+)
+async def get_annotations(
+    request: Request, tracking: TheTracking, _: Caller, job_id: str
+) -> Response:
+    """Show the tags and notes of a job; the ETag is their revision."""
+    found = await tracking.annotations(job_id)
+    return answer(request, found, revision_tag(found.revision))
+
+
+@router.patch(
+    "/jobs/{job_id}/annotations",
+    operation_id="annotate_job",
+    response_model=views.Annotations,
+    openapi_extra=json_body(AnnotationRequest),
+    dependencies=[NoParameters],
+    responses=declare(*CHANGE, "job_not_found", "annotations_changed", "too_many_tags"),
+)
+async def annotate(
+    request: Request,
+    context: TheContext,
+    tracking: TheTracking,
+    actor: Actor,
+    job_id: str,
+    if_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Add or remove tags, or replace the notes, in any state of the job.
+
+    With `If-Match` nothing is changed unless it is the ETag of what is there.
+    """
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(AnnotationRequest, request, limit_bytes)
+    revision = wanted_revision(if_match)
+    found = await tracking.annotate(job_id, wanted, revision=revision, actor=actor)
+    return fresh(found, 200, revision_tag(found.revision))

@@ -1,0 +1,161 @@
+"""/v1/webhooks: addresses that are told when jobs come to certain states."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Query as QueryParameters
+from pydantic import Field
+
+from api.context import (
+    Caller,
+    NoParameters,
+    Query,
+    TheContext,
+    TheWebhooks,
+    caller_of,
+    context_of,
+    refuse_unless_admin,
+)
+from api.http import body
+from api.http.caching import answer, fresh
+from api.openapi import json_body
+from api.problems import declare
+from dray import views
+from dray.requests import WebhookChangeRequest, WebhookRequest
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+
+CHANGE = (
+    *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
+    "invalid_parameter",
+)
+ONE = ("invalid_parameter", "webhook_not_found")
+
+
+async def _whose(request: Request) -> str | None:
+    """The user whose webhooks the caller may see; None for an admin, who sees all."""
+    caller = caller_of(request)
+    return None if context_of(request).authority.is_admin(caller) else caller
+
+
+Whose = Annotated[str | None, Depends(_whose)]
+
+
+@router.post(
+    "",
+    operation_id="create_webhook",
+    status_code=201,
+    response_model=views.Webhook,
+    openapi_extra=json_body(WebhookRequest),
+    dependencies=[NoParameters],
+    responses=declare(*CHANGE, "webhook_url_forbidden", "unknown_queue", "too_many_webhooks"),
+)
+async def create(
+    request: Request, context: TheContext, webhooks: TheWebhooks, caller: Caller
+) -> Response:
+    """Have an address told of your jobs, or, for admins, of everybody's. The answer has the secret
+    of its signatures, which is told this once."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(WebhookRequest, request, limit_bytes)
+    if wanted.all_users:
+        refuse_unless_admin(context, caller, "be told of the jobs of all users")
+    hook = await webhooks.create(wanted, owner=caller)
+    return fresh(hook, 201, {"Location": f"/v1/webhooks/{hook.id}"})
+
+
+@router.get(
+    "",
+    operation_id="list_webhooks",
+    response_model=views.WebhookPage,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter"),
+)
+async def list_webhooks(request: Request, webhooks: TheWebhooks, owner: Whose) -> Response:
+    """List your webhooks, oldest first; for admins, everybody's."""
+    return answer(request, await webhooks.list(owner=owner))
+
+
+@router.get(
+    "/{webhook_id}",
+    operation_id="get_webhook",
+    response_model=views.Webhook,
+    dependencies=[NoParameters],
+    responses=declare(*ONE),
+)
+async def get(request: Request, webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
+    """Show a webhook, without its secret, and whether its receiver takes messages."""
+    return answer(request, await webhooks.get(webhook_id, owner=owner))
+
+
+@router.patch(
+    "/{webhook_id}",
+    operation_id="change_webhook",
+    response_model=views.Webhook,
+    openapi_extra=json_body(WebhookChangeRequest),
+    dependencies=[NoParameters],
+    responses=declare(*CHANGE, "webhook_not_found"),
+)
+async def change(
+    request: Request, context: TheContext, webhooks: TheWebhooks, owner: Whose, webhook_id: str
+) -> Response:
+    """Disable a webhook, which drops the messages that wait, or enable it: it is told of what
+    happens from then on."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(WebhookChangeRequest, request, limit_bytes)
+    hook = await webhooks.set_enabled(webhook_id, enabled=wanted.enabled, owner=owner)
+    return fresh(hook, 200)
+
+
+@router.delete(
+    "/{webhook_id}",
+    operation_id="delete_webhook",
+    status_code=204,
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses=declare(*ONE),
+)
+async def delete(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
+    """Remove a webhook with its messages, also those that wait."""
+    await webhooks.delete(webhook_id, owner=owner)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/{webhook_id}/test",
+    operation_id="test_webhook",
+    status_code=202,
+    response_model=views.WebhookDelivery,
+    dependencies=[NoParameters],
+    responses=declare(*ONE, "webhook_disabled"),
+)
+async def test(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
+    """Send a message that tells of no job, once and before those that wait. The list of deliveries
+    has the receiver's answer in a moment."""
+    return fresh(await webhooks.test(webhook_id, owner=owner), 202)
+
+
+class DeliveriesQuery(Query):
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    cursor: str | None = None
+
+
+@router.get(
+    "/{webhook_id}/deliveries",
+    operation_id="list_webhook_deliveries",
+    response_model=views.WebhookDeliveryPage,
+    responses=declare(*ONE, "bad_cursor"),
+)
+async def deliveries(
+    request: Request,
+    webhooks: TheWebhooks,
+    owner: Whose,
+    webhook_id: str,
+    query: Annotated[DeliveriesQuery, QueryParameters()],
+) -> Response:
+    """List the messages of a webhook, newest first, each with the receiver's last answer."""
+    page = await webhooks.deliveries(
+        webhook_id, owner=owner, limit=query.limit, cursor=query.cursor
+    )
+    return answer(request, page)

@@ -1,0 +1,267 @@
+"""Commands that compare jobs, show experiments, and keep tags and notes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli.base import AsJson, JobId, JobIds, app, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dray.views import (
+        Annotations,
+        ComparedJob,
+        ComparedMetric,
+        Comparison,
+        ExperimentSummary,
+        FinalMetric,
+    )
+
+group = typer.Typer(name="experiment", help="Jobs with the same label `experiment`.")
+app.add_typer(group)
+
+Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Value of the label.")]
+BASELINE = "baseline"
+
+
+@app.command()
+def compare(
+    jobs: JobIds,
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Only this metric, such as val/loss.")
+    ] = None,
+    extremes: Annotated[
+        bool, typer.Option("--extremes", help="Also the least and the greatest value.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show jobs side by side: what differs in their documents, times, costs and metrics.
+
+    The pinned baseline of their experiment comes first, and changes of metrics are against it.
+    """
+    from dray.cli.display.output import write_json
+
+    with connect() as client:
+        found = client.compare([client.resolve(job) for job in jobs])
+    if as_json:
+        write_json(found)
+        return
+    _show(found, metric, extremes)
+
+
+def _show(found: Comparison, wanted: Sequence[str] | None, extremes: bool) -> None:
+    from dray.cli.display.output import write
+    from dray.cli.display.tables import shortest_prefixes, table
+
+    ids = shortest_prefixes([job.id for job in found.jobs])
+    rows = [*_about(found), *_fields(found)]
+    for one in found.metrics:
+        if wanted is None or one.key in wanted:
+            rows += _metric(one, extremes)
+    num_jobs = _that_fit(rows, len(ids))
+    for first in range(0, len(ids), num_jobs):
+        if first:
+            write("")
+        block = slice(1 + first, 1 + first + num_jobs)
+        some = ids[first : first + num_jobs]
+        table(("", *some), [(row[0], *row[block]) for row in rows], flexible=some)
+
+
+def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
+    """The number of jobs that stand beside each other: on a narrow terminal the others follow
+    below."""
+    from dray.cli.display import terminal
+    from dray.cli.display.tables import GAP, LEAST
+
+    if not sys.stdout.isatty():
+        return num_jobs
+    longest = max(len(str(row[0])) for row in rows)
+    return max(1, (terminal.width() - longest) // (LEAST + len(GAP)))
+
+
+def _about(found: Comparison) -> Iterator[tuple[object, ...]]:
+    """Rows that say which jobs they are and how they did, if they say something of one."""
+    from dray.cli.display.output import duration
+    from dray.units import money
+
+    def row(name: str, values: Sequence[object]) -> Iterator[tuple[object, ...]]:
+        if any(value not in (None, "") for value in values):
+            yield (name, *(None if value == "" else value for value in values))
+
+    jobs = found.jobs
+    yield from row("name", [job.name for job in jobs])
+    yield from row("experiment", [job.experiment for job in jobs])
+    marks = [BASELINE if job.id == found.baseline else None for job in jobs]
+    yield from row("", marks)
+    yield from row("tags", [", ".join(job.tags) for job in jobs])
+    yield from row("state", [job.state for job in jobs])
+    yield from row("workers", [job.world_size for job in jobs])
+    yield from row("waited", [duration(job.waited_s) for job in jobs])
+    yield from row("ran", [None if job.ran_s is None else duration(job.ran_s) for job in jobs])
+    yield from row("useful", [_useful(job) for job in jobs])
+    yield from row("cost", [job.cost and money(job.cost.total, job.cost.currency) for job in jobs])
+
+
+def _useful(job: ComparedJob) -> str | None:
+    share = None if job.goodput is None else job.goodput.useful_share
+    return None if share is None else f"{share:.1%}"
+
+
+def _fields(found: Comparison) -> Iterator[tuple[object, ...]]:
+    for one in found.differences:
+        yield (as_path(one.pointer), *map(_cell, one.values))
+
+
+def as_path(pointer: str) -> str:
+    """A JSON pointer as a search names the field: `train.optimizer.lr`, `script.args[0]`."""
+    path = ""
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if name.isdigit() and path:
+            path += f"[{name}]"
+        elif name.replace("_", "a").isalnum() and name.isascii():
+            path += f".{name}" if path else name
+        else:
+            path += f'["{name}"]'
+    return path
+
+
+def _cell(value: object) -> str | None:
+    import json
+
+    if value is None or isinstance(value, str):
+        return value
+    # As in the document: a learning rate that was rounded would not be the one that differs.
+    return json.dumps(value)
+
+
+def _metric(one: ComparedMetric, extremes: bool) -> Iterator[tuple[object, ...]]:
+    from dray.cli.display.output import number
+
+    def last(value: FinalMetric | None, change: float | None) -> str | None:
+        if value is None:
+            return None
+        return number(value.last) + (f" ({change:+.3g})" if change else "")
+
+    yield (one.key, *map(last, one.values, one.changes))
+    if extremes:
+        for of, name in (("min", "  least"), ("max", "  greatest")):
+            found = [
+                None
+                if value is None or getattr(value, of) is None
+                else f"{number(getattr(value, of))} at {getattr(value, f'{of}_step')}"
+                for value in one.values
+            ]
+            yield (name, *found)
+
+
+@group.command("ls")
+def list_experiments(as_json: AsJson = False) -> None:
+    """List experiments with the number of their jobs."""
+    from dray.cli.display.tables import listing
+
+    with connect() as client:
+        found = list(client.experiments(page_size=500))
+    listing(
+        found,
+        as_json,
+        ("EXPERIMENT", "JOBS", "NEWEST JOB", "BASELINE"),
+        lambda one: (one.name, one.num_jobs, one.newest_job, one.baseline),
+        flexible=("EXPERIMENT",),
+        optional=("BASELINE",),
+    )
+
+
+@group.command("show")
+def show_experiment(name: Name, as_json: AsJson = False) -> None:
+    """Show the states of an experiment's jobs, and the range of each metric."""
+    with connect() as client:
+        found = client.experiment(name)
+    _show_experiment(found, as_json)
+
+
+@group.command("baseline")
+def pin_baseline(
+    name: Name,
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="A job of the experiment.")
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Compare with no job any more.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pin the job that the others of an experiment are compared with."""
+    if (job is None) != none:
+        raise typer.BadParameter("name a job, or give --none", param_hint="JOB")
+    with connect() as client:
+        found = client.pin_baseline(name, None if job is None else client.resolve(job))
+    _show_experiment(found, as_json)
+
+
+def _show_experiment(found: ExperimentSummary, as_json: bool) -> None:
+    from dray.cli.display.output import number, say, write_json
+    from dray.cli.display.tables import table
+
+    if as_json:
+        write_json(found)
+        return
+    states = ", ".join(f"{count} {state}" for state, count in found.states.items())
+    say(f"{found.name}: {found.num_jobs} {'job' if found.num_jobs == 1 else 'jobs'}: {states}")
+    say(f"baseline: {found.baseline or 'none'}")
+    if found.num_summarised < found.num_jobs:
+        say(f"metrics of the {found.num_summarised} newest jobs:")
+    table(
+        ("METRIC", "JOBS", "LEAST", "OF JOB", "GREATEST", "BY JOB"),
+        (
+            (
+                *(one.key, one.num_jobs, number(one.least), one.least_job),
+                *(number(one.greatest), one.greatest_job),
+            )
+            for one in found.metrics
+        ),
+        flexible=("METRIC",),
+        shorter={"OF JOB": _short, "BY JOB": _short},
+    )
+
+
+def _short(ids: Sequence[str]) -> list[str]:
+    from dray.cli.display.tables import shortest_prefixes
+
+    return shortest_prefixes(ids)
+
+
+@app.command()
+def annotate(
+    job_id: JobId,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Add this tag.")] = None,
+    untag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Remove it.")] = None,
+    notes: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Replace the notes, in Markdown; - reads them here."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tag a job, or write notes about it; without options, show them."""
+    from dray.cli.display.output import write_json
+
+    text = sys.stdin.read() if notes == "-" else notes
+    with connect() as client:
+        job_id = client.resolve(job_id)
+        if tag or untag or text is not None:
+            found = client.annotate(job_id, add_tags=tag, remove_tags=untag, notes=text)
+        else:
+            found = client.annotations(job_id)
+    write_json(found) if as_json else _show_annotations(found)
+
+
+def _show_annotations(found: Annotations) -> None:
+    from dray.cli.display.output import cell, say, write
+
+    say(f"tags: {', '.join(found.tags) or 'none'}")
+    if found.updated_at is not None:
+        say(f"changed by {found.updated_by} at {cell(found.updated_at)}")
+    for line in found.notes.splitlines():
+        write(line)

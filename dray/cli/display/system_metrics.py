@@ -1,0 +1,102 @@
+"""System metrics of a job: what each rank and each node uses now, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from dray.cli.display.output import number, size
+
+if TYPE_CHECKING:
+    from dray.views import Metrics, RankSample, SystemMetrics, SystemSample
+
+_Column = tuple[str, Callable[[float], str]]
+"""Heading, and how a value is written."""
+
+
+def _rate(num_bytes: float) -> str:
+    return f"{size(int(num_bytes))}/s"
+
+
+def _size(num_bytes: float) -> str:
+    return size(int(num_bytes))
+
+
+def _share(share: float) -> str:
+    return f"{share:.0%}"
+
+
+_RANK: dict[str, _Column] = {
+    "system/cpu": ("CPU", number),
+    "system/memory_rss": ("MEMORY", _size),
+    "system/disk_read": ("READ", _rate),
+    "system/disk_written": ("WRITTEN", _rate),
+}
+_GPU: dict[str, _Column] = {
+    "utilization": ("GPU", _share),
+    "memory_used": ("GPU MEMORY", _size),
+    "power_w": ("WATTS", number),
+    "temperature_c": ("CELSIUS", number),
+}
+_NODE: dict[str, _Column] = {
+    "system/node/cpu": ("CPU", number),
+    "system/node/memory_used": ("MEMORY", _size),
+    "system/node/memory_available": ("AVAILABLE", _size),
+    "system/node/disk_read": ("READ", _rate),
+    "system/node/disk_written": ("WRITTEN", _rate),
+    "system/node/network_received": ("RECEIVED", _rate),
+    "system/node/network_sent": ("SENT", _rate),
+}
+
+
+def tabulate(sample: SystemSample, rank: int | None) -> None:
+    """Write what every rank uses, or one, with a line for each GPU; and the nodes, each named by
+    its lowest rank."""
+    from dray.cli.display.output import write
+    from dray.cli.display.tables import table
+
+    shown = [one for one in sample.ranks if rank is None or one.rank == rank]
+    if not shown:
+        write("there are no samples yet")
+        return
+    headings = ("RANK", *(heading for heading, _ in (*_RANK.values(), *_GPU.values())))
+    rows = [_line(one, gpu) for one in shown for gpu in range(_num_gpus(one.values))]
+    table(headings, rows, optional=tuple(reversed(headings[3:])))
+    nodes = [one for one in shown if _NODE.keys() & one.values.keys()]
+    if nodes:
+        write("")
+        headings = ("NODE OF RANK", *(heading for heading, _ in _NODE.values()))
+        table(
+            headings,
+            [(one.rank, *_cells(one.values, _NODE)) for one in nodes],
+            optional=tuple(reversed(headings[3:])),
+        )
+
+
+def _num_gpus(values: Mapping[str, float]) -> int:
+    """The lines of a rank: one for each GPU, and one without any."""
+    numbers = [int(key.split("/")[2]) for key in values if key.startswith("system/gpu/")]
+    return max(numbers, default=0) + 1
+
+
+def _line(one: RankSample, gpu: int) -> tuple[object, ...]:
+    """The rank with its first GPU, or a further GPU alone."""
+    of_gpu = {f"system/gpu/{gpu}/{what}": column for what, column in _GPU.items()}
+    of_rank = (one.rank, *_cells(one.values, _RANK)) if gpu == 0 else ("", *[None] * len(_RANK))
+    return (*of_rank, *_cells(one.values, of_gpu))
+
+
+def _cells(values: Mapping[str, float], columns: Mapping[str, _Column]) -> list[str | None]:
+    return [form(values[key]) if key in values else None for key, (_, form) in columns.items()]
+
+
+def by_seconds(answer: SystemMetrics) -> Metrics:
+    """The series with the seconds since the first point in place of steps, as charts draw them."""
+    from dray.views import Metrics, Series
+
+    first = min((one.times[0] for one in answer.series.values() if one.times), default=0)
+    series = {
+        key: Series(steps=[time - first for time in one.times], values=[*one.values])
+        for key, one in answer.series.items()
+    }
+    return Metrics(series=series, next_step=0)

@@ -1,0 +1,123 @@
+"""The use of a whole machine as /proc and /sys show it: processors, memory, disks, network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray_workers.node.system_metrics.memory_limit import RoomOfMemory, room_in_control_groups
+from ray_workers.node.system_metrics.rates import Values, growth
+from ray_workers.shared.processes.procfs import TICKS_PER_S
+
+CPU = "system/node/cpu"
+MEMORY_USED, MEMORY_AVAILABLE = "system/node/memory_used", "system/node/memory_available"
+DISK = ("system/node/disk_read", "system/node/disk_written")
+NETWORK = ("system/node/network_received", "system/node/network_sent")
+
+SECTOR_BYTES = 512
+"""Unit of /proc/diskstats, whatever the disk's own sectors are."""
+LOOPBACK = "lo"
+
+Counters = Mapping[str, tuple[int, int]]
+"""Bytes in and out of each device since it came."""
+
+
+@dataclass(frozen=True)
+class MachineReading:
+    """The state of a machine at one moment. Values that can't be read are missing, or None."""
+
+    cpu_s: float | None
+    """Processor time that anything but idling took, of all processors together."""
+    memory: RoomOfMemory | None
+    disks: Counters
+    """Read and written, of whole physical disks."""
+    networks: Counters
+    """Received and sent, of network cards."""
+
+    def values(self) -> Values:
+        """Those that need no earlier reading."""
+        if self.memory is None:
+            return {}
+        return {MEMORY_USED: self.memory.used, MEMORY_AVAILABLE: self.memory.available}
+
+    def rates_since(self, before: MachineReading, passed_s: float) -> Values:
+        found = {}
+        if self.cpu_s is not None and before.cpu_s is not None:
+            found[CPU] = max(0.0, self.cpu_s - before.cpu_s)
+        found |= dict(zip(DISK, growth(before.disks, self.disks), strict=False))
+        found |= dict(zip(NETWORK, growth(before.networks, self.networks), strict=False))
+        return {name: value / passed_s for name, value in found.items()}
+
+
+class MachineMeter:
+    """Reads the machine that this process runs on."""
+
+    def __init__(self, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
+        self._proc = proc
+        self._sys = sys
+        self._is_physical: dict[Path, bool] = {}
+
+    def read(self) -> MachineReading:
+        return MachineReading(
+            cpu_s=self._cpu_s(),
+            memory=self._memory(),
+            disks=self._disks(),
+            networks=self._networks(),
+        )
+
+    def _cpu_s(self) -> float | None:
+        try:
+            with (self._proc / "stat").open() as file:
+                name, *ticks = file.readline().split()
+            user, nice, system, _idle, _iowait, irq, softirq = map(int, ticks[:7])
+        except (OSError, ValueError):
+            return None
+        return (user + nice + system + irq + softirq) / TICKS_PER_S if name == "cpu" else None
+
+    def _memory(self) -> RoomOfMemory | None:
+        """Of the machine, or of the control group around this process that has the least room."""
+        sizes = {}
+        for line in _lines(self._proc / "meminfo"):
+            name, size, *_ = line.split()
+            sizes[name] = int(size) * 1024
+        rooms = room_in_control_groups(self._proc, self._sys)
+        if "MemTotal:" in sizes and "MemAvailable:" in sizes:
+            available = sizes["MemAvailable:"]
+            rooms.append(RoomOfMemory(sizes["MemTotal:"] - available, available))
+        return min(rooms, key=lambda room: room.available, default=None)
+
+    def _disks(self) -> Counters:
+        """Partitions, and devices made of others, such as those of LVM, would count twice."""
+        found = {}
+        for line in _lines(self._proc / "diskstats"):
+            fields = line.split()
+            name = fields[2]
+            if self._is_device(self._sys / "block" / name.replace("/", "!")):
+                found[name] = int(fields[5]) * SECTOR_BYTES, int(fields[9]) * SECTOR_BYTES
+        return found
+
+    def _networks(self) -> Counters:
+        """Of the cards; where none is seen, as in a container, of all devices but the loopback."""
+        found = {}
+        for line in _lines(self._proc / "net" / "dev")[2:]:
+            name, _, counters = line.partition(":")
+            fields = counters.split()
+            found[name.strip()] = int(fields[0]), int(fields[8])
+        found.pop(LOOPBACK, None)
+        cards = {n: c for n, c in found.items() if self._is_device(self._sys / "class/net" / n)}
+        return cards or found
+
+    def _is_device(self, path: Path) -> bool:
+        """Whether hardware is behind it, be it a hypervisor's."""
+        known = self._is_physical.get(path)
+        if known is None:
+            known = self._is_physical[path] = (path / "device").exists()
+        return known
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

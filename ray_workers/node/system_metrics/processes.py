@@ -1,0 +1,83 @@
+"""The use of a rank: of its process and of all that it started, such as loaders of data."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ray_workers.node.session_records import SessionRecord
+from ray_workers.node.system_metrics.rates import Values
+from ray_workers.shared.processes.procfs import (
+    DEAD,
+    TICKS_PER_S,
+    cpu_ticks,
+    io_counters,
+    living_tree,
+    stat_fields,
+)
+
+CPU = "system/cpu"
+MEMORY = "system/memory_rss"
+DISK_READ, DISK_WRITTEN = "system/disk_read", "system/disk_written"
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class RankReading:
+    """One rank's processes at one moment, added up."""
+
+    started: int
+    """Start of the rank's process, by which it is told from the one before it."""
+    cpu_s: float
+    memory_bytes: int
+    """Resident: pages that several processes share count for each."""
+    read_bytes: int
+    """From disks, as far as the processes are this user's."""
+    written_bytes: int
+
+    def values(self) -> Values:
+        """Those that need no earlier reading."""
+        return {MEMORY: self.memory_bytes}
+
+    def rates_since(self, before: RankReading, passed_s: float) -> Values:
+        """None if that is of another process. A process that vanishes uncounted is no negative
+        use."""
+        if before.started != self.started:
+            return {}
+        grown = {
+            CPU: self.cpu_s - before.cpu_s,
+            DISK_READ: self.read_bytes - before.read_bytes,
+            DISK_WRITTEN: self.written_bytes - before.written_bytes,
+        }
+        return {name: max(0.0, value) / passed_s for name, value in grown.items()}
+
+
+def read_rank(record: SessionRecord) -> RankReading | None:
+    """None if the rank's process is gone, also if its pid is another's by now."""
+    fields = stat_fields(record.pid)
+    if not fields or fields[0] in DEAD or int(fields[19]) != record.started:
+        return None
+    ticks = pages = num_read = num_written = 0
+    for pid, each in living_tree(_roots(record, int(fields[1]))):
+        ticks += cpu_ticks(each)
+        if int(each[1]) != record.server_pid:  # the init's memory is the forkserver's
+            pages += int(each[21])
+        counters = io_counters(pid)
+        if len(counters) > 5:
+            num_read += counters[4]
+            num_written += counters[5]
+    return RankReading(
+        started=record.started,
+        cpu_s=ticks / TICKS_PER_S,
+        memory_bytes=pages * PAGE_BYTES,
+        read_bytes=num_read,
+        written_bytes=num_written,
+    )
+
+
+def _roots(record: SessionRecord, parent: int) -> list[int]:
+    """The rank, and its init, to which all belongs that lost its parent within the rank."""
+    grandparent = stat_fields(parent)[1:2]
+    is_init = grandparent == [str(record.server_pid).encode()]
+    return [record.pid, parent] if is_init else [record.pid]

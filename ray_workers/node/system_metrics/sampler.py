@@ -1,0 +1,107 @@
+"""Samples of the ranks of each attempt on a node, and of the node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray_workers.node import session_records
+from ray_workers.node.system_metrics.gpus import GpuMeter
+from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
+from ray_workers.node.system_metrics.processes import RankReading, read_rank
+from ray_workers.node.system_metrics.rates import Values, rounded
+
+LIMIT_S = 1.0
+"""For which a sample is waited for: the observation that it comes with is not to be late."""
+
+Attempt = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """An attempt on this node at one moment."""
+
+    at: float
+    """Monotonic seconds."""
+    machine: MachineReading
+    ranks: Mapping[int, RankReading]
+
+
+class SystemMetricsSampler:
+    """Takes samples; rates are means since the attempt's sample before."""
+
+    def __init__(
+        self,
+        sessions: Path,
+        *,
+        machine: MachineMeter | None = None,
+        gpus: GpuMeter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """sessions: the folder of the node's session records."""
+        self._sessions = sessions
+        self._machine = machine or MachineMeter()
+        self._gpus = gpus or GpuMeter()
+        self._clock = clock
+        self._before: dict[Attempt, _Reading] = {}
+        self._under_way: dict[Attempt, asyncio.Future[dict[int, Values]]] = {}
+
+    async def sample(self, job_id: str, attempt: int) -> dict[int, Values]:
+        """The values by rank, those of the node with the lowest rank on it; nothing of an attempt
+        that has no rank here, or whose last sample does not end: a look into /proc may have to wait
+        for the process that is looked at."""
+        key = (job_id, attempt)
+        if key in self._under_way:
+            return {}
+        work = asyncio.ensure_future(asyncio.to_thread(self._sample_or_nothing, key))
+        self._under_way[key] = work
+        work.add_done_callback(lambda _: self._under_way.pop(key, None))
+        await asyncio.wait({work}, timeout=LIMIT_S)
+        return work.result() if work.done() else {}
+
+    def forget(self, job_id: str, attempt: int) -> None:
+        """The attempt is over."""
+        self._before.pop((job_id, attempt), None)
+
+    def _sample_or_nothing(self, key: Attempt) -> dict[int, Values]:
+        try:
+            return self.read(*key)
+        except Exception:  # a file in /proc that nobody expected is no reason to see no ranks
+            traceback.print_exc()
+            return {}
+
+    def read(self, job_id: str, attempt: int) -> dict[int, Values]:
+        """A sample, in the thread that asks for it."""
+        key = (job_id, attempt)
+        records = {r.rank: r for r in session_records.sessions_of(self._sessions, *key)}
+        read = {rank: read_rank(record) for rank, record in records.items()}
+        ranks = {rank: reading for rank, reading in sorted(read.items()) if reading is not None}
+        if not ranks:
+            return {}
+        now = _Reading(self._clock(), self._machine.read(), ranks)
+        found = _values(now, self._before.get(key))
+        self._before[key] = now
+        gpus = {rank: records[rank].gpu_names for rank in ranks}
+        of_gpus = self._gpus.read({name for names in gpus.values() for name in names})
+        for rank, names in gpus.items():
+            for number, name in enumerate(names):
+                values = of_gpus.get(name, {})
+                found[rank] |= {f"system/gpu/{number}/{w}": v for w, v in values.items()}
+        return {rank: rounded(values) for rank, values in found.items()}
+
+
+def _values(now: _Reading, before: _Reading | None) -> dict[int, Values]:
+    found = {rank: reading.values() for rank, reading in now.ranks.items()}
+    of_node = now.machine.values()
+    if before is not None and now.at > before.at:
+        passed_s = now.at - before.at
+        of_node |= now.machine.rates_since(before.machine, passed_s)
+        for rank, reading in now.ranks.items():
+            if rank in before.ranks:
+                found[rank] |= reading.rates_since(before.ranks[rank], passed_s)
+    found[min(found)] |= of_node
+    return found

@@ -1,0 +1,75 @@
+"""System metrics on their way from the nodes' observations into the supervisor's reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from ray_workers.shared.frames import SystemMetricsColumns, SystemMetricsReport
+from ray_workers.supervision.reporter import Reporter
+
+EARLY = 0.1
+"""Share of the period by which a sample may come early: it waits for another call to go along."""
+
+Sample = Mapping[int, Mapping[str, float]]
+"""Values by rank and name."""
+
+
+def boot_time() -> float:
+    """Seconds that nobody sets, and that pass while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SystemMetricsReporter:
+    """The samples of one attempt.
+
+    A sample makes no call of its own: the next observation of the ranks brings it along. Its time
+    rises from sample to sample, also where the node's clock is set back.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        period_s: float | None,
+        clock: Callable[[], float] = boot_time,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """period_s: None for no samples."""
+        self._reporter = reporter
+        self._period_s = period_s
+        self._clock = clock
+        self._epoch = wall_clock() - clock()
+        self._asked_at: float | None = None
+        self._is_wanted = False
+
+    def ask(self) -> None:
+        """Have the next observation bring a sample, if it is time for one."""
+        if self._period_s is None:
+            return
+        now = self._clock()
+        least_s = self._period_s * (1 - EARLY)
+        if self._asked_at is None or now - self._asked_at >= least_s:
+            self._asked_at = now
+            self._is_wanted = True
+
+    def take_wish(self) -> bool:
+        """Whether an observation that is made now is to bring a sample."""
+        is_wanted, self._is_wanted = self._is_wanted, False
+        return is_wanted
+
+    def report(self, samples: Iterable[Sample]) -> None:
+        """Report what the nodes answered; nothing if no rank runs."""
+        alike: dict[tuple[str, ...], dict[int, Mapping[str, float]]] = {}
+        for sample in samples:
+            for rank, values in sample.items():
+                alike.setdefault(tuple(values), {})[rank] = values
+        columns = [
+            SystemMetricsColumns(
+                list(ranks),
+                {name: [values[name] for values in ranks.values()] for name in names},
+            )
+            for names, ranks in alike.items()
+            if names
+        ]
+        if columns:
+            self._reporter.report(SystemMetricsReport(round(self._epoch + self._clock()), columns))

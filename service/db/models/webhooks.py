@@ -1,0 +1,83 @@
+"""Webhooks, and the messages for them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Index, String, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db.models.base import Base
+from service.db.types import BigId
+
+
+class WebhookRow(Base):
+    """An address that is told when jobs come to certain states."""
+
+    __tablename__ = "webhooks"
+    __table_args__ = (
+        Index("ix_webhooks_owner", "owner"),
+        Index(
+            "ix_webhooks_enabled",
+            "owner",
+            sqlite_where=text("disabled_at IS NULL"),
+            postgresql_where=text("disabled_at IS NULL"),
+        ),
+    )
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(255))
+    url: Mapped[str]
+    format: Mapped[str] = mapped_column(String(16))
+    states: Mapped[list[Any]]
+    queue: Mapped[str | None] = mapped_column(String(64))
+    labels: Mapped[dict[str, Any]]
+    all_users: Mapped[bool]
+    """It is told of the jobs of all, not of its owner's alone."""
+    secret: Mapped[str]
+    """The key of its messages' signatures."""
+    failures: Mapped[int]
+    """Tries in a row that the receiver did not take."""
+    failing_since: Mapped[datetime | None]
+    paused_until: Mapped[datetime | None]
+    disabled_at: Mapped[datetime | None]
+    disabled_code: Mapped[str | None] = mapped_column(String(64))
+    disabled_message: Mapped[str | None]
+    created_at: Mapped[datetime]
+
+
+class WebhookDeliveryRow(Base):
+    """A message for a webhook, written in the transaction of the change that it tells of.
+
+    It names its webhook without a foreign key: a change of a job never waits for, nor fails by,
+    somebody who deletes the webhook. Messages without a webhook are deleted now and then.
+    """
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (
+        Index("ix_webhook_deliveries_webhook_id_number", "webhook_id", "number"),
+        Index(
+            "ix_webhook_deliveries_waiting",
+            *("webhook_id", "next_try_at"),
+            sqlite_where=text("next_try_at IS NOT NULL"),
+            postgresql_where=text("next_try_at IS NOT NULL"),
+        ),
+        {"sqlite_autoincrement": True},
+    )
+    number: Mapped[int] = mapped_column(BigId, primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str | None] = mapped_column(String(64))
+    """Unset of a test."""
+    type: Mapped[str] = mapped_column(String(32))
+    data: Mapped[dict[str, Any]]
+    """The message about the job, which may change or go meanwhile."""
+    status: Mapped[str] = mapped_column(String(16))
+    tries: Mapped[int]
+    created_at: Mapped[datetime]
+    next_try_at: Mapped[datetime | None]
+    """Set while it waits."""
+    tried_at: Mapped[datetime | None]
+    answer_status: Mapped[int | None]
+    answer_body: Mapped[str | None]
+    answer_error: Mapped[str | None]
+    took_s: Mapped[float | None]

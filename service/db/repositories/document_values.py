@@ -1,0 +1,68 @@
+"""SQL on the values of documents that searches go by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sqlalchemy import delete, exists, select
+from sqlalchemy import insert as sql_insert
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session, aliased
+
+from service.db.models import DocumentValueRow
+from service.db.repositories.bulk import CHUNK, in_chunks, table_of
+from service.domain.ids import is_array_id
+from service.domain.tracking.document_values import SharedValues, StoredValue, Values
+
+SHARES = ""
+"""The pointer of the row that names the holder whose values a job shares."""
+
+
+def insert_shared(session: Session, shared: SharedValues) -> None:
+    """Store the values that jobs share. Harmless to repeat."""
+    known = select(DocumentValueRow.holder).where(DocumentValueRow.holder == shared.holder)
+    if session.connection().execute(known.limit(1)).first() is not None:
+        return
+    is_postgres = session.get_bind().dialect.name == "postgresql"
+    insert_ = postgresql.insert if is_postgres else sqlite.insert
+    # Another transaction may be about to commit the same.
+    statement = insert_(table_of(DocumentValueRow)).on_conflict_do_nothing()
+    session.connection().execute(statement, _rows(shared.holder, shared.values))
+
+
+def insert(session: Session, holder: str, own: Mapping[str, Values]) -> None:
+    """Store the values of jobs, by id, which share those of `holder` but for these."""
+    rows = [
+        row
+        for job_id, values in own.items()
+        for row in _rows(job_id, {SHARES: StoredValue(None, holder), **values})
+    ]
+    session.connection().execute(sql_insert(table_of(DocumentValueRow)), rows)
+
+
+def _rows(holder: str, values: Values) -> list[dict[str, Any]]:
+    return [
+        {"holder": holder, "pointer": pointer, "number": value.number, "text": value.text}
+        for pointer, value in values.items()
+    ]
+
+
+def replace(session: Session, job_id: str, holder: str, own: Values) -> None:
+    """Store the values of a job whose document has changed."""
+    session.connection().execute(delete(DocumentValueRow).where(DocumentValueRow.holder == job_id))
+    insert(session, holder, {job_id: own})
+
+
+def drop(session: Session, job_ids: Collection[str]) -> None:
+    """Delete those of jobs, and of arrays that no job is left of."""
+    c = DocumentValueRow
+    arrays: set[str] = set()
+    for some in in_chunks(sorted(job_ids), CHUNK):
+        shares = select(c.text).where(c.holder.in_(some), c.pointer == SHARES).distinct()
+        arrays.update(holder for holder in session.scalars(shares) if holder is not None)
+        session.connection().execute(delete(c).where(c.holder.in_(some)))
+    for holder in filter(is_array_id, arrays):
+        sharer = aliased(c)
+        is_shared = exists().where(sharer.pointer == SHARES, sharer.text == holder)
+        session.connection().execute(delete(c).where(c.holder == holder, ~is_shared))

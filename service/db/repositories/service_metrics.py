@@ -1,0 +1,53 @@
+"""SQL on what the service measures of itself, and on the queues as an operator watches them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import JobRow, ServiceMetricRow
+from service.domain.meter import Cell
+
+
+def add(session: Session, cells: Mapping[Cell, float]) -> None:
+    """Add to the sums. In one order, so that no two processes wait for each other."""
+    is_postgres = session.get_bind().dialect.name == "postgresql"
+    insert: Any = postgresql.insert if is_postgres else sqlite.insert
+    statement = insert(ServiceMetricRow)
+    statement = statement.on_conflict_do_update(
+        index_elements=["metric", "label", "part"],
+        set_={"value": ServiceMetricRow.value + statement.excluded.value},
+    )
+    rows = [
+        {"metric": metric, "label": label, "part": part, "value": value}
+        for (metric, label, part), value in sorted(cells.items())
+    ]
+    session.connection().execute(statement, rows)
+
+
+def every(session: Session) -> dict[Cell, float]:
+    """The sums of all processes."""
+    rows = session.scalars(select(ServiceMetricRow))
+    return {(row.metric, row.label, row.part): row.value for row in rows}
+
+
+def queues(session: Session) -> Sequence[Row[str, JobState, int, datetime]]:
+    """(queue, state, number of jobs, when the first of them was submitted that could start were
+    slots free) of jobs that have not ended."""
+    can_start = JobRow.kept_back_since.is_(None) & JobRow.held_by.is_(None)
+    first = func.min(JobRow.created_at).filter(can_start)
+    query = (
+        select(JobRow.queue, JobRow.state, func.count().label("num_jobs"), first.label("first_at"))
+        .where(JobRow.finished_at.is_(None), JobRow.state.in_(_UNFINISHED))
+        .group_by(JobRow.queue, JobRow.state)
+    )
+    return session.execute(query).all()
+
+
+_UNFINISHED = [state for state in JobState if not state.is_terminal]

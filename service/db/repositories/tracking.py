@@ -1,0 +1,98 @@
+"""SQL on tags, notes and experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import ExperimentRow, JobAnnotationRow, JobLabelRow, JobRow, JobTagRow
+from service.db.repositories.bulk import CHUNK, in_chunks
+from service.domain.tracking.search import EXPERIMENT
+
+
+def annotation(session: Session, job_id: str) -> JobAnnotationRow | None:
+    return session.get(JobAnnotationRow, job_id)
+
+
+def annotate(session: Session, job_id: str, notes: str, now: datetime, by: str) -> None:
+    """Store the notes as the next revision. The job's row is locked."""
+    row = annotation(session, job_id)
+    if row is None:
+        row = JobAnnotationRow(job_id=job_id, revision=0)
+        session.add(row)
+    row.notes, row.updated_at, row.updated_by = notes, now, by
+    row.revision += 1
+    session.flush()
+
+
+def set_tags(session: Session, job_id: str, tags: Collection[str]) -> None:
+    session.execute(delete(JobTagRow).where(JobTagRow.job_id == job_id))
+    session.add_all(JobTagRow(job_id=job_id, tag=tag) for tag in sorted(tags))
+    session.flush()
+
+
+def experiments(session: Session, after: str, limit: int) -> Sequence[Row[str, int, str]]:
+    """(name, number of jobs, id of the newest) of experiments by name, after that name."""
+    label = JobLabelRow
+    query = (
+        select(label.value, func.count(), func.max(label.job_id))
+        .where(label.key == EXPERIMENT, label.value > after, *_shown(label.job_id))
+        .group_by(label.value)
+        .order_by(label.value)
+        .limit(limit)
+    )
+    return session.execute(query).all()
+
+
+def jobs_of(session: Session, name: str, limit: int) -> list[str]:
+    """Ids of the experiment's newest jobs, the newest first."""
+    job_id = JobLabelRow.job_id
+    query = select(job_id).where(*_in_experiment(name)).order_by(job_id.desc()).limit(limit)
+    return list(session.scalars(query))
+
+
+def states_of(session: Session, name: str) -> dict[JobState, int]:
+    """The number of its jobs in each state that one is in."""
+    query = (
+        select(JobRow.state, func.count())
+        .join(JobLabelRow, JobLabelRow.job_id == JobRow.id)
+        .where(*_in_experiment(name))
+        .group_by(JobRow.state)
+    )
+    return {JobState(state): number for state, number in session.execute(query)}
+
+
+def _in_experiment(name: str) -> tuple[Any, ...]:
+    label = JobLabelRow
+    return (label.key == EXPERIMENT, label.value == name, *_shown(label.job_id))
+
+
+def _shown(job_id: Any) -> tuple[Any, ...]:
+    return (job_id.not_in(select(JobRow.id).where(JobRow.deleted_at.is_not(None))),)
+
+
+def baselines(session: Session, names: Collection[str]) -> Mapping[str, str]:
+    """The pinned jobs of those of these experiments that have one, by experiment."""
+    found: dict[str, str] = {}
+    for some in in_chunks(sorted(names), CHUNK):
+        query = (
+            select(ExperimentRow.name, ExperimentRow.baseline)
+            .join(JobRow, JobRow.id == ExperimentRow.baseline)
+            .where(ExperimentRow.name.in_(some), JobRow.deleted_at.is_(None))
+        )
+        found.update((name, job_id or "") for name, job_id in session.execute(query))
+    return found
+
+
+def set_baseline(session: Session, name: str, job_id: str | None) -> None:
+    is_postgres = session.get_bind().dialect.name == "postgresql"
+    insert = postgresql.insert if is_postgres else sqlite.insert
+    statement = insert(ExperimentRow).values(name=name, baseline=job_id)
+    changes = {"baseline": job_id}
+    session.execute(statement.on_conflict_do_update(index_elements=["name"], set_=changes))

@@ -1,0 +1,123 @@
+"""Counts and durations of what the service does, for Prometheus.
+
+Every process adds up its own here and now and then adds that to the database, where all processes
+read the sums of all: the loops may run where nobody asks for metrics, and no restart resets them.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dray.views import JobState
+
+COUNT: Final = "count"
+SUM: Final = "sum"
+"""With the upper bounds of buckets, the parts of a metric."""
+BEYOND: Final = "+Inf"
+
+Cell = tuple[str, str, str]
+"""Metric, value of its label, part."""
+
+
+@dataclass(frozen=True)
+class ServiceMetric:
+    """A counter, or, with bounds, a histogram of seconds."""
+
+    name: str
+    """As Prometheus calls it, without `_total`."""
+    help: str
+    label: str | None = None
+    values: tuple[str, ...] = ("",)
+    """Those that the label has."""
+    bounds: tuple[float, ...] = ()
+    """Upper bounds of the buckets, in seconds."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The buckets from the lowest on."""
+        return (*(f"{bound:g}" for bound in self.bounds), BEYOND)
+
+
+_SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_LONG = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+
+SCHEDULER_ROUND = ServiceMetric(
+    "dray_scheduler_round_seconds",
+    "Time of a round of the scheduler: look, plan, claim and launch.",
+    bounds=_SHORT,
+)
+REPLY_DELAY = ServiceMetric(
+    "dray_reply_delay_seconds",
+    "Time that a reply with reports of a running job waited to be stored.",
+    bounds=_SHORT,
+)
+JOB_WAIT = ServiceMetric(
+    "dray_job_wait_seconds",
+    "Time from a job's submission to its first claim of slots.",
+    bounds=(1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 259200.0),
+)
+JOB_START = ServiceMetric(
+    "dray_job_start_seconds",
+    "Time from an attempt's claim of slots until it was seen to train.",
+    bounds=_LONG,
+)
+RECOVERY = ServiceMetric(
+    "dray_recovery_seconds",
+    "Time without training after a fault: within the group, or until the next attempt trained.",
+    "how",
+    ("in_place", "restart"),
+    bounds=_LONG,
+)
+JOB_ENDS = ServiceMetric(
+    "dray_job_ends",
+    "Jobs that ended, by their last state.",
+    "state",
+    tuple(state.value for state in JobState if state.is_terminal),
+)
+WEBHOOK_TRIES = ServiceMetric(
+    "dray_webhook_tries",
+    "Messages that were sent to webhooks, also again, by whether they were taken.",
+    "outcome",
+    ("delivered", "failed"),
+)
+
+METRICS: Final = (
+    *(SCHEDULER_ROUND, REPLY_DELAY, JOB_WAIT, JOB_START, RECOVERY),
+    *(JOB_ENDS, WEBHOOK_TRIES),
+)
+
+
+class Meter:
+    """Of one process, since its sums were last taken. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cells: dict[Cell, float] = defaultdict(float)
+
+    def add(self, metric: ServiceMetric, amount: float = 1.0, label: str = "") -> None:
+        """Count up, or put a duration in seconds into its bucket."""
+        assert label in metric.values, f"{metric.name} has no label {label!r}"
+        self.add_all(cells_of(metric, amount, label))
+
+    def add_all(self, cells: Mapping[Cell, float]) -> None:
+        with self._lock:
+            for cell, amount in cells.items():
+                self._cells[cell] += amount
+
+    def take(self) -> dict[Cell, float]:
+        """The sums, which begin anew."""
+        with self._lock:
+            taken, self._cells = self._cells, defaultdict(float)
+        return dict(taken)
+
+
+def cells_of(metric: ServiceMetric, amount: float, label: str) -> dict[Cell, float]:
+    if not metric.bounds:
+        return {(metric.name, label, COUNT): amount}
+    bucket = metric.parts[bisect_left(metric.bounds, amount)]
+    return {(metric.name, label, bucket): 1.0, (metric.name, label, SUM): amount}

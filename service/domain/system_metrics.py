@@ -1,0 +1,138 @@
+"""Samples of system metrics: many series at the same times, packed, joined and made fewer."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from service.domain.series_rows import Series
+
+RANKS_OF_ROW = 64
+"""Ranks whose samples share rows, so that those of one rank are read without all others."""
+LONE_SAMPLES = 64
+"""Samples that have rows of their own until they are joined in one."""
+MAX_SAMPLES = 1024
+"""Of one job that are kept; of more each two become their mean."""
+SAMPLES_OF_ROW = 128
+
+
+@dataclass(frozen=True)
+class SystemSamples:
+    """times: Unix seconds, rising. columns: of each series a value for each time, NaN for none."""
+
+    times: Sequence[int]
+    columns: Mapping[Series, Sequence[float]]
+
+    def of(self, start: int, stop: int) -> SystemSamples:
+        """Those from one place to another."""
+        columns = {series: values[start:stop] for series, values in self.columns.items()}
+        return SystemSamples(self.times[start:stop], columns)
+
+
+def first_rank(rank: int) -> int:
+    """The least of the ranks that share rows with this one."""
+    return rank - rank % RANKS_OF_ROW
+
+
+def pack(samples: SystemSamples) -> bytes:
+    """A line of JSON that names the series; after it the times as int64 and the values as float32,
+    little-endian."""
+    keys: dict[int, list[str]] = {}
+    for key, rank in samples.columns:
+        keys.setdefault(rank, []).append(key)
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for rank, of_rank in keys.items():
+        alike.setdefault(tuple(of_rank), []).append(rank)
+    head = json.dumps([len(samples.times), list(alike.items())], separators=(",", ":"))
+    values = array("f")
+    for names, ranks in alike.items():
+        for rank in ranks:
+            for key in names:
+                values.extend(samples.columns[key, rank])
+    if sys.byteorder == "big":
+        values.byteswap()
+    times = struct.pack(f"<{len(samples.times)}q", *samples.times)
+    return b"".join((head.encode(), b"\n", times, values.tobytes()))
+
+
+def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
+    """Of all ranks, or of one."""
+    head, _, data = row.partition(b"\n")
+    num_samples, alike = json.loads(head)
+    times = struct.unpack_from(f"<{num_samples}q", data)
+    values = array("f")
+    values.frombytes(data[8 * num_samples :])
+    if sys.byteorder == "big":
+        values.byteswap()
+    columns: dict[Series, Sequence[float]] = {}
+    at = 0
+    for names, ranks in alike:
+        for each in ranks:
+            for key in names:
+                if rank is None or each == rank:
+                    columns[key, each] = values[at : at + num_samples].tolist()
+                at += num_samples
+    return SystemSamples(times, columns)
+
+
+def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
+    """All samples in the order of their times, whatever the order of the parts: the clocks of two
+    attempts may differ. Of several at the same time the first."""
+    columns: dict[Series, list[float]] = {}
+    times: list[int] = []
+    for part in parts:
+        for series, values in part.columns.items():
+            column = columns.setdefault(series, [])
+            column += [math.nan] * (len(times) - len(column))
+            column += values
+        times += part.times
+    for column in columns.values():
+        column += [math.nan] * (len(times) - len(column))
+    if all(earlier < later for earlier, later in pairwise(times)):
+        return SystemSamples(times, columns)
+    first: dict[int, int] = {}
+    for place, time in enumerate(times):
+        first.setdefault(time, place)
+    ordered = sorted(first)
+    places = [first[time] for time in ordered]
+    return SystemSamples(ordered, {s: [column[p] for p in places] for s, column in columns.items()})
+
+
+def thinned(samples: SystemSamples, count: int) -> SystemSamples:
+    """The mean of each `count` samples in a row, at the time of the last of them."""
+    if count == 1:
+        return samples
+    starts = range(0, len(samples.times), count)
+    return SystemSamples(
+        [samples.times[start : start + count][-1] for start in starts],
+        {
+            series: [_mean(values[start : start + count]) for start in starts]
+            for series, values in samples.columns.items()
+        },
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    if mean == mean:
+        return mean
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else math.nan
+
+
+def of_report(
+    time: int, columns: Iterable[tuple[Sequence[int], Mapping[str, Sequence[float]]]]
+) -> dict[int, SystemSamples]:
+    """One sample by the first rank of its row. columns: ranks, and the values of each by name."""
+    found: dict[int, dict[Series, list[float]]] = {}
+    for ranks, values in columns:
+        for place, rank in enumerate(ranks):
+            of_row = found.setdefault(first_rank(rank), {})
+            of_row.update({(key, rank): [column[place]] for key, column in values.items()})
+    return {rank: SystemSamples([time], found[rank]) for rank in sorted(found)}

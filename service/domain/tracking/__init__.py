@@ -1,0 +1,1 @@
+"""Searching and comparing jobs: the grammar of searches, and documents as values by place."""

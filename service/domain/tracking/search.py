@@ -1,0 +1,475 @@
+"""Search expressions, such as `val/accuracy > 0.9 and train.optimizer.lr < 0.01`.
+
+    expression = conjunct { "or" conjunct }
+    conjunct   = negation { "and" negation }
+    negation   = "not" negation | "(" expression ")" | condition
+    condition  = "exists" "(" field ")"
+               | field ( "=" | "!=" | "<" | "<=" | ">" | ">=" ) literal
+               | field [ "not" ] "in" "(" literal { "," literal } ")"
+               | text [ "not" ] "in" "tags"
+    field      = name { "[" ( integer | text ) "]" }
+               | ( "last" | "min" | "max" ) "(" field ")"
+    literal    = number | text | "true" | "false"
+
+A name with `/` is a metric, one of `COLUMNS` a column of the job, `labels.x` and `metrics.x` are
+what they say, and the others are fields of the document. A condition on something that a job does
+not have is false, also with `!=`; `not` turns it round.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any, NoReturn
+
+from dray.spec import JobSpec
+from dray.views import JobState
+from service.domain.errors import InvalidSearch
+from service.domain.tracking.document_values import MAX_POINTER, NOT_SEARCHED, escaped
+
+MAX_CHARS = 4000
+MAX_DEPTH = 32
+"""Parentheses and `not` within each other."""
+MAX_CONDITIONS = 32
+MAX_LITERALS = 100
+"""In the parentheses of one `in`."""
+MAX_METRIC = 512
+EXPERIMENT = "experiment"
+"""The label that groups jobs; as a field short for `labels.experiment`."""
+POINTER = "/where"
+
+
+class ColumnKind(StrEnum):
+    """Kind of value of a column, and of the literals that go with it."""
+
+    TEXT = "a text"
+    STATE = "a state"
+    NUMBER = "a number"
+    TIME = "a time"
+
+
+COLUMNS = {
+    **dict.fromkeys(("id", "name", "owner", "project", "queue"), ColumnKind.TEXT),
+    "state": ColumnKind.STATE,
+    **dict.fromkeys(("priority", "world_size"), ColumnKind.NUMBER),
+    **dict.fromkeys(("created_at", "started_at", "finished_at"), ColumnKind.TIME),
+}
+"""Columns of a job that a search may name."""
+
+
+class Of(StrEnum):
+    """Which value of a series: the newest one, or an extreme."""
+
+    LAST = "last"
+    MIN = "min"
+    MAX = "max"
+
+
+class Order(StrEnum):
+    LESS = "<"
+    AT_MOST = "<="
+    MORE = ">"
+    AT_LEAST = ">="
+
+
+@dataclass(frozen=True)
+class JobColumn:
+    name: str
+
+
+@dataclass(frozen=True)
+class LabelField:
+    key: str
+
+
+@dataclass(frozen=True)
+class DocumentField:
+    pointer: str
+
+
+@dataclass(frozen=True)
+class MetricField:
+    key: str
+    of: Of = Of.LAST
+
+
+SearchField = JobColumn | LabelField | DocumentField | MetricField
+Literal = bool | float | str | datetime
+
+
+@dataclass(frozen=True)
+class Exists:
+    field: SearchField
+
+
+@dataclass(frozen=True)
+class IsOneOf:
+    field: SearchField
+    literals: Sequence[Literal]
+
+
+@dataclass(frozen=True)
+class Compared:
+    field: SearchField
+    order: Order
+    literal: float | datetime
+
+
+@dataclass(frozen=True)
+class HasTag:
+    tag: str
+
+
+@dataclass(frozen=True)
+class Negated:
+    inner: SearchNode
+
+
+@dataclass(frozen=True)
+class AllOf:
+    items: Sequence[SearchNode]
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    items: Sequence[SearchNode]
+
+
+SearchNode = Exists | IsOneOf | Compared | HasTag | Negated | AllOf | AnyOf
+
+
+def parse_search(text: str) -> SearchNode:
+    """The expression as a tree. InvalidSearch names the first column at fault, from 1."""
+    if len(text) > MAX_CHARS:
+        raise InvalidSearch(
+            f"the expression has {len(text):,} characters, and {MAX_CHARS:,} are taken",
+            pointer=POINTER,
+        )
+    return _Parser(_tokens(text)).whole()
+
+
+class _Kind(StrEnum):
+    NUMBER = "number"
+    TEXT = "text"
+    NAME = "name"
+    SIGN = "sign"
+    END = "end"
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: _Kind
+    text: str
+    at: int
+    """The column of its first character, from 1."""
+
+    @property
+    def word(self) -> str:
+        """The word in small letters; empty of what is none."""
+        return self.text.lower() if self.kind is _Kind.NAME else ""
+
+    @property
+    def shown(self) -> str:
+        if self.kind is _Kind.END:
+            return "the end"
+        return f"{self.text[:40]}..." if len(self.text) > 40 else self.text
+
+
+_SPACE = re.compile(r"[ \t\r\n]+")
+_TOKEN = re.compile(
+    r"""(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_.]))
+      | (?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
+      | (?P<name>[A-Za-z_][A-Za-z0-9_./-]*)
+      | (?P<sign><=|>=|!=|==|[<>=(),\[\]])""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _tokens(text: str) -> list[_Token]:
+    found = []
+    at = 0
+    while at < len(text):
+        if space := _SPACE.match(text, at):
+            at = space.end()
+            continue
+        match = _TOKEN.match(text, at)
+        if match is None:
+            _refuse(at + 1, _why_no_token(text, at))
+        assert match.lastgroup is not None
+        found.append(_Token(_Kind(match.lastgroup), match[0], at + 1))
+        at = match.end()
+    return [*found, _Token(_Kind.END, "", len(text) + 1)]
+
+
+def _why_no_token(text: str, at: int) -> str:
+    if text[at] in "\"'":
+        return f"the text that begins here has no {text[at]} at its end"
+    if text[at].isdigit() or text[at] in "+-.":
+        return "expected a number, such as 0.1 or 1e-3"
+    return f"{text[at]!a} has no meaning here"
+
+
+def _refuse(at: int, said: str, hint: str | None = None) -> NoReturn:
+    raise InvalidSearch(f"column {at}: {said}", pointer=POINTER, hint=hint)
+
+
+class _Parser:
+    """Recursive descent, of bounded depth."""
+
+    def __init__(self, tokens: Sequence[_Token]) -> None:
+        self._tokens = tokens
+        self._next = 0
+        self._depth = 0
+        self._num_conditions = 0
+
+    def whole(self) -> SearchNode:
+        node = self._any_of()
+        if self._token.kind is not _Kind.END:
+            self._expected('"and", "or" or the end')
+        return node
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _take(self) -> _Token:
+        token = self._token
+        self._next += 1
+        return token
+
+    def _takes(self, *signs: str) -> _Token | None:
+        """The next token, if it is one of these signs or words."""
+        token = self._token
+        is_one = token.word in signs or (token.kind is _Kind.SIGN and token.text in signs)
+        return self._take() if is_one else None
+
+    def _need(self, sign: str) -> _Token:
+        return self._takes(sign) or self._expected(f'"{sign}"')
+
+    def _expected(self, what: str, hint: str | None = None) -> NoReturn:
+        _refuse(self._token.at, f"expected {what}, found {self._token.shown}", hint)
+
+    def _any_of(self) -> SearchNode:
+        items = [self._all_of()]
+        while self._takes("or"):
+            items.append(self._all_of())
+        return items[0] if len(items) == 1 else AnyOf(items)
+
+    def _all_of(self) -> SearchNode:
+        items = [self._negation()]
+        while self._takes("and"):
+            items.append(self._negation())
+        return items[0] if len(items) == 1 else AllOf(items)
+
+    def _negation(self) -> SearchNode:
+        if opening := self._takes("not"):
+            return Negated(self._deeper(opening, self._negation))
+        if opening := self._takes("("):
+            node = self._deeper(opening, self._any_of)
+            self._need(")")
+            return node
+        return self._condition()
+
+    def _deeper(self, opening: _Token, parse: Callable[[], SearchNode]) -> SearchNode:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            _refuse(opening.at, f'more than {MAX_DEPTH} "(" and "not" are within each other')
+        node = parse()
+        self._depth -= 1
+        return node
+
+    def _condition(self) -> SearchNode:
+        token = self._token
+        self._num_conditions += 1
+        if self._num_conditions > MAX_CONDITIONS:
+            _refuse(token.at, f"the expression has more than {MAX_CONDITIONS} conditions")
+        if token.kind is _Kind.TEXT:
+            return self._has_tag(_unquoted(self._take()))
+        if self._takes("exists"):
+            self._need("(")
+            field = self._field()
+            self._need(")")
+            return Exists(field)
+        field = self._field()
+        if self._takes("not"):
+            self._need("in")
+            return AllOf([Exists(field), Negated(self._one_of(field))])
+        if self._takes("in"):
+            return self._one_of(field)
+        sign = self._takes("=", "==", "!=", *Order)
+        if sign is None:
+            self._expected('a comparison (= != < <= > >=) or "in"')
+        if sign.text in ("=", "==", "!="):
+            equal = IsOneOf(field, [self._literal(field)])
+            return AllOf([Exists(field), Negated(equal)]) if sign.text == "!=" else equal
+        return Compared(field, Order(sign.text), self._bound(field, sign))
+
+    def _has_tag(self, tag: str) -> SearchNode:
+        is_negated = self._takes("not")
+        if not self._takes("in"):
+            self._expected('"in tags"', "a text stands after a comparison, or before: in tags")
+        self._need("tags")
+        return Negated(HasTag(tag)) if is_negated else HasTag(tag)
+
+    def _one_of(self, field: SearchField) -> IsOneOf:
+        self._need("(")
+        literals = [self._literal(field)]
+        while comma := self._takes(","):
+            if len(literals) == MAX_LITERALS:
+                _refuse(comma.at, f"there are more than {MAX_LITERALS} values")
+            literals.append(self._literal(field))
+        self._need(")")
+        return IsOneOf(field, literals)
+
+    def _literal(self, field: SearchField) -> Literal:
+        """A literal that the field may be equal to."""
+        token = self._token
+        match field:
+            case JobColumn(name):
+                return self._of_column(COLUMNS[name], name)
+            case LabelField():
+                return self._text("a text in quotes: labels are texts")
+            case MetricField():
+                return self._number("a number: metrics are numbers")
+            case DocumentField():
+                if token.word in ("true", "false"):
+                    return self._take().word == "true"
+                if token.kind is _Kind.NUMBER:
+                    return self._number("a number")
+                return self._text("a number, a text in quotes, true or false")
+
+    def _bound(self, field: SearchField, sign: _Token) -> float | datetime:
+        """A literal that the field may be above or below."""
+        is_time = isinstance(field, JobColumn) and COLUMNS[field.name] is ColumnKind.TIME
+        if is_time:
+            return self._time()
+        has_no_order = isinstance(field, LabelField) or (
+            isinstance(field, JobColumn) and COLUMNS[field.name] is not ColumnKind.NUMBER
+        )
+        if has_no_order or self._token.kind is _Kind.TEXT:
+            at = sign.at if has_no_order else self._token.at
+            _refuse(at, f'texts are compared by =, != and "in", and not by {sign.text}')
+        return self._number("a number")
+
+    def _of_column(self, kind: ColumnKind, name: str) -> Literal:
+        match kind:
+            case ColumnKind.NUMBER:
+                return self._number(f"a number: {name} is one")
+            case ColumnKind.TIME:
+                return self._time()
+            case ColumnKind.STATE:
+                at = self._token.at
+                state = self._text('a state in quotes, such as "RUNNING"').upper()
+                if state not in JobState.__members__:
+                    _refuse(at, f"there is no such state; there are {', '.join(JobState)}")
+                return state
+            case ColumnKind.TEXT:
+                return self._text("a text in quotes")
+
+    def _text(self, expected: str) -> str:
+        if self._token.kind is not _Kind.TEXT:
+            word = self._token.text
+            is_word = self._token.kind is _Kind.NAME and len(word) <= 40
+            self._expected(expected, f'write "{word}" for the text' if is_word else None)
+        return _unquoted(self._take())
+
+    def _number(self, expected: str) -> float:
+        if self._token.kind is not _Kind.NUMBER:
+            self._expected(expected)
+        token = self._take()
+        number = float(token.text)
+        if number in (float("inf"), float("-inf")):
+            _refuse(token.at, "the number is too large: a double holds up to 1.8e308")
+        return number
+
+    def _time(self) -> datetime:
+        at = self._token.at
+        text = self._text("a time in quotes, such as '2026-01-31T12:00:00Z'")
+        try:
+            time = datetime.fromisoformat(text)
+            return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+        except (ValueError, OverflowError):
+            _refuse(at, "is no time: write 2026-01-31, or 2026-01-31T12:00:00Z")
+
+    def _field(self) -> SearchField:
+        token = self._token
+        if token.kind is not _Kind.NAME or token.word in ("and", "or", "in", "true", "false"):
+            self._expected("a field, such as state, val/loss or train.optimizer.lr")
+        self._take()
+        if token.word in Of.__members__.values() and self._takes("("):
+            inner_at = self._token.at
+            inner = self._field()
+            if not isinstance(inner, MetricField):
+                _refuse(inner_at, f"{token.text} is taken of metrics alone")
+            self._need(")")
+            return MetricField(inner.key, Of(token.word))
+        return _field_of(token, self._parts())
+
+    def _parts(self) -> list[str | int]:
+        """Each part of the field in brackets: a number of a list, or the name of an entry."""
+        parts: list[str | int] = []
+        while self._takes("["):
+            token = self._token
+            if token.kind is _Kind.TEXT:
+                parts.append(_unquoted(self._take()))
+            elif token.kind is _Kind.NUMBER and token.text.isdigit() and len(token.text) < 10:
+                parts.append(int(self._take().text))
+            else:
+                self._expected('a number from 0, or a name in quotes, such as ["my key"]')
+            self._need("]")
+        return parts
+
+
+def _unquoted(token: _Token) -> str:
+    text = re.sub(r"\\(.)", r"\1", token.text[1:-1], flags=re.DOTALL)
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        _refuse(token.at, "the text holds a character that no job has: NUL, or half of one")
+    return text
+
+
+def _field_of(token: _Token, parts: Sequence[str | int]) -> SearchField:
+    name = token.text
+    head, _, rest = name.partition(".")
+    if head in ("labels", "metrics"):
+        return _named(token, head, [*([rest] if rest else []), *parts])
+    if not parts and "/" in name:
+        return MetricField(_bounded(token, name, MAX_METRIC))
+    if not parts and name in COLUMNS:
+        return JobColumn(name)
+    if not parts and name == EXPERIMENT:
+        return LabelField(EXPERIMENT)
+    if head not in _DOCUMENT or "/" in name:
+        known = (*COLUMNS, EXPERIMENT, "tags", "labels", "metrics", *_DOCUMENT)
+        close = get_close_matches(head, known, n=1)
+        said = f"; did you mean {close[0]}?" if close else ""
+        hint = f'a metric without "/" is written metrics.{name[:40]}'
+        _refuse(token.at, f"there is no field {token.shown}{said}", hint)
+    names = [*name.split("."), *parts]
+    if "" in names:
+        _refuse(token.at, f"{token.shown} has an empty part")
+    pointer = "".join(f"/{escaped(str(part))}" for part in names)
+    return DocumentField(_bounded(token, pointer, MAX_POINTER))
+
+
+def _named(token: _Token, head: str, names: Sequence[str | int]) -> SearchField:
+    """A label or a metric by its name."""
+    if len(names) != 1 or not isinstance(names[0], str) or not names[0]:
+        example = 'labels.team, or labels["my/team"]' if head == "labels" else 'metrics["loss"]'
+        _refuse(token.at, f"expected a name after {head}: {example}")
+    if head == "labels":
+        return LabelField(names[0])
+    return MetricField(_bounded(token, names[0], MAX_METRIC))
+
+
+def _bounded(token: _Token, name: str, most: int) -> str:
+    if len(name) > most:
+        _refuse(token.at, f"the name has more than {most} characters")
+    return name
+
+
+_DOCUMENT: Any = tuple(name for name in JobSpec.model_fields if name not in NOT_SEARCHED)
+"""Top-level fields of documents."""

@@ -1,0 +1,155 @@
+"""Webhooks: the message about a job, its signature, and when it is sent again.
+
+The signature and its headers are those of Standard Webhooks (standardwebhooks.com), for which many
+languages have libraries.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dray.views import JobState, WebhookFormat
+
+TEST = "webhook.test"
+"""The type of a message that was asked for to try a webhook."""
+
+FIRST_PAUSE_S = 5.0
+MAX_PAUSE_S = 3600.0
+GIVEN_UP_AFTER = timedelta(hours=24)
+"""A message that is not taken for so long is given up, and a webhook of which none is taken is
+disabled."""
+MAX_WAITING = 50_000
+"""A webhook for which more messages wait is disabled: its receiver is too slow."""
+MAX_PER_OWNER = 20
+MAX_METRICS = 100
+"""Final metrics in a message."""
+MAX_REASON = 1000
+"""Characters of a job's reason in a message."""
+
+_SECRET_PREFIX = "whsec_"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The receiver's answer to a try."""
+
+    status: int | None
+    """HTTP status; None if none came."""
+    body: str
+    error: str | None
+    """Why the message does not count as taken; None if it does."""
+    took_s: float
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the receiver wants no more messages (410)."""
+        return self.status == 410
+
+
+def new_secret() -> str:
+    return _SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def message_id(webhook_id: str, number: int) -> str:
+    """The same at each try."""
+    return f"{webhook_id}-{number}"
+
+
+def headers(secret: str, message_id: str, now: datetime, body: bytes) -> dict[str, str]:
+    """The headers that prove where the message is from, and when it was sent."""
+    timestamp = str(int(now.timestamp()))
+    key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX))
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    signature = base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": f"v1,{signature}",
+    }
+
+
+def is_told(
+    states: Iterable[str],
+    queue: str | None,
+    labels: Mapping[str, str],
+    *,
+    of: JobState,
+    in_queue: str,
+    with_labels: Mapping[str, str],
+) -> bool:
+    """Whether a webhook with these filters is told of a job in this state, queue and labels."""
+    if of not in states or queue not in (None, in_queue):
+        return False
+    return all(with_labels.get(key) == value for key, value in labels.items())
+
+
+def type_of(state: JobState) -> str:
+    return f"job.{state.lower()}"
+
+
+def final_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The last values, those of the validation first, as many as a message has room for."""
+    keys = sorted(summary, key=lambda key: (not key.startswith("val/"), key))
+    return {key: summary[key] for key in keys[:MAX_METRICS]}
+
+
+def body_of(
+    kind: str, at: datetime, data: Mapping[str, Any], format_: WebhookFormat, public_url: str
+) -> bytes:
+    """The message as it is sent. data: as it was stored, with a path as its `link`."""
+    link = data.get("link")
+    full = {**data, "link": public_url + link} if link else dict(data)
+    if format_ is WebhookFormat.SLACK:
+        message: Mapping[str, Any] = {"text": _slack_text(kind, full)}
+    else:
+        message = {"type": kind, "timestamp": _as_text(at), "data": full}
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _as_text(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _slack_text(kind: str, data: Mapping[str, Any]) -> str:
+    if kind == TEST:
+        return "dray: this is a test"
+    name, state, owner, queue = (
+        _escaped(str(data[field])) for field in ("name", "state", "owner", "queue")
+    )
+    lines = [f"*{name}* {state}: {_escaped(data['reason']['message'])}", f"{owner}, queue {queue}"]
+    metrics = [f"{_escaped(key)} {value}" for key, value in list(data["metrics"].items())[:5]]
+    if metrics:
+        lines.append(", ".join(metrics))
+    lines.append(f"<{data['link']}|{data['id']}>")
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """Text that Slack shows as it is: without it a name could mention everybody, or be a link."""
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, entity)
+    return text
+
+
+def pause_s(failures: int, chance: float) -> float:
+    """How long after so many failures in a row the next try comes: exponential backoff, of which
+    `chance` (0 to 1) takes up to a half."""
+    ceiling = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30), MAX_PAUSE_S)
+    return ceiling * (1.0 - chance / 2.0)
+
+
+def why_disabled(failing_since: datetime, now: datetime, answer: Answer) -> tuple[str, str] | None:
+    """Why a webhook whose newest message was not taken is to be disabled: a code and a message."""
+    if answer.is_gone:
+        return "gone", "its receiver answered 410: it wants no more messages"
+    if now - failing_since >= GIVEN_UP_AFTER:
+        return "failing", f"its receiver has taken no message for a day; the last: {answer.error}"
+    return None

@@ -1,0 +1,122 @@
+"""Consequences of every change of a job's state, also where many change at once: ends are counted,
+and webhooks are told.
+
+The messages are written in the transaction of the change, so none is lost; the loop
+`webhook_sender` sends them. Where nobody has a webhook this costs one look for one at the end of
+the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from itertools import chain
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from dray.views import DeliveryStatus, JobState
+from service.db.notifications import WEBHOOKS
+from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import webhooks as repository
+from service.db.repositories.bulk import CHUNK, in_chunks
+from service.db.session import at_end, measure, notify
+from service.domain import meter
+from service.domain.webhooks import MAX_REASON, final_metrics, is_told, type_of
+
+Move = Mapping[str, Any]
+"""The columns of the event that tells of a change of state."""
+
+_NOTED = "moves"
+
+
+def note(session: Session, moves: Iterable[Move]) -> None:
+    """The moves are looked at when the transaction ends, and only if somebody wants to know."""
+    session.info.setdefault(_NOTED, []).append(moves)
+    at_end(session, _tell)
+
+
+def ended(session: Session, state: JobState, number: int = 1) -> None:
+    """Count jobs that came to their end."""
+    measure(session, meter.JOB_ENDS, number, state.value)
+
+
+def _tell(session: Session) -> None:
+    """Write a message for each webhook that is told of one of the moves."""
+    noted = session.info.pop(_NOTED)
+    if not repository.any_enabled(session):
+        return
+    session.flush()
+    for some in in_chunks(list(chain.from_iterable(noted)), CHUNK):
+        rows = _messages(session, some)
+        if rows:
+            repository.add_deliveries(session, rows)
+            notify(session, WEBHOOKS)
+
+
+def _messages(session: Session, moves: Iterable[Move]) -> list[dict[str, Any]]:
+    job_ids = {move["job_id"] for move in moves}
+    places = repository.places_of_jobs(session, job_ids)
+    hooks = repository.enabled_for(session, {row.owner for row in places.values()})
+    states = {state for hook in hooks for state in hook.states}
+    wanted = [move for move in moves if move["to_state"] in states]
+    if not wanted:
+        return []
+    labels = jobs_repository.labels(session, sorted(job_ids))
+    pairs = [
+        (hook, move)
+        for move in wanted
+        for hook in hooks
+        if hook.all_users or hook.owner == places[move["job_id"]].owner
+        if is_told(
+            hook.states,
+            hook.queue,
+            hook.labels,
+            of=move["to_state"],
+            in_queue=places[move["job_id"]].queue,
+            with_labels=labels[move["job_id"]],
+        )
+    ]
+    jobs = repository.told_of_jobs(session, {move["job_id"] for _, move in pairs})
+    return [
+        {
+            "webhook_id": hook.id,
+            "job_id": move["job_id"],
+            "type": type_of(move["to_state"]),
+            "data": _data(jobs[move["job_id"]], move, labels[move["job_id"]]),
+            "status": DeliveryStatus.WAITING.value,
+            "tries": 0,
+            "created_at": move["time"],
+            "next_try_at": move["time"],
+        }
+        for hook, move in pairs
+    ]
+
+
+def _data(job: Row[Any], move: Move, labels: Mapping[str, str]) -> dict[str, Any]:
+    state: JobState = move["to_state"]
+    return {
+        "id": job.id,
+        "seq": move["seq"],
+        "name": job.name,
+        "state": state.value,
+        "from_state": None if move["from_state"] is None else move["from_state"].value,
+        "reason": {"code": str(move["code"]), "message": move["message"][:MAX_REASON]},
+        "owner": job.owner,
+        "queue": job.queue,
+        "labels": dict(labels),
+        "attempt": move["attempt"],
+        "time": _as_text(move["time"]),
+        "created_at": _as_text(job.created_at),
+        "started_at": _as_text(job.started_at),
+        "first_step_at": _as_text(job.first_step_at),
+        # A job that starts and ends within one report is at its end when its start is told.
+        "finished_at": _as_text(job.finished_at) if state.is_terminal else None,
+        "metrics": final_metrics(job.summary),
+        "link": f"/v1/jobs/{job.id}",
+    }
+
+
+def _as_text(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,77 @@
+"""Adds the meter of this process to the database, and reads what an operator watches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.repositories import service_metrics as repository
+from service.db.repositories import webhooks as webhooks_repository
+from service.db.session import Database, touch
+from service.domain.meter import Cell
+from service.loops.shared.timings import LoopTimings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The state of the service as a whole, at one moment."""
+
+    now: datetime
+    cells: Mapping[Cell, float]
+    """The sums of all processes."""
+    queues: Sequence[Row[str, JobState, int, datetime]]
+    """As `repositories.service_metrics.queues` has them."""
+    webhooks: tuple[int, int, int, int, datetime | None]
+    """As `repositories.webhooks.summary` has them."""
+
+
+class Metering:
+    """Runs in every process, also in one that does not run the loops."""
+
+    def __init__(self, database: Database, timings: LoopTimings) -> None:
+        self._database = database
+        self._timings = timings
+
+    async def run(self) -> None:
+        """Until cancelled; the caller adds the rest by `flush`."""
+        while True:
+            await asyncio.sleep(self._timings.metering_period_s)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Add what this process has measured to the sums of all; if the database takes nothing, it
+        is kept for the next time."""
+        cells = self._database.meter.take()
+        if not cells:
+            return
+
+        def work(session: Session) -> None:
+            touch(session)
+            repository.add(session, cells)
+
+        try:
+            await self._database.write(work)
+        except Exception as error:
+            self._database.meter.add_all(cells)
+            logger.warning("what was measured can't be stored yet: %s", error)
+
+    async def watched(self) -> Watched:
+        await self.flush()
+        return await self._database.read(self._look)
+
+    def _look(self, session: Session) -> Watched:
+        return Watched(
+            self._database.time(session),
+            repository.every(session),
+            repository.queues(session),
+            webhooks_repository.summary(session),
+        )

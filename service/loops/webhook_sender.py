@@ -1,0 +1,264 @@
+"""The loop that sends the messages of webhooks.
+
+The messages of one webhook are sent one at a time, each first in the order of the changes; the
+webhooks take turns. A receiver that takes no message gets a pause, which doubles at each failure,
+and its messages wait; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from dray.views import DeliveryStatus, WebhookFormat
+from ray_workers.shared.net_policy import AllowedHosts
+from service.config.settings import Settings
+from service.db.models import WebhookRow
+from service.db.notifications import WEBHOOKS, Signals
+from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import webhooks as repository
+from service.db.repositories.bulk import CHUNK, in_chunks
+from service.db.session import measure, touch
+from service.domain import meter
+from service.domain.webhooks import (
+    GIVEN_UP_AFTER,
+    MAX_WAITING,
+    TEST,
+    Answer,
+    body_of,
+    headers,
+    message_id,
+    pause_s,
+    why_disabled,
+)
+from service.lifecycle.transitions import remark
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.pace import rest_after
+from service.loops.shared.timings import LoopTimings
+
+logger = logging.getLogger(__name__)
+
+MAX_AT_ONCE = 32
+"""Messages that are under way at once, each of another webhook."""
+MAX_IN_TURN = 10
+"""Messages of a webhook before the others have their turn."""
+KEPT_FOR = timedelta(days=7)
+KEPT_OF_A_WEBHOOK = 500
+"""Messages that are settled are kept so long, the newest of each webhook."""
+MAX_SWEPT = 5_000
+"""Messages that are looked for at once."""
+MAX_ANSWER_CHARS = 1000
+
+Post = Callable[[str, bytes, Mapping[str, str], AllowedHosts], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class _Message:
+    """One to be sent, as it was read."""
+
+    number: int
+    url: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class WebhookSender:
+    """Wakes when a message is written, and when one is due."""
+
+    def __init__(
+        self,
+        database: LoopDatabase,
+        signals: Signals,
+        settings: Settings,
+        timings: LoopTimings,
+        *,
+        post: Post | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """post: sends one message, for tests."""
+        self._database = database
+        self._signals = signals
+        self._public_url = settings.base_url
+        self._private_hosts = AllowedHosts(settings.webhook_private_hosts or ())
+        self._timings = timings
+        self._post = post
+        self._chance = chance
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        """By webhook: sends some of its messages."""
+        self._turns: dict[str, float] = {}
+        """When each webhook was last served, by the clock of the event loop."""
+        self._sweep_at = 0.0
+        """When old messages are deleted next, by the same clock."""
+
+    async def run(self) -> None:
+        """Until cancelled; what was under way then is sent again."""
+        self._sweep_at = asyncio.get_running_loop().time() + self._timings.webhook_sweep_s
+        try:
+            with self._signals.subscribe(WEBHOOKS) as woken:
+                while True:
+                    began = asyncio.get_running_loop().time()
+                    wait_s = self._timings.webhook_period_s
+                    try:
+                        wait_s = min(wait_s, await self.run_once())
+                    except Exception:
+                        logger.exception("the sender of webhooks failed a round; it goes on")
+                    await rest_after(began)
+                    await woken.wait(wait_s)
+        finally:
+            for task in self._serving.values():
+                task.cancel()
+            await asyncio.gather(*self._serving.values(), return_exceptions=True)
+
+    async def run_once(self) -> float:
+        """Serve the webhooks whose messages are due; answers in how many seconds the next is."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._sweep_at:
+            self._sweep_at = now_s + self._timings.webhook_sweep_s
+            await self._sweep()
+        found, now = await self._database.read(lambda s, now: (repository.with_due(s), now))
+        ready_at = {
+            webhook_id: max(due_at, paused_until or due_at)
+            for webhook_id, paused_until, due_at in found
+            if due_at is not None and webhook_id not in self._serving
+        }
+        self._turns = {each: at for each, at in self._turns.items() if each in ready_at}
+        ready = [each for each, at in ready_at.items() if at <= now]
+        ready.sort(key=lambda each: (self._turns.get(each, 0.0), ready_at[each]))
+        for webhook_id in ready[: MAX_AT_ONCE - len(self._serving)]:
+            task = asyncio.create_task(self._serve(webhook_id), name=f"webhook {webhook_id}")
+            self._serving[webhook_id] = task
+            task.add_done_callback(functools.partial(self._served, webhook_id))
+        later = [at for at in ready_at.values() if at > now]
+        return (min(later) - now).total_seconds() if later else self._timings.webhook_period_s
+
+    def _served(self, webhook_id: str, task: asyncio.Task[None]) -> None:
+        del self._serving[webhook_id]
+        self._turns[webhook_id] = asyncio.get_running_loop().time()
+        if not task.cancelled() and task.exception() is not None:
+            logger.error(
+                "the webhook %s could not be served", webhook_id, exc_info=task.exception()
+            )
+        self._signals.publish(WEBHOOKS)
+
+    async def _serve(self, webhook_id: str) -> None:
+        """Send its messages one after the other while they are taken, as many as it has a turn
+        for."""
+        for _ in range(MAX_IN_TURN):
+            message = await self._database.read(
+                lambda s, now: self._next_message(s, webhook_id, now)
+            )
+            if message is None:
+                return
+            answer = await self._send(message)
+            number = message.number
+            goes_on = await self._database.write(
+                lambda s, now: self._settle(s, webhook_id, number, answer, now)  # noqa: B023
+            )
+            if not goes_on:
+                return
+
+    async def _send(self, message: _Message) -> Answer:
+        if self._post is None:
+            # It takes a while to import, which a service without webhooks is spared.
+            from service.webhooks.posting import post
+
+            self._post = post
+        return await self._post(message.url, message.body, message.headers, self._private_hosts)
+
+    def _next_message(self, session: Session, webhook_id: str, now: datetime) -> _Message | None:
+        hook = repository.get(session, webhook_id)
+        if hook is None or hook.disabled_at is not None:
+            return None
+        row = repository.next_due(session, webhook_id, now)
+        if row is None:
+            return None
+        kind = WebhookFormat(hook.format)
+        body = body_of(row.type, row.created_at, row.data, kind, self._public_url)
+        proofs = headers(hook.secret, message_id(hook.id, row.number), now, body)
+        return _Message(row.number, hook.url, body, proofs)
+
+    def _settle(
+        self, session: Session, webhook_id: str, number: int, answer: Answer, now: datetime
+    ) -> bool:
+        """Store the answer; whether the webhook's next message may be sent at once."""
+        touch(session)
+        is_taken = answer.error is None
+        measure(session, meter.WEBHOOK_TRIES, label="delivered" if is_taken else "failed")
+        hook = repository.get(session, webhook_id, lock=True)
+        row = repository.delivery(session, webhook_id, number)
+        if hook is None or row is None:
+            return False  # it was deleted meanwhile
+        row.tries += 1
+        row.tried_at = now
+        row.answer_status, row.answer_error = answer.status, answer.error
+        row.answer_body, row.took_s = answer.body[:MAX_ANSWER_CHARS], answer.took_s
+        if is_taken:
+            row.status, row.next_try_at = DeliveryStatus.DELIVERED.value, None
+            hook.failures, hook.failing_since, hook.paused_until = 0, None, None
+            return True
+        hook.failures += 1
+        hook.failing_since = since = hook.failing_since or now
+        hook.paused_until = now + timedelta(seconds=pause_s(hook.failures, self._chance()))
+        if row.type == TEST or now - row.created_at >= GIVEN_UP_AFTER:
+            row.status, row.next_try_at = DeliveryStatus.FAILED.value, None
+        elif row.next_try_at is not None:
+            row.next_try_at = now + timedelta(seconds=pause_s(row.tries, self._chance()))
+        why = why_disabled(since, now, answer)
+        if why is not None and hook.disabled_at is None:
+            self._disable(session, hook, row.job_id, *why, now)
+        return False
+
+    def _disable(
+        self,
+        session: Session,
+        hook: WebhookRow,
+        job_id: str | None,
+        code: str,
+        message: str,
+        now: datetime,
+    ) -> None:
+        """Send nothing more, and tell so in an event of the job that it was not told of."""
+        hook.disabled_at, hook.disabled_code, hook.disabled_message = now, code, message
+        dropped = repository.drop_waiting(session, hook.id)
+        logger.warning("the webhook %s of %s is disabled: %s", hook.id, hook.owner, message)
+        job = None if job_id is None else jobs_repository.lock(session, job_id)
+        if job is not None and job.deleted_at is None:
+            remark(
+                session,
+                job,
+                type_="webhook",
+                code="webhook_disabled",
+                message=f"the webhook {hook.id} of {hook.owner} is disabled: {message}",
+                now=now,
+                data={"webhook": hook.id, "why": code, "dropped": dropped},
+            )
+
+    async def _sweep(self) -> None:
+        """Delete old messages, and disable webhooks that too many wait for."""
+
+        def work(session: Session, now: datetime) -> None:
+            touch(session)
+            for webhook_id in repository.overfull(session, MAX_WAITING):
+                hook = repository.get(session, webhook_id, lock=True)
+                if hook is not None and hook.disabled_at is None:
+                    said = f"more than {MAX_WAITING:,} messages wait for its receiver"
+                    self._disable(session, hook, None, "too_slow", said, now)
+
+        await self._database.write(work)
+        while numbers := await self._database.read(
+            lambda s, now: repository.surplus(s, now - KEPT_FOR, KEPT_OF_A_WEBHOOK, MAX_SWEPT)
+        ):
+            for some in in_chunks(numbers, CHUNK):
+                await self._database.write(functools.partial(_delete, numbers=some))
+
+
+def _delete(session: Session, _: datetime, *, numbers: Sequence[int]) -> None:
+    touch(session)
+    repository.delete_deliveries(session, numbers)

@@ -1,0 +1,60 @@
+"""Summaries of points as columns of a chunk's row, and values as JSON holds them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dray.views import MetricValue
+from service.db.models import MetricChunkRow
+from service.db.repositories.chunks import MetricChunk
+from service.db.repositories.open_chunks import OpenChunk
+from service.domain.series import Summary
+
+
+def summary_of(chunk: OpenChunk | MetricChunkRow | MetricChunk) -> Summary:
+    """As the chunk's row holds it."""
+    return Summary(
+        count=chunk.count,
+        first=(chunk.first_step, _or_nan(chunk.first_value)),
+        last=(chunk.last_step, _or_nan(chunk.last_value)),
+        low=_extreme(chunk.min_step, chunk.min_value),
+        high=_extreme(chunk.max_step, chunk.max_value),
+        nan_step=chunk.nan_step,
+    )
+
+
+def columns_of(summary: Summary) -> dict[str, Any]:
+    min_step, min_value = summary.low or (None, None)
+    max_step, max_value = summary.high or (None, None)
+    return {
+        "count": summary.count,
+        "first_step": summary.first[0],
+        "first_value": _unless_nan(summary.first[1]),
+        "last_step": summary.last[0],
+        "last_value": _unless_nan(summary.last[1]),
+        "min_step": min_step,
+        "min_value": min_value,
+        "max_step": max_step,
+        "max_value": max_value,
+        "nan_step": summary.nan_step,
+    }
+
+
+def _extreme(step: int | None, value: float | None) -> tuple[int, float] | None:
+    return None if step is None or value is None else (step, value)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _unless_nan(value: float) -> float | None:
+    return None if value != value else value
+
+
+def by_name(value: float) -> MetricValue:
+    """A number as JSON holds it: NaN and the infinities by name."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")

@@ -1,0 +1,28 @@
+"""The form of log lines in a chunk, and the place of a chunk in the storage."""
+
+from __future__ import annotations
+
+import json
+
+from ray_workers.shared.contracts import attempt_prefix
+from service.db.models import LogChunkRow
+
+Line = tuple[float, str]
+"""Unix seconds by the node's clock, and the text."""
+MAX_TIME_S = 253_402_300_799
+"""The last second of the year 9999, beyond which there are no times in an answer."""
+
+
+def encode_line(seconds: float, text: str, *lost: int) -> str:
+    """lost: of a note, how many lines were lost there."""
+    return json.dumps([seconds, text, *lost], ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def decode_lines(text: str) -> list[Line]:
+    """Split at newlines only: a line's own text may hold other separators."""
+    return [(entry[0], entry[1]) for entry in map(json.loads, text.split("\n")[:-1])]
+
+
+def chunk_key(chunk: LogChunkRow) -> str:
+    prefix = attempt_prefix(chunk.job_id, chunk.attempt)
+    return f"{prefix}/logs/rank-{chunk.rank:05d}/{chunk.first_line:012d}.jsonl"

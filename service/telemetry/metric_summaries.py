@@ -1,0 +1,32 @@
+"""The newest value and the extremes of each series, by which jobs are searched and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy.orm import Session
+
+from service.db.repositories import metric_summaries as repository
+from service.db.repositories.metric_summaries import MetricSummary
+from service.domain.series import Summary
+from service.telemetry import metric_reader
+from service.telemetry.chunk_columns import columns_of
+
+
+def merge(session: Session, job_id: str, summaries: Mapping[str, Summary]) -> None:
+    """Add those of later points, by key. Harmless to repeat."""
+    repository.merge(session, job_id, _as_rows(summaries))
+
+
+def replace(session: Session, job_id: str) -> None:
+    """Make them anew from all points of the job that count."""
+    repository.replace(session, job_id, _as_rows(metric_reader.summaries(session, job_id)))
+
+
+def _as_rows(summaries: Mapping[str, Summary]) -> dict[str, MetricSummary]:
+    names = MetricSummary.__dataclass_fields__
+    rows = {}
+    for key, summary in summaries.items():
+        columns = columns_of(summary)
+        rows[key] = MetricSummary(**{name: columns[name] for name in names})
+    return rows

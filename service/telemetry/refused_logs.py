@@ -1,0 +1,103 @@
+"""Chunks of logs that the storage refuses, as where a job has spoilt its own folder there.
+
+They stay in SQL, closed, up to `MAX_BYTES` of a job, and are moved once the storage takes them.
+Beyond that the oldest are dropped: a line in the log, and an event at the attempt's end, say how
+many bytes of which rank.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from service.db.models import JobRow, LogChunkRow
+from service.db.repositories import chunks as repository
+from service.db.repositories import jobs as jobs_repository
+from service.db.session import touch
+from service.domain.errors import StorageUnavailable
+from service.lifecycle.transitions import remark
+from service.storage.storage import Storage
+from service.telemetry.log_lines import chunk_key, encode_line
+
+MAX_BYTES = 4 << 20
+"""Most that SQL keeps of one job's refused chunks."""
+MOVED_AT_ONCE = 16
+"""Chunks that one transaction moves: each is synced to disk meanwhile."""
+REFUSED, DROPPED = "log_refused", "log_dropped"
+"""Types of the events."""
+
+
+def bound(session: Session, job: JobRow, refusal: StorageUnavailable, now: datetime) -> None:
+    """Say once for each attempt that its log is refused, and drop the oldest lines beyond
+    `MAX_BYTES`."""
+    if not jobs_repository.has_event(session, job.id, REFUSED, job.attempt):
+        message = (
+            f"{refusal.message}; the service keeps the newest {MAX_BYTES} bytes of this log's full "
+            "parts until the storage takes them"
+        )
+        remark(session, job, type_=REFUSED, code=REFUSED, message=message, now=now)
+    chunks = repository.refused_log_chunks(session, job.id)
+    kept = [chunk for chunk in chunks if chunk.dropped_bytes is None]
+    notes = {_end(chunk): chunk for chunk in chunks if chunk.dropped_bytes is not None}
+    surplus = sum(chunk.size_bytes for chunk in kept) - MAX_BYTES
+    for chunk in kept:
+        if surplus <= 0:
+            return
+        surplus -= chunk.size_bytes
+        job.log_lines_dropped += chunk.num_lines
+        before = notes.pop((chunk.attempt, chunk.rank, chunk.first_line), None)
+        _drop(chunk, 0 if before is None else before.dropped_bytes or 0)
+        if before is not None:
+            session.delete(before)
+        notes[_end(chunk)] = chunk
+
+
+def _end(chunk: LogChunkRow) -> tuple[int, int, int]:
+    """Where the next chunk of the log begins."""
+    return chunk.attempt, chunk.rank, chunk.first_line + chunk.num_lines
+
+
+def _drop(chunk: LogChunkRow, dropped_before: int) -> None:
+    """Leave a note, in the place of the last line, of the chunk's bytes and of those before it."""
+    assert chunk.text is not None
+    seconds = json.loads(chunk.text[: chunk.text.index("\n")])[0]
+    chunk.dropped_bytes = dropped_before + chunk.size_bytes
+    note = (
+        f"[dray] {chunk.dropped_bytes} bytes of this log were dropped here: the storage refuses "
+        "them, and the service keeps no more"
+    )
+    chunk.first_line, chunk.num_lines = chunk.first_line + chunk.num_lines - 1, 1
+    chunk.text = encode_line(seconds, note)
+    chunk.size_bytes = len(chunk.text.encode())
+
+
+def tell_dropped(session: Session, job: JobRow, now: datetime) -> None:
+    """Say at the end of an attempt what was dropped of the job's logs."""
+    if not job.log_lines_dropped:
+        return
+    dropped = repository.dropped_log_bytes(session, job.id)
+    if not dropped:
+        return
+    ranks = sorted(dropped)
+    shown = ", ".join(f"{dropped[rank]} bytes of rank {rank}" for rank in ranks[:8])
+    more = " and of more ranks" if len(ranks) > 8 else ""
+    message = f"the log lacks {shown}{more}, which the storage refused"
+    data = {"bytes": {str(rank): dropped[rank] for rank in ranks}}
+    remark(session, job, type_=DROPPED, code=DROPPED, message=message, now=now, data=data)
+
+
+def store(session: Session, storage: Storage, job_id: str) -> int:
+    """Move some of the job's refused chunks to the storage; answers how many, 0 if none is left.
+    StorageUnavailable if it still refuses them."""
+    job = jobs_repository.lock(session, job_id)
+    if job is None or job.deleted_at is not None:
+        return 0
+    touch(session, job_id)
+    chunks = repository.refused_log_chunks(session, job_id)[:MOVED_AT_ONCE]
+    for chunk in chunks:
+        key = chunk_key(chunk)
+        storage.write_bytes(key, (chunk.text or "").encode())
+        chunk.text, chunk.storage_key, chunk.refused_at = None, key, None
+    return len(chunks)

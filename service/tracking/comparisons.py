@@ -1,0 +1,117 @@
+"""Jobs side by side: what differs in their documents, and how each did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from service.db.models import JobRow
+from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import metric_summaries
+from service.db.repositories import tracking as repository
+from service.db.repositories.metric_summaries import MetricSummary
+from service.domain.documents import shown
+from service.domain.errors import NotComparable
+from service.domain.tracking.differences import differences
+from service.domain.tracking.search import EXPERIMENT
+from service.ingest import goodput
+from service.jobs.service import found
+from service.telemetry.chunk_columns import by_name
+
+
+def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Comparison:
+    """NotFound if one of the jobs is not there, NotComparable of one job without a baseline."""
+    rows = [found(session, job_id) for job_id in dict.fromkeys(job_ids)]
+    labels = jobs_repository.labels(session, [row.id for row in rows])
+    baseline = _baseline(session, labels)
+    if baseline is not None:
+        others = [row for row in rows if row.id != baseline]
+        rows = [found(session, baseline), *others]
+    if len(rows) == 1:
+        raise NotComparable(
+            f"{rows[0].id} is one job",
+            hint="name another one, or pin a baseline of its experiment: "
+            "dray experiment baseline EXPERIMENT JOB",
+        )
+    ids = [row.id for row in rows]
+    labels, tags = jobs_repository.labels(session, ids), jobs_repository.tags(session, ids)
+    return views.Comparison(
+        jobs=[_job(row, labels[row.id].get(EXPERIMENT), tags[row.id], now) for row in rows],
+        baseline=baseline,
+        differences=[
+            views.FieldDifference(pointer=pointer, values=values)
+            for pointer, values in differences([shown(row.spec) for row in rows]).items()
+        ],
+        metrics=_metrics(session, ids, has_baseline=baseline is not None),
+    )
+
+
+def _baseline(session: Session, labels: Mapping[str, Mapping[str, str]]) -> str | None:
+    """The pinned job of the one experiment that the jobs are in, as far as they are in any."""
+    names = {of_job[EXPERIMENT] for of_job in labels.values() if EXPERIMENT in of_job}
+    if len(names) != 1:
+        return None
+    return next(iter(repository.baselines(session, names).values()), None)
+
+
+def _job(row: JobRow, experiment: str | None, tags: list[str], now: datetime) -> views.ComparedJob:
+    ended = row.finished_at or now
+    ran_s = None if row.started_at is None else (ended - row.started_at).total_seconds()
+    return views.ComparedJob(
+        id=row.id,
+        name=row.name,
+        owner=row.owner,
+        state=row.state,
+        experiment=experiment,
+        tags=tags,
+        world_size=row.world_size,
+        created_at=row.created_at,
+        waited_s=max(0.0, ((row.started_at or ended) - row.created_at).total_seconds()),
+        ran_s=None if ran_s is None else max(0.0, ran_s),
+        goodput=goodput.view(row.slot_seconds),
+        cost=None if row.cost is None else views.Cost(**row.cost),
+    )
+
+
+def _metrics(
+    session: Session, job_ids: Sequence[str], *, has_baseline: bool
+) -> list[views.ComparedMetric]:
+    """has_baseline: the first of the jobs is it."""
+    by_job = metric_summaries.of_jobs(session, job_ids)
+    keys = sorted({key for of_job in by_job.values() for key in of_job})
+    metrics = []
+    for key in keys:
+        values = [by_job[job_id].get(key) for job_id in job_ids]
+        first = values[0] if has_baseline else None
+        metrics.append(
+            views.ComparedMetric(
+                key=key,
+                values=[None if one is None else _final(one) for one in values],
+                changes=[_change(first, one) for one in values],
+            )
+        )
+    return metrics
+
+
+def _final(summary: MetricSummary) -> views.FinalMetric:
+    return views.FinalMetric(
+        last=by_name(math.nan if summary.last_value is None else summary.last_value),
+        last_step=summary.last_step,
+        min=None if summary.min_value is None else by_name(summary.min_value),
+        min_step=summary.min_step,
+        max=None if summary.max_value is None else by_name(summary.max_value),
+        max_step=summary.max_step,
+    )
+
+
+def _change(baseline: MetricSummary | None, summary: MetricSummary | None) -> float | None:
+    if baseline is None or summary is None:
+        return None
+    if baseline.last_value is None or summary.last_value is None:
+        return None
+    change = summary.last_value - baseline.last_value
+    return change if math.isfinite(change) else None

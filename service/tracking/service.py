@@ -1,0 +1,205 @@
+"""Use cases of tracking: compare jobs, summarise experiments, annotate jobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.requests import MAX_TAGS, AnnotationRequest
+from service.db.models import JobRow
+from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import metric_summaries
+from service.db.repositories import tracking as repository
+from service.db.repositories.metric_summaries import MetricSummary
+from service.db.session import Database, touch
+from service.db.types import storable
+from service.domain.cursors import decode_cursor, encode_cursor
+from service.domain.errors import (
+    AnnotationsChanged,
+    BadCursor,
+    ExperimentNotFound,
+    NotComparable,
+    TooManyTags,
+)
+from service.domain.events import ANONYMOUS
+from service.domain.tracking.search import EXPERIMENT
+from service.jobs.service import found
+from service.telemetry.chunk_columns import by_name
+from service.tracking import comparisons
+
+logger = logging.getLogger(__name__)
+
+MAX_PAGE = 500
+MAX_SUMMARISED = 1000
+"""Jobs whose metrics the summary of an experiment is made of: the newest."""
+SCOPE = "experiments"
+
+
+class Tracking:
+    """The use cases, each in one transaction. All callers may read and annotate all jobs."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
+        self._database = database
+        self._clock = clock or database.clock
+
+    async def compare(self, job_ids: Sequence[str]) -> views.Comparison:
+        """NotFound if one of the jobs is not there, NotComparable of one job without a baseline."""
+        now = self._clock()
+        return await self._database.read(lambda s: comparisons.compare(s, job_ids, now))
+
+    async def annotations(self, job_id: str) -> views.Annotations:
+        return await self._database.read(lambda s: _annotations(s, found(s, job_id)))
+
+    async def annotate(
+        self,
+        job_id: str,
+        wanted: AnnotationRequest,
+        *,
+        revision: int | None = None,
+        actor: str = ANONYMOUS,
+    ) -> views.Annotations:
+        """Change tags and notes in the name of `actor`, in any state of the job.
+
+        AnnotationsChanged if their revision is not this one, if one is given; TooManyTags.
+        """
+        now = self._clock()
+
+        def work(session: Session) -> views.Annotations:
+            row = found(session, job_id, lock=True)
+            touch(session, job_id)
+            before = _annotations(session, row)
+            if revision is not None and before.revision != revision:
+                raise AnnotationsChanged(
+                    f"tags and notes of {job_id} have changed: their revision is {before.revision}",
+                    hint="read them again, and put your change into what is there now",
+                )
+            tags = sorted((set(before.tags) | set(wanted.add_tags)) - set(wanted.remove_tags))
+            if len(tags) > MAX_TAGS:
+                message = f"{job_id} would have {len(tags)} tags, and {MAX_TAGS} is the most"
+                raise TooManyTags(message, pointer="/add_tags")
+            notes = before.notes if wanted.notes is None else wanted.notes
+            if (tags, notes) == (before.tags, before.notes):
+                return before
+            repository.set_tags(session, job_id, tags)
+            repository.annotate(session, job_id, notes, now, actor)
+            return _annotations(session, row)
+
+        return await self._database.write(work)
+
+    async def experiments(
+        self, *, limit: int = 100, cursor: str | None = None
+    ) -> views.ExperimentPage:
+        """By name. BadCursor for a cursor of something else."""
+        after = "" if cursor is None else decode_cursor(SCOPE, cursor)
+        if not isinstance(after, str) or not storable(after):
+            raise BadCursor("the cursor is not one that this listing gave out")
+        limit = max(1, min(limit, MAX_PAGE))
+
+        def work(session: Session) -> views.ExperimentPage:
+            rows = repository.experiments(session, after, limit + 1)
+            some = rows[:limit]
+            baselines = repository.baselines(session, [name for name, _, _ in some])
+            items = [
+                views.Experiment(
+                    name=name, num_jobs=count, newest_job=newest, baseline=baselines.get(name)
+                )
+                for name, count, newest in some
+            ]
+            more = encode_cursor(SCOPE, items[-1].name) if len(rows) > limit else None
+            return views.ExperimentPage(items=items, next_cursor=more)
+
+        return await self._database.read(work)
+
+    async def experiment(self, name: str) -> views.ExperimentSummary:
+        """ExperimentNotFound if no job has this experiment."""
+        return await self._database.read(lambda s: _summary(s, name))
+
+    async def pin_baseline(
+        self, name: str, job_id: str | None, *, actor: str = ANONYMOUS
+    ) -> views.ExperimentSummary:
+        """Have the jobs of the experiment compared with this one, or with none.
+
+        ExperimentNotFound if no job has this experiment; NotFound if the job is not there,
+        NotComparable if it is in another experiment.
+        """
+
+        def work(session: Session) -> views.ExperimentSummary:
+            _refuse_unknown(session, name)
+            if job_id is not None:
+                row = found(session, job_id, lock=True)
+                if jobs_repository.labels(session, [row.id])[row.id].get(EXPERIMENT) != name:
+                    raise NotComparable(
+                        f"{job_id} is not in the experiment {name!r}",
+                        pointer="/baseline",
+                        hint="a job is in it by its label: `labels: {experiment: ...}`",
+                    )
+            repository.set_baseline(session, name, job_id)
+            touch(session)
+            return _summary(session, name)
+
+        summary = await self._database.write(work)
+        logger.info("the baseline of %r is %s now, set by %s", name, job_id, actor)
+        return summary
+
+
+def _annotations(session: Session, row: JobRow) -> views.Annotations:
+    kept = repository.annotation(session, row.id)
+    return views.Annotations(
+        tags=jobs_repository.tags(session, [row.id])[row.id],
+        notes=kept.notes if kept else "",
+        revision=kept.revision if kept else 0,
+        updated_at=kept and kept.updated_at,
+        updated_by=kept and kept.updated_by,
+    )
+
+
+def _refuse_unknown(session: Session, name: str) -> None:
+    if not storable(name) or not repository.jobs_of(session, name, 1):
+        raise ExperimentNotFound(
+            f"no job has the experiment {name!r}",
+            hint="a job is in one by its label: `labels: {experiment: ...}`",
+        )
+
+
+def _summary(session: Session, name: str) -> views.ExperimentSummary:
+    _refuse_unknown(session, name)
+    states = repository.states_of(session, name)
+    newest = repository.jobs_of(session, name, MAX_SUMMARISED)
+    return views.ExperimentSummary(
+        name=name,
+        num_jobs=sum(states.values()),
+        newest_job=newest[0],
+        baseline=repository.baselines(session, [name]).get(name),
+        states=states,
+        num_summarised=len(newest),
+        metrics=_ranges(metric_summaries.of_jobs(session, newest)),
+    )
+
+
+def _ranges(by_job: Mapping[str, Mapping[str, MetricSummary]]) -> list[views.MetricRange]:
+    num_jobs: dict[str, int] = {}
+    numbers: dict[str, list[tuple[float, str]]] = {}
+    for job_id, of_job in by_job.items():
+        for key, summary in of_job.items():
+            num_jobs[key] = num_jobs.get(key, 0) + 1
+            if summary.last_value is not None:
+                numbers.setdefault(key, []).append((summary.last_value, job_id))
+    ranges = []
+    for key in sorted(num_jobs):
+        least = min(numbers.get(key, ()), default=None)
+        greatest = max(numbers.get(key, ()), default=None)
+        ranges.append(
+            views.MetricRange(
+                key=key,
+                num_jobs=num_jobs[key],
+                least=None if least is None else by_name(least[0]),
+                least_job=None if least is None else least[1],
+                greatest=None if greatest is None else by_name(greatest[0]),
+                greatest_job=None if greatest is None else greatest[1],
+            )
+        )
+    return ranges

@@ -1,0 +1,133 @@
+"""Sending a message to a receiver that may be slow, hostile, or not there.
+
+Whatever it does, a try is over in `LIMIT_S` and holds little memory: redirects are not followed,
+the beginning of an answer is read and the connection closed, and the address of the connection
+itself is checked, by the rules that hold for data of jobs. Proxies of the environment are not used,
+since the addresses that they connect to can't be checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+import dray
+from ray_workers.shared.guarded_sockets import RefusedAddress, socket_factory
+from ray_workers.shared.net_policy import AllowedHosts
+from service.domain.text import clean
+from service.domain.webhooks import Answer
+
+LIMIT_S = 10.0
+"""Of a try, from the look-up of the name to the answer."""
+BODY_LIMIT_S = 1.0
+"""How long the rest of an answer is waited for once its status is there."""
+MAX_BODY_BYTES = 1000
+"""Of an answer that are kept."""
+
+# Threads of its own: names that nobody answers for may hold these, and nothing else.
+_lookups = ThreadPoolExecutor(32, thread_name_prefix="webhook-dns")
+
+
+class _Resolver(AbstractResolver):
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        look_up = functools.partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(_lookups, look_up)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(place[0]),
+                port=port,
+                family=each_family,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for each_family, _, protocol, _, place in found
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+async def post(
+    url: str, body: bytes, headers: Mapping[str, str], private_hosts: AllowedHosts
+) -> Answer:
+    """The receiver's answer, or why there is none. Raises nothing of the network's."""
+    began = time.monotonic()
+    status, said, error = None, "", None
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            status, said = await _post(url, body, headers, private_hosts)
+    except RefusedAddress as refused:
+        error = f"{refused.host} may not be connected to: {refused.reason}"
+    except TimeoutError:
+        error = f"no answer came within {LIMIT_S:g} s"
+    except (aiohttp.ClientError, OSError, ValueError) as failure:
+        error = _plainly(failure)
+    if status is not None and not 200 <= status < 300:
+        error = f"it answered {status}"
+        error += ": redirects are not followed" if 300 <= status < 400 else ""
+    return Answer(status, said, error, time.monotonic() - began)
+
+
+async def _post(
+    url: str, body: bytes, headers: Mapping[str, str], private_hosts: AllowedHosts
+) -> tuple[int, str]:
+    full = {
+        **headers,
+        "Content-Type": "application/json",
+        "User-Agent": f"dray/{dray.__version__}",
+        "Accept-Encoding": "identity",
+    }
+    host = URL(url).host or ""
+    connector = aiohttp.TCPConnector(
+        socket_factory=socket_factory(host, private_hosts),
+        resolver=_Resolver(),
+        force_close=True,
+    )
+    async with (
+        aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+            trust_env=False,
+        ) as session,
+        session.post(url, data=body, headers=full, allow_redirects=False) as response,
+    ):
+        return response.status, await _beginning(response)
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> str:
+    """Of the answer's body, as far as it comes soon: its status is what counts."""
+    read = b""
+    try:
+        async with asyncio.timeout(BODY_LIMIT_S):
+            while len(read) < MAX_BODY_BYTES:
+                piece = await response.content.read(MAX_BODY_BYTES - len(read))
+                if not piece:
+                    break
+                read += piece
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        pass
+    return clean(read.decode(errors="replace"))
+
+
+def _plainly(failure: Exception) -> str:
+    if isinstance(failure, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+        return "its certificate can't be verified"
+    if isinstance(failure, aiohttp.ClientConnectorDNSError):
+        return "its host has no address"
+    if isinstance(failure, aiohttp.ClientConnectorError):
+        return f"no connection: {failure.os_error.strerror or 'refused'}"
+    if isinstance(failure, aiohttp.ClientConnectionError):
+        return "it broke the connection before it answered"
+    return f"the request failed ({type(failure).__name__})"

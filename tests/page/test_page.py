@@ -1,0 +1,276 @@
+"""The page in a real Chromium. Each tab is watched: it complains of nothing, and asks for nothing
+but its files and the public API."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ray_workers.shared.contracts import Cause
+from service.db.repositories import jobs
+from tests.marks import IN_BROWSER, SOAK
+from tests.page.conftest import TOKEN, Watched
+from tests.page.site import EVIL, Site
+from tests.unit.api.serving import LiveServer, wait_until
+from tests.unit.service.helpers import metrics, resumed
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = IN_BROWSER
+
+
+@pytest.fixture(scope="module")
+def job_id(site: Site) -> str:
+    """The job with the most to see, among jobs in every state."""
+    return site.everything(6)
+
+
+def names(page: Page) -> list[str]:
+    return page.locator(".jobs .name > a").all_inner_texts()
+
+
+def goes_to(page: Page, place: str) -> None:
+    """Wait for this in the address."""
+    wait_until(lambda: page.evaluate("place => location.hash.endsWith(place)", place), place)
+
+
+def is_shown(page: Page, text: str | re.Pattern[str], within: str = "main") -> None:
+    """Wait for it."""
+    page.locator(within).get_by_text(text).first.wait_for()
+
+
+def test_the_list_moves_by_itself(site: Site, job_id: str, tab: Watched) -> None:
+    page = tab.open()
+    row = page.locator("tr", has_text="gpt-small-pretrain")
+    row.locator(".state-running").wait_for()
+    newcomer = site.trains("newcomer", 3, "cpu-a", labels={"team": "new"})
+    row = page.locator("tr", has_text="newcomer")
+    row.locator(".state-running").wait_for()
+    assert "team new" in row.inner_text()
+    assert names(page)[0] == "newcomer"
+    site.hands.end(newcomer, 1, Cause.SUCCEEDED, "trained to its end")
+    row.locator(".state-succeeded").wait_for()
+
+
+@SOAK
+def test_filters_are_kept_in_the_address(job_id: str, tab: Watched) -> None:
+    page = tab.open()
+    page.get_by_role("button", name="Failed").click()
+    goes_to(page, "#/jobs?state=FAILED")
+    page.locator(".state-failed").wait_for()
+    assert names(page) == ["diverging-lr"]
+    page.reload()
+    page.locator(".state-failed").wait_for()
+    assert names(page) == ["diverging-lr"]
+    page.get_by_role("button", name="All").click()
+    page.get_by_label("Name or id").fill("UNET")
+    goes_to(page, "#/jobs?text=UNET")
+    is_shown(page, "unet-cells-0")
+    wait_until(lambda: all(name.startswith("unet") for name in names(page)), "the others gone")
+
+
+@SOAK
+def test_jobs_that_are_chosen_are_changed_and_cancelled(
+    site: Site, job_id: str, tab: Watched
+) -> None:
+    waiting = [site.submit(f"to-cancel-{n}") for n in range(2)]
+    page = tab.open("jobs?text=to-cancel")
+    for name in ("to-cancel-0", "to-cancel-1"):
+        page.get_by_label(f"Choose {name}").check()
+    page.get_by_role("button", name="Change priority").click()
+    page.get_by_label("Priority, 0 to 100").fill("70")
+    page.get_by_role("button", name="Change 2 jobs").click()
+    page.locator(".actions").wait_for(state="detached")
+    database = site.hands.database
+    rows = [database.read_sync(lambda s, n=n: jobs.get(s, n)) for n in waiting]
+    assert [row.priority for row in rows if row] == [70, 70]
+    page.get_by_label("Choose all").check()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Cancel them").click()
+    page.locator(".state-cancelled").nth(1).wait_for()
+
+
+def test_a_job_is_followed_live(site: Site, job_id: str, tab: Watched) -> None:
+    page = tab.open(f"jobs/{job_id}")
+    panel = page.get_by_role("region", name="train/loss")
+    panel.locator("canvas").wait_for()
+    page.locator(".goodput").wait_for()
+    page.locator(".timeline .mark").nth(3).wait_for(state="attached")
+    before = panel.locator(".keys").inner_text()
+    site.hands.report(job_id, 2, site.steps(1101, 1106, total=2000, seed=77))
+    wait_until(lambda: panel.locator(".keys").inner_text() != before, "the newest loss")
+
+
+@SOAK
+def test_steps_that_are_done_again_replace_the_ones_before(site: Site, tab: Watched) -> None:
+    job_id = site.submit("resumes", 1)
+    site.claim(job_id, "cpu-a", 1)
+    hands = site.hands
+    hands.report(job_id, 1, [metrics(n, {"loss": 5.0}, at=hands.now) for n in range(1, 101)])
+    page = tab.open(f"jobs/{job_id}?keys=loss")
+    last = page.get_by_role("region", name="loss").locator(".keys b")
+    wait_until(lambda: last.inner_text() == "5", "the loss of the first attempt")
+    hands.end(job_id, 1, Cause.NODE_LOST, "the node vanished")
+    site.claim(job_id, "cpu-a", 1)
+    again = [metrics(n, {"loss": 2.0}, at=hands.now) for n in range(51, 61)]
+    hands.report(job_id, 2, [resumed(50), *again])
+    wait_until(lambda: last.inner_text() == "2", "the loss of the second attempt")
+
+
+@SOAK
+def test_a_part_that_is_drawn_over_is_asked_for_in_detail(job_id: str, tab: Watched) -> None:
+    page = tab.open(f"jobs/{job_id}?smooth=0.5&log=1")
+    over = page.get_by_role("region", name="train/loss").locator(".u-over")
+    over.wait_for()
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=4)
+    with page.expect_response(re.compile("until_step=")) as asked:
+        page.mouse.up()
+    steps = asked.value.json()["series"]["train/loss"]["steps"]
+    assert 300 < steps[0] < 400
+    assert 600 < steps[-1] < 700
+    page.get_by_role("button", name="Show all").click()
+    with page.expect_response(re.compile("times=true")) as timed:
+        page.get_by_role("button", name="Time", exact=True).click()
+    goes_to(page, "x=time")
+    times = timed.value.json()["series"]["train/loss"]["times"]
+    assert times == sorted(times)
+
+
+def test_logs_are_text_with_colours(site: Site, job_id: str, tab: Watched) -> None:
+    page = tab.open(f"jobs/{job_id}?tab=logs&attempt=1&rank=0")
+    is_shown(page, f"loading {EVIL}", ".log")
+    ready = page.locator(".log .ansi-bold.ansi-green", has_text="ready")
+    ready.wait_for()
+    line = page.locator(".log .line", has_text="the cache is cold").inner_text()
+    assert "\x1b" not in line
+    assert "title" not in line
+    page.get_by_label("Search the log").fill("CACHE IS")
+    is_shown(page, "1 hit")
+    page.keyboard.press("Enter")
+    page.locator(".log .line.hit").wait_for()
+
+
+@SOAK
+def test_every_tab_of_a_job_has_its_part(job_id: str, tab: Watched) -> None:
+    page = tab.open(f"jobs/{job_id}?tab=ranks")
+    is_shown(page, re.compile("rank 1 kept the others waiting"))
+    page.get_by_text("rank 1 kept").click()
+    page.get_by_text(re.compile(r"^rank 1 \(it kept")).click()
+    page.locator("pre:visible", has_text="next_batch").wait_for()
+    page.get_by_role("tab", name="Files").click()
+    page.locator("figure img").nth(5).wait_for()
+    with page.expect_download() as download:
+        page.get_by_label("Download notes.txt").click()
+    assert Path(download.value.path()).read_bytes() == b"hello\n" * 50
+    page.get_by_role("tab", name="Events").click()
+    is_shown(page, "rank 2 was killed by SIGKILL", "table")
+    page.keyboard.press("ArrowRight")
+    document = json.loads(page.locator("pre.document").inner_text())
+    assert document["resources"] == {"num_workers": 4}
+
+
+@SOAK
+def test_a_waiting_job_says_why(job_id: str, tab: Watched) -> None:
+    page = tab.open("jobs?state=QUEUED")
+    page.get_by_role("link", name=EVIL).click()
+    is_shown(page, re.compile("it needs 2 slots"))
+    is_shown(page, re.compile("expected to start"))
+    assert page.locator("h1").inner_text() == EVIL
+    assert page.title() == f"{EVIL} - dray"
+
+
+@SOAK
+def test_the_cluster_shows_who_holds_what_and_what_is_refused(job_id: str, tab: Watched) -> None:
+    page = tab.open("cluster")
+    node = page.get_by_role("region", name="gpu-b.example")
+    node.get_by_text("gpt-small-pretrain").wait_for()
+    assert "4 of 8 GPU" in node.inner_text()
+    is_shown(page, "it has another Python: 3.10.2")
+    page.locator(".forecast .waits").nth(4).wait_for()
+    is_shown(page, "nightly")
+
+
+def test_a_document_is_checked_as_one_types(job_id: str, tab: Watched) -> None:
+    tab.statuses.add(422)
+    page = tab.open("submit")
+    is_shown(page, "The server would take it")
+    is_shown(page, re.compile(r"^Planned: data 2, about .* a step"))
+    editor = page.get_by_label("Job document")
+    wrong = {"name": "typed", "recipe": "image_classification", "train": {"epochs": -1}}
+    editor.fill(json.dumps(wrong, indent=2))
+    is_shown(page, "/train/epochs", ".verdict")
+    assert page.locator(".gutter .wrong").inner_text() == "5"
+    assert page.get_by_role("button", name="Submit", exact=True).is_disabled()
+    editor.fill("{")
+    is_shown(page, "This is not JSON yet")
+    editor.fill(json.dumps({**wrong, "train": {"epochs": 3}}, indent=2))
+    is_shown(page, "The server would take it")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.get_by_role("heading", name="typed").wait_for()
+    page.get_by_role("link", name="Submit again, changed").click()
+    is_shown(page, "The server would take it")
+    assert json.loads(editor.input_value())["train"]["epochs"] == 3
+
+
+@SOAK
+def test_fields_are_offered_at_the_cursor(job_id: str, tab: Watched) -> None:
+    tab.statuses.add(422)
+    page = tab.open("submit")
+    editor = page.get_by_label("Job document")
+    editor.fill('{"recipe": "image_classification", "train": {"opti')
+    editor.press("Control+ ")
+    page.get_by_role("option", name="optimizer").first.wait_for()
+    editor.press("Enter")
+    assert editor.input_value().endswith('"train": {"optimizer": ')
+
+
+@SOAK
+def test_jobs_are_compared(site: Site, job_id: str, tab: Watched) -> None:
+    page = tab.open("jobs?text=baseline")
+    page.get_by_label("Choose baseline-ann").check()
+    page.get_by_label("Choose baseline-bert").check()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("region", name="train/loss").locator("canvas").wait_for()
+    row = page.locator(".differs tr", has_text="train.optimizer.lr")
+    assert row.locator("td").all_inner_texts()[1:] == ["0.001", "0.002"]
+
+
+@SOAK
+def test_what_was_lost_is_caught_up_with(site: Site, job_id: str, tab: Watched) -> None:
+    tab.breaks = True
+    page = tab.open()
+    page.locator(".state-running").first.wait_for()
+    page.context.set_offline(True)
+    page.get_by_text("The server has not answered").wait_for()
+    assert "gpt-small-pretrain" in names(page)
+    site.trains("came-meanwhile", 4, "cpu-a")
+    page.context.set_offline(False)
+    is_shown(page, "came-meanwhile")
+    page.get_by_text("The server has not answered").wait_for(state="detached")
+
+
+def test_a_token_is_asked_for(browser: Browser, server: LiveServer, job_id: str) -> None:
+    context = browser.new_context()
+    tab = Watched(context.new_page(), server, statuses={401})
+    page = tab.open()
+    page.get_by_label("Token").fill("wrong")
+    page.keyboard.press("Enter")
+    is_shown(page, re.compile("not one of this server's"))
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    is_shown(page, "gpt-small-pretrain")
+    page.reload()
+    is_shown(page, "gpt-small-pretrain")
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("heading", name="Sign in").wait_for()
+    context.close()
+    assert not tab.wrong

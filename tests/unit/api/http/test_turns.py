@@ -1,0 +1,111 @@
+"""Questions that take long to answer: some at once, some that wait, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from api.http.turns import TurnLimits, Turns
+from api.problems import Refused
+from dray import views
+from dray.spec import JobSpec
+from dray.views import JobState
+from tests.unit.api.serving import serving, wait_until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_caller_has_two_turns_and_all_callers_four_and_the_others_wait() -> None:
+    turns = Turns(TurnLimits(at_once=4, of_caller=2, waiting_of_caller=3))
+    running: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    served: list[str] = []
+    go_on = asyncio.Event()
+
+    async def ask(caller: str) -> None:
+        try:
+            async with turns.turn(caller):
+                served.append(caller)
+                running[caller] += 1
+                most[caller] = max(most[caller], running[caller])
+                most["all"] = max(most["all"], running.total())
+                await go_on.wait()
+                running[caller] -= 1
+        except Refused:
+            refused[caller] += 1
+
+    asked = [asyncio.create_task(ask(caller)) for caller in "abc" for _ in range(7)]
+    while refused.total() < 6:
+        await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert served == ["a", "a", "b", "b"], "in the order of asking"
+    go_on.set()
+    await asyncio.gather(*asked)
+    assert (max(most[caller] for caller in "abc"), most["all"]) == (2, 4)
+    assert refused == dict.fromkeys("abc", 2)
+    assert Counter(served) == dict.fromkeys("abc", 5)
+    async with turns.turn("a"):
+        pass
+
+
+async def test_who_gives_up_waiting_takes_no_turn() -> None:
+    turns = Turns(TurnLimits(at_once=1, of_caller=1, waiting_of_caller=1))
+
+    async def ask() -> None:
+        async with turns.turn("a"):
+            raise AssertionError("it was given a turn")
+
+    async with turns.turn("a"):
+        for _ in range(3):  # the next would be refused if the one before still waited
+            waiting = asyncio.create_task(ask())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            (end,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert isinstance(end, asyncio.CancelledError)
+    async with turns.turn("a"):
+        pass
+
+
+def test_a_dry_run_beyond_the_limit_is_a_429_that_says_when_to_ask_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path) as server, ThreadPoolExecutor(3) as threads:
+        server.context.turns = Turns(TurnLimits(at_once=1, of_caller=1, waiting_of_caller=2))
+        jobs = server.context.runtime.jobs
+        go_on = asyncio.Event()
+        running = most = 0
+
+        async def dry_run(spec: JobSpec, *, owner: str, project: str) -> views.Explanation:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await go_on.wait()
+            running -= 1
+            reason = views.Reason(code="would_start", message="would start now")
+            return views.Explanation(state=JobState.QUEUED, reason=reason)
+
+        monkeypatch.setattr(jobs, "dry_run", dry_run)
+        job_id = server.submit()
+        ask = "POST", "/v1/jobs?dry_run=true"
+        spec = {"recipe": "image_classification"}
+        answers = [threads.submit(server.ask, *ask, json=spec) for _ in range(3)]
+        wait_until(lambda: server.context.turns._asked.total() == 3, "three questions")
+        for refused in (
+            server.ask(*ask, json=spec),
+            server.ask("GET", f"/v1/jobs/{job_id}/explain"),
+        ):
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert refused.headers["content-type"] == "application/problem+json"
+            assert refused.json()["code"] == "too_many_requests"
+        assert server.ask("GET", f"/v1/jobs/{job_id}").status_code == 200, "other calls go on"
+        server._loop.call_soon_threadsafe(go_on.set)
+        assert [answer.result().status_code for answer in answers] == [200] * 3
+        assert most == 1
+        assert server.ask("GET", f"/v1/jobs/{job_id}/explain").status_code == 200

@@ -1,0 +1,148 @@
+"""The dashboard and the alerts of docker/monitoring name metrics and labels that are exported."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.unit.api.serving import LiveServer
+
+FOLDER = Path(__file__).parents[4] / "docker" / "monitoring"
+ALERTS = FOLDER / "alerts.yaml"
+_SELECTOR = re.compile(r"(dray_\w+)(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r'(\w+)(=~|=)"([^"]*)"')
+_BY = re.compile(r"by \(([^)]*)\)")
+OF_PROMETHEUS = {"instance"}
+"""Labels that it adds by itself."""
+NOT_SEEN_YET = {("status", "5..")}
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus"
+)
+
+
+def expressions() -> Iterator[str]:
+    for group in yaml.safe_load(ALERTS.read_text())["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+    for panel in json.loads((FOLDER / "dashboard.json").read_text())["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+
+
+@pytest.fixture
+def exported(http: httpx.Client, server: LiveServer) -> dict[str, dict[str, set[str]]]:
+    """By sample: its labels and their values, in a scrape of a server with a job in each state."""
+    server.submit()
+    server.trains()
+    http.get("/v1/jobs")
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for family in text_string_to_metric_families(http.get("/metrics").text):
+        for sample in family.samples:
+            labels = found[sample.name]
+            for label, value in sample.labels.items():
+                labels[label].add(value)
+    return found
+
+
+def test_all_that_dashboard_and_alerts_ask_for_is_exported(
+    exported: dict[str, dict[str, set[str]]],
+) -> None:
+    asked = 0
+    for expression in expressions():
+        known = set(OF_PROMETHEUS)
+        for name, matchers in _SELECTOR.findall(expression):
+            asked += 1
+            assert name in exported, expression
+            known |= exported[name].keys()
+            for label, operator, value in _MATCHER.findall(matchers):
+                assert label in exported[name], expression
+                values = [value] if operator == "=" else value.split("|")
+                missing = set(values) - exported[name][label]
+                assert {(label, each) for each in missing} <= NOT_SEEN_YET, expression
+        grouped = {
+            label.strip() for labels in _BY.findall(expression) for label in labels.split(",")
+        }
+        assert grouped <= known, expression
+    assert asked > 50
+
+
+def test_no_alert_and_no_panel_has_the_name_of_another() -> None:
+    alerts = [rule["alert"] for rule in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]]
+    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    assert len(alerts) == len(set(alerts))
+    for of in ("title", "id"):
+        assert len(panels) == len({panel[of] for panel in panels})
+
+
+def promtool(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["promtool", *arguments], input=text, capture_output=True, text=True, check=False
+    )
+
+
+@needs_promtool
+def test_promtool_takes_the_rules() -> None:
+    said = promtool("check", "rules", str(ALERTS))
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@needs_promtool
+def test_promtool_takes_the_metrics(http: httpx.Client, server: LiveServer) -> None:
+    server.trains()
+    said = promtool("check", "metrics", text=http.get("/metrics").text)
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@needs_promtool
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    """By Prometheus' own evaluation, on series that this test writes."""
+    series = {
+        'up{job="dray", instance="a"}': "0x300",
+        "dray_cluster_seen_seconds": "5x300",
+        "dray_cluster_connected": "1x300",
+        'dray_queue_oldest_seconds{queue="night"}': "0+60x300",
+        'dray_resources{kind="GPU", what="total"}': "8x300",
+        'dray_resources{kind="GPU", what="held"}': "8x300",
+        'dray_slot_seconds_total{class="useful"}': "0+10x300",
+        'dray_slot_seconds_total{class="starting"}': "0+50x300",
+        'dray_scheduler_round_seconds_bucket{le="0.5"}': "0+9x300",
+        'dray_scheduler_round_seconds_bucket{le="10"}': "0+10x300",
+        'dray_scheduler_round_seconds_bucket{le="+Inf"}': "0+10x300",
+    }
+    fires = {
+        "DrayDown": True,
+        "DrayLoopsStandStill": False,
+        "DrayClusterLost": False,
+        "DraySlotsIdle": False,
+        "DrayGoodputLow": True,
+        "DraySchedulerSlow": True,
+        "DrayQueueWaitsLong": True,
+    }
+    expected = [
+        {"expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}})', "eval_time": "5h"}
+        | {"exp_samples": [{"labels": "{}", "value": 1}] if is_firing else []}
+        for name, is_firing in fires.items()
+    ]
+    test = {
+        "rule_files": [str(ALERTS)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": s, "values": v} for s, v in series.items()],
+                "promql_expr_test": expected,
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+    said = promtool("test", "rules", str(tmp_path / "test.yaml"))
+    assert said.returncode == 0, said.stdout + said.stderr

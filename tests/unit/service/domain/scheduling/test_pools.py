@@ -1,0 +1,52 @@
+"""Pools count the room that their nodes have, however it changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.gangs import Gangs
+from service.domain.scheduling.placement.pools import Offer, Stock
+from service.domain.scheduling.placement.slots import Node, Request
+from service.domain.scheduling.placement.topology import Topology
+
+BUNDLES = ({"GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.0}, {"GPU": 4.0}, {"GPU": 0.5})
+TOTALS = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 4.0}, {"CPU": 4.0, "GPU": 8.0})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_room_is_what_fits_on_each_node_beside_what_is_set_aside(seed: int) -> None:
+    """Slots that come back may be more than a node has: so it is where GPUs are shared."""
+    chance = random.Random(seed)
+    totals = [chance.choice(TOTALS) for _ in range(6)]
+    nodes = [
+        Node(
+            f"n{at}",
+            total,
+            {name: amount * chance.choice((0, 0.5, 1)) for name, amount in total.items()},
+        )
+        for at, total in enumerate(totals)
+    ]
+    gangs = Gangs({})
+    kinds = [gangs.of(Request(1, bundle)).kind for bundle in BUNDLES]
+    gangs.name_all()
+    stock = Stock(nodes, gangs, Topology((), nodes))
+    offer = Offer(stock)
+    for _ in range(60):
+        kind, node = chance.choice(kinds), chance.choice(nodes)
+        slices = (Slice(node.id, chance.randint(1, 3)),)
+        change = chance.choice((stock.take, stock.expect, stock.promise, None))
+        if change is None:
+            offer.reserved.set_aside(kind, slices[0].num_workers)
+        else:
+            change(kind, slices)
+        for pool in (offer.now, offer.soon):
+            asked = chance.choice(kinds)
+            room = sum(asked.fits(pool.at(node.id) or ()) for node in nodes)
+            assert pool.has(asked, max(1, room)) == (room > 0)
+            assert not pool.has(asked, room + 1)
+            assert pool.room(asked) == room
+            packed = pool.pack_most(asked, 1, 100)
+            assert sum(part.num_workers for part in packed or ()) == room
