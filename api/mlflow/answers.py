@@ -17,7 +17,7 @@ from dray import views
 from dray.validation import plainly
 from service.domain.errors import DomainError, Unavailable
 from service.domain.mlflow_search import BadSearch
-from service.tracking.mlflow.queries import Experiment, HistoryPage, experiment_id
+from service.tracking.mlflow.queries import HistoryPage, MlflowExperiment, experiment_id
 from service.tracking.mlflow.runs import STATUS, experiment_of, milliseconds, params_of, tags_of
 
 _BY_STATUS = {
@@ -73,7 +73,7 @@ def mlflow_error(
     return JSONResponse(body, status, {"Cache-Control": "no-store", **(headers or {})})
 
 
-def experiment(found: Experiment) -> dict[str, Any]:
+def experiment(found: MlflowExperiment) -> dict[str, Any]:
     return {
         "experiment_id": found.id,
         "name": found.name,

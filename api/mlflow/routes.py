@@ -19,7 +19,7 @@ from api.mlflow.answers import MlflowRoute, mlflow_error
 from api.routes.artifacts import locate
 from dray import views
 from service.domain.errors import ArtifactNotFound
-from service.tracking.mlflow.queries import Experiment, MlflowQueries
+from service.tracking.mlflow.queries import MlflowExperiment, MlflowQueries
 
 API, ARTIFACTS = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
 
@@ -78,7 +78,7 @@ async def get_experiment_by_name(mlflow: TheMlflow, _: Caller, experiment_name: 
     return _one(found, f"no job has the label experiment={experiment_name}")
 
 
-def _one(found: list[Experiment], otherwise: str) -> Response:
+def _one(found: list[MlflowExperiment], otherwise: str) -> Response:
     if not found:
         return mlflow_error(404, "RESOURCE_DOES_NOT_EXIST", otherwise)
     return JSONResponse({"experiment": answers.experiment(found[0])})

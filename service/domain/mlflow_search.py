@@ -1,6 +1,6 @@
 """MLflow's language for searching runs: `metrics.loss < 0.1 AND params.model = 'cnn'`.
 
-It has comparisons joined by AND, and orderings such as `metrics.loss DESC`
+It has conditions joined by AND, and orderings such as `metrics.loss DESC`
 (https://mlflow.org/docs/latest/search-runs). Keys may be in backticks or double quotes.
 """
 
@@ -41,13 +41,13 @@ _ATTRIBUTES = {
 _NUMERIC_ATTRIBUTES = ("start_time", "end_time")
 _NUMERIC = ("=", "!=", ">", ">=", "<", "<=")
 _TEXTUAL = ("=", "!=", "LIKE", "ILIKE", "IN", "NOT IN")
-MAX_CHARS, MAX_COMPARISONS = 10_000, 100
+MAX_CHARS, MAX_CONDITIONS = 10_000, 100
 
 Value = float | str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Condition:
     entity: Entity
     key: str
     operator: str
@@ -106,16 +106,16 @@ class _Tokens:
         return None
 
 
-def parse_filter(text: str) -> list[Comparison]:
+def parse_filter(text: str) -> list[Condition]:
     """All of which must hold. Raises BadSearch."""
     tokens = _Tokens(text)
-    found: list[Comparison] = []
+    found: list[Condition] = []
     while tokens:
         if found and tokens.take_word("AND") is None:
-            raise BadSearch(f"write AND before {tokens.take('')[1]!r}: comparisons know no OR")
-        found.append(_comparison(tokens))
-        if len(found) > MAX_COMPARISONS:
-            raise BadSearch(f"it has more than {MAX_COMPARISONS} comparisons")
+            raise BadSearch(f"write AND before {tokens.take('')[1]!r}: conditions know no OR")
+        found.append(_condition(tokens))
+        if len(found) > MAX_CONDITIONS:
+            raise BadSearch(f"it has more than {MAX_CONDITIONS} conditions")
     return found
 
 
@@ -167,7 +167,7 @@ def _key(tokens: _Tokens) -> tuple[Entity, str]:
     return entity, key
 
 
-def _comparison(tokens: _Tokens) -> Comparison:
+def _condition(tokens: _Tokens) -> Condition:
     entity, key = _key(tokens)
     operator = tokens.take("an operator")[1].upper()
     if operator == "NOT" and tokens.take_word("IN"):
@@ -177,17 +177,17 @@ def _comparison(tokens: _Tokens) -> Comparison:
     if operator not in known:
         raise BadSearch(f"{key!r} is compared by {', '.join(known)}, and not by {operator!r}")
     if operator.endswith("IN"):
-        return Comparison(entity, key, operator, _texts(tokens))
+        return Condition(entity, key, operator, _texts(tokens))
     kind, text = tokens.take("a value")
     if is_numeric:
         number = text.strip("'\"")
         try:
-            return Comparison(entity, key, operator, float(number))
+            return Condition(entity, key, operator, float(number))
         except ValueError:
             raise BadSearch(f"{key!r} is compared with a number, and not with {text!r}") from None
     if kind != "text":
         raise BadSearch(f"{key!r} is compared with a text in quotes, and not with {text!r}")
-    return Comparison(entity, key, operator, _unquoted(text))
+    return Condition(entity, key, operator, _unquoted(text))
 
 
 def _texts(tokens: _Tokens) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow
-from service.domain.mlflow_search import Comparison, Entity, Ordering
+from service.domain.mlflow_search import Condition, Entity, Ordering
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def page(
     experiments: Collection[str],
     *,
     unlabelled: bool,
-    filters: Sequence[Comparison],
+    filters: Sequence[Condition],
     order: Sequence[Ordering],
     offset: int,
     before: int | None,
@@ -85,7 +85,7 @@ def _ordered(
 
 
 class _Compiler:
-    """Comparisons as SQL of one database, with bound values."""
+    """Conditions as SQL of one database, with bound values."""
 
     def __init__(self, session: Session, names: Names) -> None:
         self._is_sqlite = session.get_bind().dialect.name == "sqlite"
@@ -99,7 +99,7 @@ class _Compiler:
         named = own.where(label.value.in_(values)).exists() if values else false()
         return or_(named, ~own.exists()) if unlabelled else named
 
-    def holds(self, one: Comparison) -> ColumnElement[bool]:
+    def holds(self, one: Condition) -> ColumnElement[bool]:
         match one.entity:
             case Entity.METRIC:
                 return self._metric_holds(one)
@@ -128,7 +128,7 @@ class _Compiler:
             (value.in_(("NaN", "Infinity", "-Infinity")), None), else_=cast(value, Float(53))
         )
 
-    def _metric_holds(self, one: Comparison) -> ColumnElement[bool]:
+    def _metric_holds(self, one: Condition) -> ColumnElement[bool]:
         return self._compare(self._metric(one.key), one)
 
     def _param_path(self, key: str) -> tuple[str, ...] | None:
@@ -140,7 +140,7 @@ class _Compiler:
         path = self._param_path(key)
         return JobRow.spec[path].as_string() if path else cast(None, Text)
 
-    def _param_holds(self, one: Comparison) -> ColumnElement[bool]:
+    def _param_holds(self, one: Condition) -> ColumnElement[bool]:
         path = self._param_path(one.key)
         if path is None:
             return false()
@@ -170,7 +170,7 @@ class _Compiler:
         own = select(label.value).where(label.job_id == JobRow.id, label.key == key)
         return own.scalar_subquery()
 
-    def _tag_holds(self, one: Comparison) -> ColumnElement[bool]:
+    def _tag_holds(self, one: Condition) -> ColumnElement[bool]:
         return self._compare(self._tag(one.key), one)
 
     def _column(self, key: str) -> ColumnElement[Any]:
@@ -185,7 +185,7 @@ class _Compiler:
         column: ColumnElement[Any] = columns[key].expression
         return column
 
-    def _attribute_holds(self, one: Comparison) -> ColumnElement[bool]:
+    def _attribute_holds(self, one: Condition) -> ColumnElement[bool]:
         column = self._column(one.key)
         if one.key == "status":
             values = one.value if isinstance(one.value, tuple) else (str(one.value),)
@@ -200,7 +200,7 @@ class _Compiler:
             return _OPERATORS[one.operator](column, time)
         return self._compare(column, one)
 
-    def _compare(self, column: ColumnElement[Any], one: Comparison) -> ColumnElement[bool]:
+    def _compare(self, column: ColumnElement[Any], one: Condition) -> ColumnElement[bool]:
         if one.operator == "LIKE" and self._is_sqlite:  # whose LIKE knows no case
             return column.op("GLOB")(_as_glob(str(one.value)))
         return _OPERATORS[one.operator](column, one.value)

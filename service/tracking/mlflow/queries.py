@@ -17,9 +17,10 @@ from service.db.types import storable
 from service.domain import mlflow_search as search
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
+from service.domain.tracking.search import EXPERIMENT
 from service.jobs import serializers
 from service.jobs.queries import Queries
-from service.tracking.mlflow.runs import DEFAULT_EXPERIMENT, EXPERIMENT, JOB_TAG, STATUS
+from service.tracking.mlflow.runs import DEFAULT_EXPERIMENT, JOB_TAG, STATUS
 
 DEFAULT_ID = "0"
 MAX_RUNS = 1000
@@ -49,7 +50,7 @@ _NAMES = repository.Names(
 
 
 @dataclass(frozen=True)
-class Experiment:
+class MlflowExperiment:
     id: str
     name: str
 
@@ -80,12 +81,12 @@ class MlflowQueries:
         self._database = database
         self._reading = reading
 
-    async def experiments(self, filter_: str = "") -> list[Experiment]:
+    async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
         """The values of the label, and `Default` for jobs without it. Raises BadSearch."""
         wanted = search.name_pattern(filter_)
         names = await self._database.read(lambda s: repository.experiments(s, EXPERIMENT))
         return [
-            Experiment(experiment_id(name), name)
+            MlflowExperiment(experiment_id(name), name)
             for name in dict.fromkeys((DEFAULT_EXPERIMENT, *names))
             if wanted(name)
         ]

@@ -10,11 +10,10 @@ from typing import Any
 
 from dray import views
 from dray.views import JobState
+from service.domain.tracking.search import EXPERIMENT
 
 MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
 """MLflow's limits."""
-EXPERIMENT = "experiment"
-"""The label that names the experiment."""
 DEFAULT_EXPERIMENT = "Default"
 JOB_TAG = "dray.job_id"
 """The tag by which the run of a job is found."""

@@ -6,7 +6,7 @@ import pytest
 
 from service.domain.mlflow_search import (
     BadSearch,
-    Comparison,
+    Condition,
     Entity,
     Ordering,
     name_pattern,
@@ -21,20 +21,20 @@ METRIC, PARAM, TAG, ATTRIBUTE = Entity.METRIC, Entity.PARAM, Entity.TAG, Entity.
     ("text", "found"),
     [
         ("", []),
-        ("metrics.loss<1e-3", [Comparison(METRIC, "loss", "<", 1e-3)]),
-        ("metric.`val/loss` >= -.5", [Comparison(METRIC, "val/loss", ">=", -0.5)]),
-        ("params.a.b = 'it''s'", [Comparison(PARAM, "a.b", "=", "it's")]),
-        ('tags."a b" ilike "%x"', [Comparison(TAG, "a b", "ILIKE", "%x")]),
-        ("status IN ('A', 'B')", [Comparison(ATTRIBUTE, "status", "IN", ("A", "B"))]),
-        ("run_id NOT IN ('A')", [Comparison(ATTRIBUTE, "run_id", "NOT IN", ("A",))]),
-        ("attributes.start_time > 5", [Comparison(ATTRIBUTE, "start_time", ">", 5.0)]),
+        ("metrics.loss<1e-3", [Condition(METRIC, "loss", "<", 1e-3)]),
+        ("metric.`val/loss` >= -.5", [Condition(METRIC, "val/loss", ">=", -0.5)]),
+        ("params.a.b = 'it''s'", [Condition(PARAM, "a.b", "=", "it's")]),
+        ('tags."a b" ilike "%x"', [Condition(TAG, "a b", "ILIKE", "%x")]),
+        ("status IN ('A', 'B')", [Condition(ATTRIBUTE, "status", "IN", ("A", "B"))]),
+        ("run_id NOT IN ('A')", [Condition(ATTRIBUTE, "run_id", "NOT IN", ("A",))]),
+        ("attributes.start_time > 5", [Condition(ATTRIBUTE, "start_time", ">", 5.0)]),
         (
             "attribute.status != 'FAILED' and Metrics.x = 1",
-            [Comparison(ATTRIBUTE, "status", "!=", "FAILED"), Comparison(METRIC, "x", "=", 1.0)],
+            [Condition(ATTRIBUTE, "status", "!=", "FAILED"), Condition(METRIC, "x", "=", 1.0)],
         ),
     ],
 )
-def test_filters(text: str, found: list[Comparison]) -> None:
+def test_filters(text: str, found: list[Condition]) -> None:
     assert parse_filter(text) == found
 
 

@@ -405,6 +405,7 @@ def _all(
         owner=None,
         project=None,
         name=None,
+        text=None,
         id_prefix=id_prefix,
         array=None,
         array_index=None,
