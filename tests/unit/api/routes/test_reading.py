@@ -283,4 +283,4 @@ def test_prometheus_sees_jobs_and_requests_by_template_and_never_an_id(
     queued = next(line for line in text.splitlines() if line.startswith('dray_jobs{state="QUEUED"'))
     assert float(queued.split()[-1]) >= 1
     assert "job-" not in text
-    assert "made" not in text
+    assert "made/up" not in text
