@@ -83,8 +83,8 @@ def call(case: Case, server: LiveServer) -> None:
     response = case.call(base_url=server.url, timeout=DEADLINE_S)
     if NOT_HTTP in response.content:
         return  # a header that no HTTP message may hold: the application was not asked
-    # A cursor is opaque, a search is a language, and some rules between the fields of a document have
-    # no JSON schema.
+    # A cursor is opaque, a search is a language, and some rules between the fields of a document
+    # have no JSON schema.
     says_all = (
         case.query.keys().isdisjoint(("cursor", "where"))
         and case.operation.label not in WITH_MORE_RULES
