@@ -13,6 +13,7 @@ from api import openapi, problems
 from api.context import Context
 from api.http.connections import Admission, Limits
 from api.http.turns import TurnLimits, Turns
+from api.mlflow import routes as mlflow
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
 from api.routes import (
@@ -70,6 +71,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     schema.router,
     health.router,
     reference.router,
+    mlflow.router,
     page.router,
 )
 

@@ -22,6 +22,7 @@ from service.jobs.service import Jobs
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.runtime import Runtime
+from service.tracking.mlflow.queries import MlflowQueries
 from service.tracking.service import Tracking
 from service.webhooks.service import Webhooks
 
@@ -124,6 +125,10 @@ async def _faults(request: Request) -> FaultService:
     return context_of(request).runtime.faults
 
 
+async def _mlflow(request: Request) -> MlflowQueries:
+    return context_of(request).runtime.mlflow
+
+
 async def _tracking(request: Request) -> Tracking:
     return context_of(request).runtime.tracking
 
@@ -144,6 +149,7 @@ TheChanges = Annotated[JobChanges, Depends(_changes)]
 TheQueues = Annotated[Queues, Depends(_queues)]
 TheCosts = Annotated[Costs, Depends(_costs)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
+TheMlflow = Annotated[MlflowQueries, Depends(_mlflow)]
 TheTracking = Annotated[Tracking, Depends(_tracking)]
 ThePlans = Annotated[Plans, Depends(_plans)]
 TheWebhooks = Annotated[Webhooks, Depends(_webhooks)]

@@ -259,15 +259,24 @@ class AsyncClient:
         rank: int | None = None,
         after_step: int | None = None,
         max_points: int | None = None,
+        in_order: bool = False,
+        times: bool = False,
     ) -> views.Metrics:
         return await self._driver.run(
-            self._flows.metrics(job_id, keys, rank, after_step, max_points)
+            self._flows.metrics(
+                job_id, keys, rank, after_step, max_points, in_order=in_order, times=times
+            )
         )
 
     def follow_metrics(
-        self, job_id: str, keys: Sequence[str] | None = None, *, rank: int | None = None
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after: Mapping[str, int] | None = None,
     ) -> AsyncGenerator[views.Point, None]:
-        return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank))
+        return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank, after))
 
     async def system_metrics(
         self,

@@ -353,16 +353,32 @@ class Client:
         rank: int | None = None,
         after_step: int | None = None,
         max_points: int | None = None,
+        in_order: bool = False,
+        times: bool = False,
     ) -> views.Metrics:
-        """Series of rank 0 (or `rank`), all or those of `keys`, with at most `max_points` each."""
-        return self._driver.run(self._flows.metrics(job_id, keys, rank, after_step, max_points))
+        """Series of rank 0 (or `rank`), all or those of `keys`, with at most `max_points` each:
+        thinned out, or with `in_order` the first ones after `after_step`, and with `times` when
+        each point was reported."""
+        return self._driver.run(
+            self._flows.metrics(
+                job_id, keys, rank, after_step, max_points, in_order=in_order, times=times
+            )
+        )
 
     def follow_metrics(
-        self, job_id: str, keys: Sequence[str] | None = None, *, rank: int | None = None
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after: Mapping[str, int] | None = None,
     ) -> Generator[views.Point, None, None]:
-        """Yield each point when it is reported, of all series or of `keys`, until the job is
-        over."""
-        return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank))
+        """Yield each point when it is reported, of all series or of `keys`, until the job is over.
+
+        No point is left out. A step that a later attempt trains again is yielded once. after: the
+        last step that the caller has of each series, to go on from there.
+        """
+        return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank, after))
 
     def system_metrics(
         self,

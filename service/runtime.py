@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 import secrets
@@ -47,6 +48,7 @@ from service.lifecycle import preemption
 from service.loops.attempts.reconciler import Reconciler
 from service.loops.leader import Leader, Loops
 from service.loops.metering import Metering
+from service.loops.mlflow_exporter import MlflowExporter
 from service.loops.retention import Retention
 from service.loops.scheduling.autoscaler import Autoscaler
 from service.loops.scheduling.cluster_watcher import NOT_ASKED, ClusterWatcher
@@ -61,6 +63,8 @@ from service.nodes import node_table
 from service.planning.service import Plans
 from service.queues.service import Queues
 from service.storage.storage import Storage
+from service.tracking.mlflow.process import MlflowProcess
+from service.tracking.mlflow.queries import MlflowQueries
 from service.tracking.service import Tracking
 from service.webhooks.service import Webhooks
 
@@ -109,6 +113,7 @@ class Runtime:
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
         self.reading = Queries(database, storage, self.signals, settings)
+        self.mlflow = MlflowQueries(database, self.reading)
         self.webhooks = Webhooks(database, settings)
         self.metering = Metering(database, timings)
         self.watch: ClusterWatcher | None = None
@@ -117,6 +122,8 @@ class Runtime:
         self._launches = Launches()
         self._autoscaler: Autoscaler | None = None
         """Of the newest term of this process."""
+        self._exporter: MlflowExporter | None = None
+        """The same."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
@@ -142,6 +149,11 @@ class Runtime:
         `timings`. StartRefused if the home, the database or the storage can't be used, or another
         process has the home.
         """
+        if loops and settings.mlflow_tracking_uri and importlib.util.find_spec("mlflow") is None:
+            raise StartRefused(
+                "DRAY_MLFLOW_TRACKING_URI is set, and MLflow's client is not installed: "
+                "pip install 'dray[mlflow]', or unset it"
+            )
         # SQLite has one process, whether or not that runs the loops; so has an embedded Ray.
         is_sqlite = normalise_url(settings.database_url).get_backend_name() == "sqlite"
         holds_home = is_sqlite or (loops and settings.ray_address == EMBEDDED)
@@ -227,7 +239,16 @@ class Runtime:
             ("decision recorder", recorder.run()),
             ("webhook sender", webhooks.run()),
             ("retention", retention.run()),
+            *self._exports(database),
         ]
+
+    def _exports(self, database: LoopDatabase) -> Loops:
+        uri = self.settings.mlflow_tracking_uri
+        if uri is None:
+            return []
+        process = MlflowProcess(uri, self.settings.storage_url)
+        self._exporter = MlflowExporter(database, process, self._timings)
+        return [("export to MLflow", self._exporter.run())]
 
     async def clear_cluster(self, hurry: asyncio.Event, report: Callable[[str], None]) -> None:
         """Before a stop that ends the cluster too: let every attempt save and leave its slots.
@@ -331,6 +352,8 @@ class Runtime:
             checks["loops"] = f"standing by: {leader.other.holder} runs them"
         if (seen := self._watched()) is not None:
             checks["nodes"] = "; ".join(refused_nodes(seen)) or "ok"
+        if leader is not None and leader.leads and self._exporter is not None:
+            checks["mlflow"] = "does not answer" if self._exporter.is_away else "ok"
         problem = (full.problem if full else None) or await self.jobs.storage_watch.full_folders()
         nodes = seen.nodes if seen is not None else ()
         problems = [problem, *(node.full and f"{node.hostname}: {node.full}" for node in nodes)]

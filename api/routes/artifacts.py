@@ -62,15 +62,15 @@ async def artifact(
     """One file, or a range of it. Its ETag is the SHA-256 of the whole."""
     found, url = await reading.artifact(job_id, artifact_id)
     storage = context.runtime.storage
-    key, size = await _locate(storage, found, url)
-    return download(request, storage, StoredFile(key, size, found.sha256, found.path))
+    return download(request, storage, await locate(storage, found, url))
 
 
-async def _locate(storage: Storage, artifact: views.Artifact, url: str) -> tuple[str, int]:
-    """Key and size of the file; raises if the file is not in this storage."""
+async def locate(storage: Storage, artifact: views.Artifact, url: str) -> StoredFile:
+    """The artifact's file; raises ArtifactNotFound if it is not in this storage."""
     try:
         key = storage.key_of(url)
-        return key, await asyncio.to_thread(storage.size_bytes, key)
+        size = await asyncio.to_thread(storage.size_bytes, key)
+        return StoredFile(key, size, artifact.sha256, artifact.path)
     except (BadKey, FileNotFoundError):
         raise ArtifactNotFound(
             f"the artifact {artifact.path!r} is listed, but its file is not in the storage"

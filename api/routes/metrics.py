@@ -27,6 +27,11 @@ class MetricsQuery(Query):
     """Only steps up to this one: with `after_step`, a part of the series in more detail."""
     max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
     """Most points of each series; extremes and the first and last point are kept."""
+    in_order: bool = False
+    """Answer the first `max_points` points of each series and leave out none: with `next_step` the
+    next call goes on there."""
+    times: bool = False
+    """Answer also when each point was reported."""
 
 
 @router.get(
@@ -50,6 +55,8 @@ async def metrics(
         after_step=query.after_step,
         until_step=query.until_step,
         max_points=query.max_points,
+        in_order=query.in_order,
+        times=query.times,
     )
     return answer(request, found)
 

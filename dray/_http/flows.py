@@ -227,14 +227,23 @@ class Flows(Calls):
         rank: int | None,
         after_step: int | None,
         max_points: int | None,
+        *,
+        in_order: bool,
+        times: bool,
     ) -> Flow[views.Metrics]:
-        call = following.metrics_call(job_id, keys, rank, after_step, max_points)
+        call = following.metrics_call(
+            job_id, keys, rank, after_step, max_points, in_order=in_order, times=times
+        )
         return (yield from self.read(views.Metrics, call))
 
     def follow_metrics(
-        self, job_id: str, keys: Sequence[str] | None, rank: int | None
+        self,
+        job_id: str,
+        keys: Sequence[str] | None,
+        rank: int | None,
+        after: Mapping[str, int] | None,
     ) -> Stream[views.Point]:
-        return following.follow_metrics(self, job_id, keys, rank)
+        return following.follow_metrics(self, job_id, keys, rank, after or {})
 
     def system_metrics(
         self,

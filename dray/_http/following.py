@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
+from itertools import repeat
+from typing import Any
 
 import httpx
 
 from dray import errors, views
 from dray._http import sse
 from dray._http.calls import LONG_POLL_S, Calls, params
-from dray._http.transport import Call, Close, Flow, Item, Read, Sleep, Stream, no_answer, segment
+from dray._http.transport import (
+    Call,
+    Close,
+    Effect,
+    Flow,
+    Item,
+    Read,
+    Sleep,
+    Stream,
+    no_answer,
+    segment,
+)
 
 EVENT_STREAM = "text/event-stream"
 SILENCE_S = 15.0
@@ -18,8 +31,8 @@ SILENCE_S = 15.0
 RESET = "reset"
 """Event of a server that can't resume after the given id; all events follow, from the first."""
 METRIC_TICK_S = 1.0
-MOST_POINTS = 100_000
-"""Most points of a series in one answer of the server."""
+MOST_POINTS = 5000
+"""Points of a series in one answer of the server."""
 
 
 def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Event]:
@@ -112,32 +125,64 @@ def get(
 
 
 def follow_metrics(
-    calls: Calls, job_id: str, keys: Sequence[str] | None, rank: int | None
+    calls: Calls,
+    job_id: str,
+    keys: Sequence[str] | None,
+    rank: int | None,
+    after: Mapping[str, int],
 ) -> Stream[views.Point]:
-    """Yield each point once, in the order of steps, until the job is over."""
-    given: dict[str, int] = {}
-    after_step: int | None = None
+    """Yield each point once until the job is over, none left out: in the order of steps, unless
+    one is reported later than points of higher steps.
+
+    after: by the name of a series, only points of higher steps.
+    """
+    given = dict(after)
+    after_step: int | None = max(given.values(), default=0) - 1
     # The state is read before the points: if the job is over by then, the points are complete.
     job = yield from get(calls, job_id, patient=True)
     while True:
-        call = metrics_call(job_id, keys, rank, after_step, MOST_POINTS)
+        after_step = yield from _new_points(calls, job_id, keys, rank, after_step, given)
+        if job.state.is_terminal:
+            # Points at steps that this has passed: each series has its own.
+            call = metrics_call(job_id, keys, rank, None, max_points=2)
+            ends = yield from calls.read(views.Metrics, call, patient=True)
+            for key, series in ends.series.items():
+                if series.steps[-1] > given.get(key, -1):
+                    yield from _new_points(calls, job_id, [key], rank, given.get(key, -1), given)
+            return
+        asked = calls.connection.retry.clock()
+        known = job.state
+        job = yield from get(calls, job_id, METRIC_TICK_S, known, patient=True)
+        yield from calls.pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
+
+
+def _new_points(
+    calls: Calls,
+    job_id: str,
+    keys: Sequence[str] | None,
+    rank: int | None,
+    after_step: int | None,
+    given: dict[str, int],
+) -> Generator[Effect | Item[views.Point], Any, int]:
+    """Yield the points after `after_step` that are not in `given`, and note them there; the step
+    after which later ones come."""
+    while True:
+        call = metrics_call(job_id, keys, rank, after_step, MOST_POINTS, in_order=True, times=True)
         found = yield from calls.read(views.Metrics, call, patient=True)
         points = [
-            views.Point(key=key, step=step, value=value)
+            views.Point(key=key, step=step, value=value, time=time)
             for key, series in found.series.items()
-            for step, value in zip(series.steps, series.values, strict=True)
+            for step, value, time in zip(
+                series.steps, series.values, series.times or repeat(None), strict=False
+            )
             if step > given.get(key, -1)
         ]
         for point in sorted(points, key=lambda point: (point.step, point.key)):
             given[point.key] = point.step
             yield Item(point)
         after_step = found.next_step
-        if job.state.is_terminal:
-            return
-        asked = calls.connection.retry.clock()
-        known = job.state
-        job = yield from get(calls, job_id, METRIC_TICK_S, known, patient=True)
-        yield from calls.pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
+        if all(len(series.steps) < MOST_POINTS for series in found.series.values()):
+            return after_step
 
 
 def metrics_call(
@@ -146,9 +191,13 @@ def metrics_call(
     rank: int | None,
     after_step: int | None,
     max_points: int | None,
+    *,
+    in_order: bool = False,
+    times: bool = False,
 ) -> Call:
     query = (
         *(("keys", key) for key in keys or ()),
         *params(rank=rank, after_step=after_step, max_points=max_points),
+        *params(in_order="true" if in_order else None, times="true" if times else None),
     )
     return Call("GET", f"/v1/jobs/{segment(job_id)}/metrics", query)

@@ -22,6 +22,7 @@ from dray.cli.commands import reading as _reading  # noqa: F401  registers its c
 from dray.cli.commands import results as _results  # noqa: F401  registers its commands
 from dray.cli.commands import submit as _submit  # noqa: F401  registers its commands
 from dray.cli.commands import sweeps as _sweeps  # noqa: F401  registers its commands
+from dray.cli.commands import tensorboard as _tensorboard  # noqa: F401  registers its commands
 from dray.cli.commands import tracking as _tracking  # noqa: F401  registers its commands
 from dray.cli.commands import webhooks as _webhooks  # noqa: F401  registers its commands
 from dray.cli.display import terminal

@@ -12,6 +12,9 @@ from dray.views.jobs import JobState
 class Series(View):
     steps: list[int]
     values: list[MetricValue]
+    times: list[float] | None = None
+    """Unix time at which rank 0 first reported each step, in seconds; unset unless it was asked
+    for, and of jobs that an older server ran."""
 
 
 class Metrics(View):
@@ -27,6 +30,8 @@ class Point(View):
     key: str
     step: int
     value: MetricValue
+    time: float | None = None
+    """As in `Series.times`."""
 
 
 class SystemSeries(View):

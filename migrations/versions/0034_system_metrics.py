@@ -8,7 +8,7 @@ from alembic import op
 from service.db.types import BigId
 
 revision = "0034"
-down_revision = "0032"
+down_revision = "0033"
 branch_labels = None
 depends_on = None
 

@@ -110,6 +110,9 @@ class Settings(BaseSettings):
     prices_file: Path | None = None
     """File with the prices of slots, in YAML or JSON; unset, nothing is priced."""
 
+    mlflow_tracking_uri: str | None = Field(None, repr=False)
+    """Where MLflow gets every job as a run; unset, none does. May hold a password."""
+
     allowed_hosts: HostNames = None
     """Names, without port, that the server answers under besides localhost and IP addresses;
     unset with tokens: any."""

@@ -6,6 +6,7 @@ import math
 import struct
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,27 @@ _BLOCK = struct.Struct("<qdqdq")
 
 Points = tuple[list[int], list[float]]
 """(steps, values), equally long, steps rising."""
+TIMES = "@time"
+"""Name of the series of an attempt's Unix times: when rank 0 first reported each step. No metric
+can have this name."""
+
+
+def times_at(steps: Sequence[int], known: Points) -> list[float]:
+    """The Unix time of each step, by the points of the series `TIMES`, at least one.
+
+    A step between two that are known gets a time between theirs, as where the series was thinned
+    out; one beyond them gets the nearest known one's.
+    """
+    there, times = known
+    found = []
+    for step in steps:
+        at = min(bisect_left(there, step), len(there) - 1)
+        if there[at] <= step or at == 0:
+            found.append(times[at])
+            continue
+        share = (step - there[at - 1]) / (there[at] - there[at - 1])
+        found.append(times[at - 1] + share * (times[at] - times[at - 1]))
+    return found
 
 
 def pack(steps: Iterable[int], values: Iterable[float]) -> bytes:

@@ -19,6 +19,7 @@ from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
 from service.domain.text import clean
 from service.lifecycle.transitions import remark
+from service.telemetry.log_lines import MAX_TIME_S
 
 MAX_STEP = 2**53
 """Steps stay exact in JSON, and far below what a 64-bit column holds."""
@@ -137,6 +138,11 @@ def sha256(value: Any) -> str:
 def time_of(frame: Frame, now: datetime) -> datetime:
     """The frame's time by its node's clock, or now if that is no time."""
     return _as_time(frame.time) or now
+
+
+def seconds_of(frame: Frame, now: datetime) -> float:
+    """The same as Unix time."""
+    return frame.time if 0 <= frame.time <= MAX_TIME_S else now.timestamp()
 
 
 def within(seconds: float, first: datetime, last: datetime) -> datetime:

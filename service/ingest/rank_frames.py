@@ -29,15 +29,14 @@ from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.ids import artifact_id
-from service.domain.series import Points
+from service.domain.series import TIMES, Points
 from service.ingest import metric_columns, resume_reports, step_times
 from service.ingest.decoding import decode, metric_key, resumed_step
-from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, time_of
+from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, seconds_of, time_of
 from service.lifecycle.transitions import remark
 from service.storage.storage import Storage, check_file_name
 from service.telemetry.chunk_columns import by_name
 from service.telemetry.known_attempts import KnownAttempt
-from service.telemetry.log_lines import MAX_TIME_S
 from service.telemetry.log_writer import LogLine, LogStore
 from service.telemetry.metric_writer import MetricStore
 
@@ -114,6 +113,7 @@ class RankFrames:
             self._batch.update(batch)
             self._complete_receipt(run.steps, run.columns.get(resume_reports.LOSS))
             self._check_script(run.steps, run.columns)
+            self._note_times(run.steps, frames)
         repeats = self._may_repeat(frames[0])
         for key, values in run.columns.items():
             self._metrics.extend(key, rank, run.steps, values, repeats=repeats)
@@ -137,8 +137,7 @@ class RankFrames:
             case MetricsReport() as report:
                 self._take_metrics(report, frame)
             case LogReport() as report:
-                is_time = 0 <= frame.time <= MAX_TIME_S
-                seconds = frame.time if is_time else self._now.timestamp()
+                seconds = seconds_of(frame, self._now)
                 line = LogLine(frame.rank, frame.incarnation, report.line, seconds, report.text)
                 self._logs.add(line)
             case CheckpointReport() as report:
@@ -165,6 +164,7 @@ class RankFrames:
             loss = report.values.get(resume_reports.LOSS)
             self._complete_receipt([report.step], None if loss is None else [loss])
             self._check_script([report.step], {key: [v] for key, v in report.values.items()})
+            self._note_times([report.step], [frame])
         self._saw_step(report.step, frame, first=frame)
         repeats = self._may_repeat(frame)
         for key, value in report.values.items():
@@ -184,6 +184,12 @@ class RankFrames:
             loss = losses[steps.index(awaited)]
             resume_reports.complete(self._session, self._job, self._attempt, loss, self._now)
             self._awaited_step = None
+
+    def _note_times(self, steps: Sequence[int], frames: Sequence[Frame]) -> None:
+        """Note when rank 0 reported steps. It may report a step several times, under other names;
+        the first time stays."""
+        times = [seconds_of(frame, self._now) for frame in frames]
+        self._metrics.extend(TIMES, 0, steps, times, repeats=True)
 
     def _may_repeat(self, frame: Frame) -> bool:
         """Whether its steps may have been reported before, by a process that is gone."""

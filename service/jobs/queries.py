@@ -64,11 +64,14 @@ class Queries:
         after_step: int | None = None,
         until_step: int | None = None,
         max_points: int = 2000,
+        in_order: bool = False,
+        times: bool = False,
     ) -> views.Metrics:
         """Every step of a series once, over all attempts; only steps above `after_step`, and none
         above `until_step`.
 
-        At most `max_points` points of each series, with its first, its last and its extremes.
+        At most `max_points` points of each series: with its first, its last and its extremes, or
+        with `in_order` the first ones without a gap. With `times` also when they were reported.
         """
         after = -1 if after_step is None else after_step
         points = max(1, min(max_points, MAX_POINTS))
@@ -76,18 +79,25 @@ class Queries:
 
         def work(session: Session) -> views.Metrics:
             state = _must_exist(session, job_id)
-            series = metric_reader.read(
-                session,
-                job_id,
-                keys=wanted,
-                rank=rank,
-                after_step=after,
-                until_step=NO_END if until_step is None else until_step,
-                max_points=points,
-            )
-            return metric_reader.as_view(
-                series, after_step=max(after, 0), live=not state.is_terminal
-            )
+            steps = {
+                "after_step": after,
+                "until_step": NO_END if until_step is None else until_step,
+            }
+            end: int | None = None
+            if in_order:
+                series, end = metric_reader.read_in_order(
+                    session, job_id, keys=wanted, rank=rank, max_points=points, **steps
+                )
+            else:
+                series = metric_reader.read(
+                    session, job_id, keys=wanted, rank=rank, max_points=points, **steps
+                )
+            at = None
+            if times:
+                most = MAX_POINTS if in_order else points
+                at = metric_reader.read_times(session, job_id, series, max_points=most)
+            live = not state.is_terminal
+            return metric_reader.as_view(series, at, after_step=max(after, 0), end=end, live=live)
 
         return await self._database.read(work)
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from service.db.repositories import chunks, open_chunks, recent_metrics, system_metrics
-from service.domain.series import Summary, summarise
+from service.domain.series import TIMES, Summary, summarise
 from service.domain.series_rows import Series, unpack_row
 
 SUMMARISE_AFTER = timedelta(seconds=20)
@@ -106,7 +106,7 @@ def learn(session: Session, job_id: str, attempt: int) -> KnownAttempt:
         known.num_bytes += len(row)
         for (key, rank), (steps, values) in unpack_row(row).items():
             known.last_steps[key, rank] = steps[-1]
-            if rank == 0:
+            if rank == 0 and key != TIMES:
                 known.summarise(key, steps, values)
     for chunk in chunks.open_log_chunks(session, job_id, attempt):
         before = known.logs.get(chunk.rank)

@@ -20,12 +20,14 @@ from service.domain.attempts.lineage import NO_END, last_steps
 from service.domain.series import (
     BLOCK_POINTS,
     CHUNK_POINTS,
+    TIMES,
     Points,
     Summary,
     downsample,
     outlined,
     pack,
     summarise,
+    times_at,
     unpack,
 )
 from service.domain.series_rows import Series, join, unpack_row
@@ -33,6 +35,9 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 
 Piece = tuple[MetricChunk, int]
 """A chunk and the last step of it that counts."""
+Recent = Mapping[int, tuple[MetricChunk, bytes]]
+"""The points that no chunk has taken yet, as if there were a chunk of them for each series and
+attempt; by their ids, which are negative."""
 
 
 def read(
@@ -46,15 +51,13 @@ def read(
     max_points: int,
 ) -> dict[str, Points]:
     """Each series' points with a step above `after_step` and up to `until_step`, at most
-    `max_points` of each."""
-    recent = _recent(session, job_id, rank, keys, after_step)
-    pieces = _pieces(session, job_id, rank, keys, after_step, recent, until_step)
+    `max_points` of each. `TIMES` is read only by its name."""
+    pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
     whole: set[int] = set()
     in_blocks: set[int] = set()
     for found in pieces.values():
         _choose_detail(found, after_step, max_points, whole, in_blocks)
-    points = repository.metric_points(session, whole - recent.keys())
-    points |= {number: packed for number, (_, packed) in recent.items()}
+    points = _points(session, whole, recent)
     outlines = repository.metric_outlines(session, in_blocks)
     series: dict[str, Points] = {}
     for key, found in pieces.items():
@@ -64,13 +67,67 @@ def read(
     return series
 
 
+def read_in_order(
+    session: Session,
+    job_id: str,
+    *,
+    keys: Sequence[str] | None,
+    rank: int,
+    after_step: int,
+    until_step: int = NO_END,
+    max_points: int,
+) -> tuple[dict[str, Points], int | None]:
+    """Every point of each series from `after_step` on, up to a step at which none of them has more
+    than `max_points`; and that step, or None where there are no more points up to `until_step`.
+
+    A chunk more than needed is never read, however long the series are.
+    """
+    pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
+    needed = {key: _first(found, after_step, max_points) for key, found in pieces.items()}
+    chosen = {chunk.id for found in needed.values() for chunk, _ in found}
+    points = _points(session, chosen, recent)
+    series = {key: _join(found, points, {}, after_step) for key, found in needed.items()}
+    ends = [
+        steps[min(max_points, len(steps)) - 1]
+        for key, (steps, _) in series.items()
+        if len(steps) > max_points or (steps and len(needed[key]) < len(pieces[key]))
+    ]
+    end = min(ends, default=None)
+    if end is None:
+        return {key: found for key, found in series.items() if found[0]}, None
+    cut = {}
+    for key, (steps, values) in series.items():
+        stop = bisect_right(steps, end)
+        if stop:
+            cut[key] = steps[:stop], values[:stop]
+    return cut, end
+
+
+def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
+    """The first of the pieces: enough for `max_points`."""
+    count, found = 0, []
+    for piece in pieces:
+        if count >= max_points:
+            break
+        found.append(piece)
+        chunk, end = piece
+        # Of a chunk that is cut it is not known how much is left.
+        is_whole = chunk.first_step > after_step and chunk.last_step <= end
+        count += chunk.count if is_whole else 0
+    return found
+
+
+def _points(session: Session, chosen: set[int], recent: Recent) -> dict[int, bytes]:
+    """Those of the chosen chunks, and all recent ones."""
+    points = repository.metric_points(session, chosen - recent.keys())
+    return points | {number: packed for number, (_, packed) in recent.items()}
+
+
 def summaries(session: Session, job_id: str) -> dict[str, Summary]:
     """The summary of each series of rank 0, over the steps that count."""
-    recent = _recent(session, job_id, 0, None, -1)
-    pieces = _pieces(session, job_id, 0, None, -1, recent)
+    pieces, recent = _pieces(session, job_id, 0, None, -1)
     cut = {chunk.id for found in pieces.values() for chunk, end in found if chunk.last_step > end}
-    points = repository.metric_points(session, cut - recent.keys())
-    points |= {number: packed for number, (_, packed) in recent.items()}
+    points = _points(session, cut, recent)
 
     def summary(chunk: MetricChunk, end: int) -> Summary:
         if chunk.last_step <= end:
@@ -86,38 +143,36 @@ def summaries(session: Session, job_id: str) -> dict[str, Summary]:
     }
 
 
-_Recent = Mapping[int, tuple[MetricChunk, bytes]]
-
-
 def _pieces(
     session: Session,
     job_id: str,
     rank: int,
     keys: Sequence[str] | None,
     after_step: int,
-    recent: _Recent,
     until_step: int = NO_END,
-) -> dict[str, list[Piece]]:
-    """The pieces of each series; `recent` are those that no chunk has taken yet."""
+) -> tuple[dict[str, list[Piece]], Recent]:
+    """The pieces of each series that hold steps which count; and those points that no chunk has
+    taken yet."""
     attempts = attempts_repository.beginnings(session, job_id)
     starts = {row.attempt: began_at_step(row) for row in attempts}
     chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
+    recent = _recent(session, job_id, rank, keys, after_step)
     if recent:
         chunks = sorted([*chunks, *(chunk for chunk, _ in recent.values())], key=_in_order)
     first: dict[tuple[str, int], int] = {}
     if len(attempts) > 1:
         first = repository.first_metric_steps(session, job_id, rank, min(starts))
-    return {
+    pieces = {
         key: _counting(list(group), starts, first, until_step)
         for key, group in groupby(chunks, key=attrgetter("key"))
+        if keys is not None or key != TIMES
     }
+    return pieces, recent
 
 
 def _recent(
     session: Session, job_id: str, rank: int, keys: Sequence[str] | None, after_step: int
-) -> dict[int, tuple[MetricChunk, bytes]]:
-    """The points that no chunk has taken yet, as if there were a chunk of them for each series and
-    attempt; by their ids, which are negative."""
+) -> Recent:
     found: dict[int, dict[Series, Points]] = {}
     for row in recent_metrics.of_job(session, job_id, after_step):
         join(found.setdefault(row.attempt, {}), unpack_row(row.points, rank))
@@ -146,13 +201,50 @@ def _in_order(chunk: MetricChunk) -> tuple[str, int, int]:
     return chunk.key, chunk.attempt, chunk.first_step
 
 
-def as_view(series: Mapping[str, Points], *, after_step: int, live: bool) -> views.Metrics:
-    """The answer; `next_step` repeats the newest step of a live job, of which more may come."""
+def read_times(
+    session: Session, job_id: str, series: Mapping[str, Points], *, max_points: int
+) -> dict[str, list[float]] | None:
+    """The Unix time of each point; None for a job whose times were not noted, by an older dray.
+
+    Exact where there are at most `max_points` steps between the first and the last of the points.
+    """
+    first = min((steps[0] for steps, _ in series.values()), default=0)
+    last = max((steps[-1] for steps, _ in series.values()), default=0)
+    found = read(
+        session,
+        job_id,
+        keys=[TIMES],
+        rank=0,
+        after_step=first - 1,
+        until_step=last,
+        max_points=max_points,
+    )
+    known = found.get(TIMES)
+    if known is None:
+        return None
+    return {key: times_at(steps, known) for key, (steps, _) in series.items()}
+
+
+def as_view(
+    series: Mapping[str, Points],
+    times: Mapping[str, list[float]] | None = None,
+    *,
+    after_step: int,
+    end: int | None,
+    live: bool,
+) -> views.Metrics:
+    """The answer; `next_step` repeats the newest step of a live job, of which more may come.
+
+    end: the step up to which all points are there, if there are more.
+    """
     newest = max((steps[-1] for steps, _ in series.values()), default=after_step)
     next_step = max(after_step, newest - 1) if live else newest
+    next_step = next_step if end is None else end
     return views.Metrics(
         series={
-            key: views.Series(steps=steps, values=[by_name(value) for value in values])
+            key: views.Series(
+                steps=steps, values=[by_name(value) for value in values], times=times and times[key]
+            )
             for key, (steps, values) in sorted(series.items())
         },
         next_step=next_step,

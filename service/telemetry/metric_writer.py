@@ -19,6 +19,7 @@ from service.db.repositories import open_chunks, recent_metrics
 from service.db.repositories.open_chunks import OpenChunk
 from service.domain.series import (
     CHUNK_POINTS,
+    TIMES,
     Points,
     append,
     outline,
@@ -130,7 +131,7 @@ class MetricStore:
                 continue
             stored[key, rank] = steps, values
             self._known.last_steps[key, rank] = steps[-1]
-            if rank == 0:
+            if rank == 0 and key != TIMES:
                 summary[key] = by_name(values[-1])
                 self._known.summarise(key, steps, values)
         self._job.summary = summary
@@ -160,8 +161,8 @@ class MetricStore:
     def _allowed_keys(self, reported: set[str], known: set[str]) -> set[str]:
         if reported <= known:
             return reported
-        known = repository.metric_keys(self._session, self._job.id)
-        unknown = sorted(reported - known)
+        known = repository.metric_keys(self._session, self._job.id) - {TIMES}
+        unknown = sorted(reported - known - {TIMES})
         room = max(0, MAX_KEYS - len(known))
         admitted = set(unknown[:room])
         self._job.num_metric_keys = len(known) + len(admitted)
@@ -171,7 +172,7 @@ class MetricStore:
                 f"the job reports more than {MAX_KEYS} different metrics; "
                 f"{unknown[room]!r} and further ones are not stored",
             )
-        return (reported & known) | admitted
+        return (reported & (known | {TIMES})) | admitted
 
     def _rising(self, key: str, rank: int, points: Points) -> Points:
         """The points whose step is above all before it."""

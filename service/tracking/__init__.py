@@ -1,1 +1,1 @@
-"""Comparing jobs, experiments, and what people write about jobs."""
+"""Comparing jobs, experiments, what people write about jobs, and jobs as runs of MLflow."""

@@ -185,8 +185,11 @@ def test_a_part_that_is_drawn_over_is_asked_for_in_detail(job_id: str, tab: Watc
     assert 300 < steps[0] < 400
     assert 600 < steps[-1] < 700
     page.get_by_role("button", name="Show all").click()
-    page.get_by_role("button", name="Time", exact=True).click()
+    with page.expect_response(re.compile("times=true")) as timed:
+        page.get_by_role("button", name="Time", exact=True).click()
     goes_to(page, "x=time")
+    times = timed.value.json()["series"]["train/loss"]["times"]
+    assert times == sorted(times)
 
 
 def test_logs_are_text_with_colours(site: Site, job_id: str, tab: Watched) -> None:

@@ -14,7 +14,7 @@ from dray import AsyncClient, Client, JobState, errors
 from dray._http.transport import Retry
 from dray.views import Event
 from tests.unit.api.serving import LiveServer, serving, wait_until
-from tests.unit.service.helpers import metrics
+from tests.unit.service.helpers import START, metrics
 
 PATIENT = Retry(first_delay_s=0.01, max_delay_s=0.05)
 
@@ -244,3 +244,30 @@ def test_points_are_followed_each_once_to_the_end(server: LiveServer) -> None:
     assert found == [(1, "loss", 3.0), (1, "lr", 0.1), (2, "loss", "Infinity"), (3, "loss", 1.0)]
     with Client(server.url) as client:
         assert [point.step for point in client.follow_metrics(job_id, ["lr"])] == [1]
+
+
+def test_points_that_come_late_or_in_many_pages_are_followed_too(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a series that others have passed, in pages of two steps; and from a place on."""
+    monkeypatch.setattr("dray._http.following.MOST_POINTS", 2)
+    job_id = server.submit()
+    server.train(job_id, *(metrics(n, {"loss": 1.0}) for n in range(7)))
+    found: list[Any] = []
+
+    def watch() -> None:
+        with Client(server.url) as client:
+            found.extend((one.key, one.step, one.time) for one in client.follow_metrics(job_id))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    wait_until(lambda: server.num_waiting(job_id), "the client")
+    server.hands.report(job_id, 1, [metrics(7, {"loss": 1.0}), metrics(2, {"val": 1.0})])
+    server.succeed(job_id)
+    thread.join(30)
+    at = START.timestamp()
+    wanted = [*(("loss", n, at) for n in range(8)), ("val", 2, at)]
+    assert sorted(found) == sorted(wanted)
+    with Client(server.url) as client:
+        after = client.follow_metrics(job_id, after={"loss": 5, "val": 1})
+        assert [(one.key, one.step) for one in after] == [("loss", 6), ("loss", 7), ("val", 2)]

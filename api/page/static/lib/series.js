@@ -10,16 +10,14 @@ function joined(earlier, later) {
   const first = later.steps[0];
   let keep = earlier.steps.length;
   while (keep > 0 && earlier.steps[keep - 1] >= first) keep -= 1;
-  return {
-    steps: [...earlier.steps.slice(0, keep), ...later.steps],
-    values: [...earlier.values.slice(0, keep), ...later.values],
-  };
+  const both = (name) => earlier[name] && later[name] && [...earlier[name].slice(0, keep), ...later[name]];
+  return { steps: both('steps'), values: both('values'), times: both('times') };
 }
 
-// The series of one rank of a job, which grow with each `read`.
+// The series of one rank of a job, which grow with each `read`; with `times`, when each step was done.
 export class LiveSeries {
-  constructor(jobId, rank = 0, keys = []) {
-    Object.assign(this, { jobId, rank, keys, series: {}, next: null });
+  constructor(jobId, { rank = 0, keys = [], times = false } = {}) {
+    Object.assign(this, { jobId, rank, keys, times, series: {}, next: null });
   }
 
   // Ask for what is new; true if there is something. When much has come since, all is read anew, so
@@ -29,7 +27,7 @@ export class LiveSeries {
     const isWhole = this.next === null || longest > 2 * MAX_POINTS;
     const answer = await get(
       `v1/jobs/${this.jobId}/metrics`,
-      { rank: this.rank, keys: this.keys, max_points: MAX_POINTS, after_step: isWhole ? null : this.next },
+      { rank: this.rank, keys: this.keys, max_points: MAX_POINTS, after_step: isWhole ? null : this.next, times: this.times || null },
       signal,
     );
     const found = Object.entries(answer.series);
@@ -82,8 +80,11 @@ export function bandOf(ranks, parts = 200) {
   return { xs: ordered.map(({ x }) => x), low: ordered.map((one) => one.low), high: ordered.map((one) => one.high) };
 }
 
-// When a step was done, in Unix seconds: between moments that are known it is drawn straight. Known
-// are the begins of attempts, checkpoints, recoveries, and the newest step.
+// When steps were done that the server knows the times of.
+export const momentsOf = (series) =>
+  Object.values(series).flatMap(({ steps, times }) => (times ?? []).map((time, i) => ({ step: steps[i], time })));
+
+// When a step was done, in Unix seconds: between moments that are known it is drawn straight.
 export function clockOf(moments) {
   const known = [];
   for (const moment of moments.filter(({ step, time }) => Number.isFinite(step) && time).sort((a, b) => a.step - b.step || a.time - b.time)) {
@@ -94,8 +95,12 @@ export function clockOf(moments) {
   }
   if (known.length < 2) return null;
   return (step) => {
-    let i = 1;
-    while (i < known.length - 1 && known[i].step < step) i += 1;
+    let [i, end] = [1, known.length - 1];
+    while (i < end) {
+      const middle = (i + end) >> 1;
+      if (known[middle].step < step) i = middle + 1;
+      else end = middle;
+    }
     const [a, b] = [known[i - 1], known[i]];
     return a.time + ((step - a.step) / (b.step - a.step)) * (b.time - a.time);
   };

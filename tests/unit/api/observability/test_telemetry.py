@@ -79,7 +79,8 @@ def test_routes_are_templates_and_nothing_that_people_make_up_becomes_a_series(
     assert job_id not in text
     assert "made" not in text
     routes = {dict(key[1])["route"].replace(":path}", "}") for key in seen["dray_http_requests"]}
-    assert routes <= paths | {
+    described = {route for route in routes if "/mlflow" not in route}
+    assert described <= paths | {
         "unknown",
         "/openapi.json",
         "/",

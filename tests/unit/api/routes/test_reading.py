@@ -10,7 +10,7 @@ import pytest
 
 from ray_workers.shared.contracts import attempt_prefix
 from tests.unit.api.serving import LiveServer, wait_until
-from tests.unit.service.helpers import log, metrics, used
+from tests.unit.service.helpers import START, log, metrics, used
 
 CONTENT = bytes(range(256)) * 16
 
@@ -23,9 +23,13 @@ def test_metrics_come_by_key_and_what_json_can_not_hold_by_name(
     frames = [metrics(n, {"train/loss": v, "lr": 0.1}) for n, v in enumerate(values, start=1)]
     server.train(job_id, *frames)
     answer = http.get(f"/v1/jobs/{job_id}/metrics?keys=train/loss").json()
-    assert answer["series"] == {
-        "train/loss": {"steps": [1, 2, 3, 4], "values": [1.0, "NaN", "-Infinity", 0.25]}
-    }
+    loss = {"steps": [1, 2, 3, 4], "values": [1.0, "NaN", "-Infinity", 0.25], "times": None}
+    assert answer["series"] == {"train/loss": loss}
+    query = "keys=train/loss&times=true&in_order=true&max_points=2&after_step=1"
+    answer = http.get(f"/v1/jobs/{job_id}/metrics?{query}").json()
+    at = START.timestamp()
+    assert answer["series"]["train/loss"]["times"] == [at, at]
+    assert (answer["series"]["train/loss"]["steps"], answer["next_step"]) == ([2, 3], 3)
     both = http.get(f"/v1/jobs/{job_id}/metrics?keys=train/loss,lr&max_points=2").json()["series"]
     assert set(both) == {"train/loss", "lr"}
     repeated = http.get(f"/v1/jobs/{job_id}/metrics?keys=lr&keys=none").json()["series"]

@@ -296,6 +296,7 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     )
     yield from faults()
     yield from forecasts()
+    yield from exports()
     yield from surroundings()
 
 
@@ -354,6 +355,11 @@ def forecasts() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
         models.DecisionRow,
         {"made_at": START, "summary": summary, "size_bytes": 6, "record": packed},
     )
+
+
+def exports() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
+    """How far a job was written to MLflow."""
+    yield models.MlflowExportRow, {"job_id": JOB, "number": 1, "last_steps": {"loss": 10}}
 
 
 def surroundings() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:

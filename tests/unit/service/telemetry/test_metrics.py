@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from ray_workers.shared.contracts import Cause, Frame
 from service.db.models import MetricChunkRow
 from service.db.repositories import chunks as repository
 from service.db.repositories.chunks import MetricChunk
-from service.domain.series import CHUNK_POINTS, outline, summarise, unpack
+from service.domain.series import CHUNK_POINTS, TIMES, outline, summarise, unpack
 from service.telemetry.chunk_columns import summary_of
 from service.telemetry.metric_writer import MAX_KEYS
 from tests.marks import soak
-from tests.unit.service.helpers import Service, events_of, metrics, resumed
+from tests.unit.service.helpers import START, Service, events_of, metrics, resumed
 
 pytestmark = pytest.mark.anyio
 
@@ -148,7 +150,9 @@ async def test_a_series_goes_on_from_chunk_to_chunk(service: Service) -> None:
     assert await series(service, job_id) == served
     rows = service.database.read_sync(
         lambda s: s.execute(
-            select(MetricChunkRow.count, MetricChunkRow.is_open).order_by(MetricChunkRow.first_step)
+            select(MetricChunkRow.count, MetricChunkRow.is_open)
+            .where(MetricChunkRow.key == "loss")
+            .order_by(MetricChunkRow.first_step)
         ).all()
     )
     assert [tuple(row) for row in rows] == [
@@ -231,10 +235,8 @@ async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     service.report(job_id, 1, [metrics(1, {f"k{i}": 1.0 for i in range(MAX_KEYS - 1)})])
     service.report(job_id, 1, [metrics(2, {"k0": 2.0, "one": 1.0, "two": 1.0})])
     service.report(job_id, 1, [metrics(3, {"k0": 3.0, "two": 1.0, "three": 1.0}, rank=0)])
-    distinct = service.database.read_sync(
-        lambda s: s.scalar(select(func.count(func.distinct(MetricChunkRow.key))))
-    )
-    assert distinct == MAX_KEYS
+    names = service.database.read_sync(lambda s: repository.metric_keys(s, job_id))
+    assert len(names - {TIMES}) == MAX_KEYS
     assert await series(service, job_id, "k0") == {1: 1.0, 2: 2.0, 3: 3.0}
     types = [e.type for e in (await service.reading.events(job_id)).items]
     assert types.count("metric_keys_limit") == 1
@@ -252,8 +254,8 @@ async def test_of_a_hundred_thousand_names_the_first_thousand_are_kept(
     ]
     service.report(job_id, 1, frames)
     stored = service.database.read_sync(lambda s: set(s.scalars(select(MetricChunkRow.key))))
-    assert stored == set(names[:MAX_KEYS])
-    assert (await service.jobs.get(job_id)).summary.keys() == stored
+    assert stored == {TIMES, *names[:MAX_KEYS]}
+    assert (await service.jobs.get(job_id)).summary.keys() == stored - {TIMES}
     (event,) = await events_of(service, job_id, "metric_keys_limit")
     assert repr(names[MAX_KEYS]) in event.message
 
@@ -298,7 +300,9 @@ async def test_a_chunk_that_grew_is_summarised_as_one_that_was_written_at_once(
         taken = [next(steps) for _ in range(size)]
         service.report(job_id, 1, [metrics(step, {"x": values[step]}) for step in taken])
     service.end(job_id, 1)
-    rows = service.database.read_sync(lambda s: list(s.scalars(select(MetricChunkRow))))
+    rows = service.database.read_sync(
+        lambda s: list(s.scalars(select(MetricChunkRow).where(MetricChunkRow.key == "x")))
+    )
     assert sum(row.count for row in rows) == sum(sizes)
     for row in rows:
         its_steps, its_values = unpack(row.points)
@@ -325,7 +329,7 @@ async def test_a_poll_reads_the_chunks_with_something_new_and_no_other(
 
     def counting(*asked: Any) -> list[MetricChunk]:
         found = chunks(*asked)
-        read.append(len(found))
+        read.append(sum(chunk.key != TIMES for chunk in found))
         return found
 
     monkeypatch.setattr(repository, "metric_chunks", counting)
@@ -333,3 +337,97 @@ async def test_a_poll_reads_the_chunks_with_something_new_and_no_other(
     assert served == dict.fromkeys(range(last, last + 11), 2.0)
     assert read == [2], "the last chunk of the first attempt, and the one of the second"
     assert await series(service, job_id, after_step=last - 2) == {last - 1: 1.0, **served}
+
+
+async def times(service: Service, job_id: str, **more: Any) -> dict[str, list[float]]:
+    """Seconds after `START`, by key."""
+    found = await service.reading.metrics(job_id, times=True, **more)
+    return {
+        key: [time - START.timestamp() for time in one.times or ()]
+        for key, one in found.series.items()
+    }
+
+
+def at(second: float) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+async def test_each_point_has_the_time_at_which_its_step_was_first_reported(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    frames = [metrics(step, {"loss": 1.0}, at=at(10 * step)) for step in (1, 2, 4)]
+    late = metrics(4, {"val": 1.0}, at=at(99))
+    service.report(job_id, 1, [resumed(0), *frames, late, metrics(3, {"eval": 1.0}, at=at(100))])
+    assert await times(service, job_id) == {"eval": [30.0], "loss": [10, 20, 40], "val": [40.0]}
+    assert (await times(service, job_id, after_step=2))["loss"] == [40]
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, [resumed(1), metrics(2, {"loss": 2.0}, at=at(500))])
+    assert await times(service, job_id) == {"loss": [10, 500]}
+    job = await service.jobs.get(job_id)
+    assert set(job.summary) == {"loss", "val", "eval"}, "the times are no metric"
+    assert (await service.reading.metrics(job_id)).series["loss"].times is None
+
+
+async def test_points_that_are_thinned_out_have_times_near_theirs(service: Service) -> None:
+    job_id = await service.running()
+    steps = range(1, 3 * CHUNK_POINTS)
+    service.report(job_id, 1, [metrics(n, {"loss": math.sin(n)}, at=at(n)) for n in steps])
+    found = await service.reading.metrics(job_id, times=True, max_points=100)
+    (series,) = found.series.values()
+    assert len(series.steps) <= 100
+    assert [time - START.timestamp() for time in series.times or ()] == pytest.approx(series.steps)
+
+
+async def test_a_frame_without_a_time_gets_the_servers(service: Service) -> None:
+    job_id = await service.running()
+    no_times = (math.nan, -1.0, 1e12)
+    frames = [metrics(n, {"loss": 1.0}) for n in range(len(no_times))]
+    wrong = [replace(frame, time=time) for frame, time in zip(frames, no_times, strict=True)]
+    service.report(job_id, 1, wrong)
+    assert (await times(service, job_id))["loss"] == [0.0, 0.0, 0.0]
+
+
+async def test_read_in_order_no_point_is_left_out(service: Service) -> None:
+    """Of series of different lengths and with gaps, over attempts, in pages of any size."""
+    job_id = await service.running()
+    last = 2 * CHUNK_POINTS + 100
+    frames = [metrics(n, {"loss": n, **({"val": n} if n % 50 == 0 else {})}) for n in range(last)]
+    service.report(job_id, 1, [metrics(0, {"once": 7}), *frames])
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, [resumed(1500), metrics(1501, {"loss": -1.0})])
+    service.report(job_id, 2, [metrics(1502, {"loss": -2.0})])
+    whole = await service.reading.metrics(job_id, max_points=100_000)
+    for size in (2, 700, CHUNK_POINTS, 100_000):
+        read: dict[str, list[int]] = {}
+        after_step, num_pages = None, 0
+        while True:
+            page = await service.reading.metrics(
+                job_id, after_step=after_step, max_points=size, in_order=True
+            )
+            num_pages += 1
+            for key, one in page.series.items():
+                known = read.setdefault(key, [])
+                known += [step for step in one.steps if not known or step > known[-1]]
+                assert len(one.steps) <= size
+            after_step = page.next_step
+            if all(len(one.steps) < size for one in page.series.values()):
+                break
+            if size == 2 and num_pages == 5:
+                break
+        wanted = {key: one.steps for key, one in whole.series.items()}
+        if size == 2:
+            assert read["loss"] == wanted["loss"][: len(read["loss"])]
+        else:
+            assert read == wanted
+
+
+async def test_a_part_is_read_in_order_up_to_its_last_step(service: Service) -> None:
+    job_id = await service.running()
+    steps = range(1, 2 * CHUNK_POINTS)
+    service.report(job_id, 1, [metrics(n, {"loss": 1.0}, at=at(n)) for n in steps])
+    part: dict[str, Any] = {"until_step": 1030, "max_points": 20, "in_order": True}
+    assert await times(service, job_id, after_step=1000, **part) == {"loss": [*range(1001, 1021)]}
+    page = await service.reading.metrics(job_id, after_step=1000, **part)
+    assert page.next_step == 1020
+    assert await times(service, job_id, after_step=1020, **part) == {"loss": [*range(1021, 1031)]}

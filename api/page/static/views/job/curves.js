@@ -3,7 +3,7 @@
 import { address, adjust } from '../../lib/address.js';
 import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
 import { repeat } from '../../lib/live.js';
-import { LiveSeries, bandOf, clockOf, detail } from '../../lib/series.js';
+import { LiveSeries, bandOf, clockOf, detail, momentsOf } from '../../lib/series.js';
 import { useStore } from '../../lib/stores.js';
 import { Chart, asNumber } from '../../parts/chart.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
@@ -31,10 +31,13 @@ export function Curves({ job, events, attempts, checkpoints }) {
   const withRanks = params.get('ranks') === '1';
   const smooth = Number(params.get('smooth')) || 0;
   const only = params.get('keys') || '';
-  const { series, error } = useSeries(job);
+  const { series, error } = useSeries(job, isTime);
   const others = useRanks(job, withRanks);
   const [range, setRange] = useState(null);
-  const toTime = useMemo(() => (isTime ? clockOf(momentsOf(job, events, attempts, checkpoints)) : null), [isTime, job, events, attempts, checkpoints]);
+  const toTime = useMemo(
+    () => (isTime && series ? clockOf(momentsOf(series)) ?? clockOf(momentsAround(job, events, attempts, checkpoints)) : null),
+    [isTime, series, job, events, attempts, checkpoints],
+  );
   useEffect(() => setRange(null), [isTime]);
   const closer = useDetail(job.id, range && !toTime ? range : null);
 
@@ -47,7 +50,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
       <input type="search" aria-label="Metrics whose name contains" placeholder="metrics" value=${only} onInput=${(event) => adjust({ keys: event.target.value })} />
       <div class="segments" role="group" aria-label="Axis">
         <button aria-pressed=${!isTime} onClick=${() => adjust({ x: '' })}>Step</button>
-        <button aria-pressed=${isTime} onClick=${() => adjust({ x: 'time' })} title="Steps lie in time between the moments that are known: begins of attempts, checkpoints, recoveries and now">Time</button></div>
+        <button aria-pressed=${isTime} onClick=${() => adjust({ x: 'time' })} title="When each step was reported">Time</button></div>
       <label><input type="checkbox" checked=${log} onChange=${(event) => adjust({ log: event.target.checked ? '1' : '' })} /> log scale</label>
       ${job.world_size > 1 && html`<label><input type="checkbox" checked=${withRanks} onChange=${(event) => adjust({ ranks: event.target.checked ? '1' : '' })} /> ranks as a band</label>`}
       <label>smoothing <input type="range" min="0" max="0.99" step="0.01" value=${smooth} onInput=${(event) => adjust({ smooth: Number(event.target.value) || '' })} /></label>
@@ -70,7 +73,9 @@ export function Curves({ job, events, attempts, checkpoints }) {
     })}</div>`;
 }
 
-function momentsOf(job, events, attempts, checkpoints) {
+// The moments that are known of a job of an older dray: begins of attempts, checkpoints, recoveries
+// and the newest step.
+function momentsAround(job, events, attempts, checkpoints) {
   const time = (text) => (text ? new Date(text).getTime() / 1000 : null);
   const moments = attempts.map((one) => ({ step: one.resume_step, time: time(one.started_at) }));
   for (const one of checkpoints) moments.push({ step: one.step, time: time(one.created_at) });
@@ -79,14 +84,14 @@ function momentsOf(job, events, attempts, checkpoints) {
   return moments;
 }
 
-function useSeries(job) {
+function useSeries(job, times) {
   const [state, setState] = useState({ series: null, error: null });
   const live = useRef(null);
   const now = useRef(job);
   now.current = job;
   useEffect(() => {
     const controller = new AbortController();
-    live.current = new LiveSeries(job.id);
+    live.current = new LiveSeries(job.id, { times });
     let seen = null;
     let skipped = 0;
     repeat(async (signal) => {
@@ -106,7 +111,7 @@ function useSeries(job) {
       return last;
     }, { every: EVERY_MS, signal: controller.signal, onError: (error) => setState((was) => ({ ...was, error: error?.status ? error : null })) });
     return () => controller.abort();
-  }, [job.id]);
+  }, [job.id, times]);
   useEffect(() => live.current?.forget(), [job.attempt, job.state]);
   return state;
 }
@@ -118,7 +123,7 @@ function useRanks(job, on) {
     if (!on) return undefined;
     const controller = new AbortController();
     const ranks = [];
-    for (let n = 1; n < Math.min(job.world_size, MAX_RANKS); n += 1) ranks.push(new LiveSeries(job.id, n));
+    for (let n = 1; n < Math.min(job.world_size, MAX_RANKS); n += 1) ranks.push(new LiveSeries(job.id, { rank: n }));
     repeat(async (signal) => {
       for (const one of ranks) await one.read(signal);
       setFound(ranks.map((one) => one.series));

@@ -1,0 +1,1 @@
+"""MLflow's REST API for tracking, of which reading is answered."""

@@ -1,0 +1,174 @@
+"""/api/2.0/mlflow: experiments, runs, metrics and artifacts for MLflow's client, to be read.
+
+`MLFLOW_TRACKING_URI` is the address of the server, and `MLFLOW_TRACKING_TOKEN` the caller's token.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.context import Caller, TheContext, TheJobs, TheMlflow, TheReading
+from api.http.body import read_as
+from api.http.downloads import download
+from api.mlflow import answers
+from api.mlflow.answers import MlflowRoute, mlflow_error
+from api.routes.artifacts import locate
+from dray import views
+from service.domain.errors import ArtifactNotFound
+from service.tracking.mlflow.queries import MlflowExperiment, MlflowQueries
+
+API, ARTIFACTS = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
+
+# MLflow's client is the description of this API, so that dray's own has none of it.
+router = APIRouter(route_class=MlflowRoute, include_in_schema=False)
+
+
+class ExperimentSearch(BaseModel):
+    """Of the fields of MLflow's request those that mean something here; the others are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+    filter: str = ""
+
+
+class RunSearch(ExperimentSearch):
+    experiment_ids: list[str] = []
+    order_by: Annotated[list[str], Field(max_length=20)] = []
+    max_results: int = 1000
+    page_token: str | None = None
+    run_view_type: str = "ACTIVE_ONLY"
+
+
+Text = Annotated[str, Query(max_length=1024)]
+Token = Annotated[str | None, Query(max_length=64 * 1024)]
+
+
+@router.get(f"{API}/experiments/search")
+async def list_experiments(mlflow: TheMlflow, _: Caller, filter: Text = "") -> Response:  # noqa: A002
+    return await _experiments(mlflow, filter)
+
+
+@router.post(f"{API}/experiments/search")
+async def search_experiments(
+    request: Request, context: TheContext, mlflow: TheMlflow, _: Caller
+) -> Response:
+    limit = context.runtime.settings.max_body_bytes
+    asked, _document = await read_as(ExperimentSearch, request, limit, optional=True)
+    return await _experiments(mlflow, asked.filter)
+
+
+async def _experiments(mlflow: MlflowQueries, filter_: str) -> Response:
+    """All of them on one page."""
+    found = await mlflow.experiments(filter_)
+    return JSONResponse({"experiments": [answers.experiment(one) for one in found]})
+
+
+@router.get(f"{API}/experiments/get")
+async def get_experiment(mlflow: TheMlflow, _: Caller, experiment_id: Text) -> Response:
+    found = [one for one in await mlflow.experiments() if one.id == experiment_id]
+    return _one(found, f"there is no experiment with the id {experiment_id!r}")
+
+
+@router.get(f"{API}/experiments/get-by-name")
+async def get_experiment_by_name(mlflow: TheMlflow, _: Caller, experiment_name: Text) -> Response:
+    found = [one for one in await mlflow.experiments() if one.name == experiment_name]
+    return _one(found, f"no job has the label experiment={experiment_name}")
+
+
+def _one(found: list[MlflowExperiment], otherwise: str) -> Response:
+    if not found:
+        return mlflow_error(404, "RESOURCE_DOES_NOT_EXIST", otherwise)
+    return JSONResponse({"experiment": answers.experiment(found[0])})
+
+
+@router.get(f"{API}/runs/get")
+async def get_run(jobs: TheJobs, mlflow: TheMlflow, _: Caller, run_id: Text) -> Response:
+    job = await jobs.get(run_id)
+    return JSONResponse({"run": answers.run(job, await mlflow.last_metrics(run_id))})
+
+
+@router.post(f"{API}/runs/search")
+async def search_runs(
+    request: Request, context: TheContext, mlflow: TheMlflow, _: Caller
+) -> Response:
+    limit = context.runtime.settings.max_body_bytes
+    asked, _document = await read_as(RunSearch, request, limit)
+    if asked.run_view_type == "DELETED_ONLY":  # a job that is deleted is gone
+        return JSONResponse({"runs": []})
+    page = await mlflow.search(
+        asked.experiment_ids, asked.filter, asked.order_by, asked.max_results, asked.page_token
+    )
+    found = {"runs": [answers.run(job) for job in page.jobs]}
+    return JSONResponse(answers.with_token(found, page.next_token))
+
+
+@router.get(f"{API}/metrics/get-history")
+async def get_history(
+    mlflow: TheMlflow,
+    _: Caller,
+    run_id: Text,
+    metric_key: Text,
+    max_results: int = 25_000,
+    page_token: Token = None,
+) -> Response:
+    page = await mlflow.history(run_id, metric_key, max_results, page_token)
+    return JSONResponse(answers.history(metric_key, page))
+
+
+@router.get(f"{API}/artifacts/list")
+async def list_artifacts(reading: TheReading, _: Caller, run_id: Text, path: Text = "") -> Response:
+    found = await reading.artifacts(run_id)
+    root = {"root_uri": f"mlflow-artifacts:/{run_id}"}
+    return JSONResponse({**root, "files": answers.files(found.items, path.strip("/"))})
+
+
+@router.get(ARTIFACTS)
+async def list_files(reading: TheReading, _: Caller, path: Text = "") -> Response:
+    """The same by MLflow's protocol for artifacts, with names instead of paths."""
+    job_id, _slash, folder = path.strip("/").partition("/")
+    found = answers.files((await reading.artifacts(job_id)).items, folder)
+    return JSONResponse({"files": [{**f, "path": f["path"].rpartition("/")[2]} for f in found]})
+
+
+@router.get(f"{ARTIFACTS}/{{job_id}}/{{path:path}}")
+async def download_file(
+    request: Request, context: TheContext, reading: TheReading, _: Caller, job_id: str, path: str
+) -> Response:
+    artifact = await _artifact(reading, job_id, path)
+    found, url = await reading.artifact(job_id, artifact.id)
+    storage = context.runtime.storage
+    return download(request, storage, await locate(storage, found, url))
+
+
+async def _artifact(reading: TheReading, job_id: str, path: str) -> views.Artifact:
+    for artifact in (await reading.artifacts(job_id)).items:
+        if artifact.path == path:
+            return artifact
+    raise ArtifactNotFound(f"the job {job_id} has no artifact {path!r}")
+
+
+@router.post(f"{API}/logged-models/search")
+async def search_models(_: Caller) -> Response:
+    """None: models are artifacts. MLflow's client asks for them when it lists artifacts."""
+    return JSONResponse({"models": []})
+
+
+_WRITES = ("POST", "PUT", "PATCH", "DELETE")
+
+
+@router.api_route("/api/{version}/mlflow{path:path}", methods=[*_WRITES, "GET"])
+async def anything_else(request: Request, _: Caller) -> Response:
+    """Calls that would write, and those that dray has no answer to."""
+    if request.method in _WRITES and "search" not in request.url.path:
+        return mlflow_error(
+            403,
+            "PERMISSION_DENIED",
+            "MLflow's API of a dray server is for reading: a job reports by dray.train, and is "
+            "changed by dray's own API",
+        )
+    return mlflow_error(
+        404, "ENDPOINT_NOT_FOUND", f"a dray server does not answer {request.url.path}"
+    )

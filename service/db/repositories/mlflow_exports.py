@@ -1,0 +1,58 @@
+"""SQL on how far jobs were written to MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, func, insert, or_, select
+from sqlalchemy.orm import Session
+
+from service.db.models import JobRow, MlflowExportRow
+from service.db.repositories import jobs as jobs_repository
+
+LATE = 1000
+"""On PostgreSQL a job may become visible after so many that have higher numbers."""
+
+
+def new_jobs(session: Session, limit: int) -> list[dict[str, Any]]:
+    """`job_id` and `number` of up to `limit` jobs without a row, the oldest first."""
+    newest = session.scalar(select(func.max(MlflowExportRow.number))) or 0
+    known = select(MlflowExportRow.job_id).where(MlflowExportRow.job_id == JobRow.id)
+    found = (
+        select(JobRow.id, JobRow.number)
+        .where(JobRow.number > newest - LATE, JobRow.deleted_at.is_(None), ~known.exists())
+        .order_by(JobRow.number)
+        .limit(limit)
+    )
+    return [{"job_id": job_id, "number": number} for job_id, number in session.execute(found)]
+
+
+def add(session: Session, jobs: Sequence[dict[str, Any]]) -> None:
+    """Add the rows of `new_jobs`, of those that were not deleted meanwhile."""
+    existing = jobs_repository.existing(session, [job["job_id"] for job in jobs])
+    rows = [job for job in jobs if job["job_id"] in existing]
+    if rows:
+        session.execute(insert(MlflowExportRow), rows)
+
+
+def incomplete(session: Session, now: datetime) -> Sequence[Row[Any]]:
+    """(id, event_seq, state, progress) of the jobs of which something may be missing in MLflow and
+    may be tried now, the oldest first."""
+    row = MlflowExportRow
+    query = (
+        select(JobRow.id, JobRow.event_seq, JobRow.state, JobRow.progress)
+        .join(row, row.job_id == JobRow.id)
+        .where(
+            ~row.is_complete,
+            JobRow.deleted_at.is_(None),
+            or_(row.not_before.is_(None), row.not_before <= now),
+        )
+        .order_by(row.number)
+    )
+    return session.execute(query).all()
+
+
+def get(session: Session, job_id: str) -> MlflowExportRow | None:
+    return session.get(MlflowExportRow, job_id)

@@ -1,0 +1,210 @@
+"""MLflow's language for searching runs: `metrics.loss < 0.1 AND params.model = 'cnn'`.
+
+It has conditions joined by AND, and orderings such as `metrics.loss DESC`
+(https://mlflow.org/docs/latest/search-runs). Keys may be in backticks or double quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class BadSearch(ValueError):
+    """The text is no filter, or no ordering, that is understood; the message says where."""
+
+
+class Entity(StrEnum):
+    METRIC = "metric"
+    PARAM = "param"
+    TAG = "tag"
+    ATTRIBUTE = "attribute"
+
+
+_ENTITIES = {
+    **dict.fromkeys(("metric", "metrics"), Entity.METRIC),
+    **dict.fromkeys(("param", "params", "parameter", "parameters"), Entity.PARAM),
+    **dict.fromkeys(("tag", "tags"), Entity.TAG),
+    **dict.fromkeys(("attribute", "attributes", "attr", "run"), Entity.ATTRIBUTE),
+}
+_ATTRIBUTES = {
+    **{name: name for name in ("run_id", "run_name", "status", "user_id", "start_time")},
+    "run name": "run_name",
+    "Run name": "run_name",
+    "Run ID": "run_id",
+    "end_time": "end_time",
+    "created": "start_time",
+    "Created": "start_time",
+}
+_NUMERIC_ATTRIBUTES = ("start_time", "end_time")
+_NUMERIC = ("=", "!=", ">", ">=", "<", "<=")
+_TEXTUAL = ("=", "!=", "LIKE", "ILIKE", "IN", "NOT IN")
+MAX_CHARS, MAX_CONDITIONS = 10_000, 100
+
+Value = float | str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Condition:
+    entity: Entity
+    key: str
+    operator: str
+    """One of `_NUMERIC` with a number, or of `_TEXTUAL` with text, or several after IN."""
+    value: Value
+
+
+@dataclass(frozen=True)
+class Ordering:
+    entity: Entity
+    key: str
+    descending: bool
+
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<operator> <= | >= | != | = | < | > )
+    | (?P<bracket> [(),] )
+    | (?P<number> [-+]? (?: [0-9]+ (?:\.[0-9]*)? | \.[0-9]+ ) (?: [eE][-+]?[0-9]+ )? (?![\w.]) )
+    | (?P<name> [A-Za-z_][\w]* \. (?: `[^`]+` | "[^"]+" | [\w./-]+ ) )
+    | (?P<text> '(?:[^']|'')*' | "[^"]*" | `[^`]*` )
+    | (?P<word> [\w-]+ )
+    )""",
+    re.VERBOSE,
+)
+
+
+class _Tokens:
+    def __init__(self, text: str) -> None:
+        if len(text) > MAX_CHARS:
+            raise BadSearch(f"it is longer than {MAX_CHARS} characters")
+        self._text, self._at = text, 0
+        self._found: list[tuple[str, str]] = []
+        end = len(text.rstrip())
+        while self._at < end:
+            match = _TOKEN.match(text, self._at)
+            if match is None:
+                raise BadSearch(f"{text[self._at :][:40]!r} is not understood")
+            kind = match.lastgroup or ""
+            self._found.append((kind, match[kind]))
+            self._at = match.end()
+        self._found.reverse()
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def take(self, what: str) -> tuple[str, str]:
+        if not self._found:
+            raise BadSearch(f"{what} is missing at the end of {self._text[-60:]!r}")
+        return self._found.pop()
+
+    def take_word(self, *words: str) -> str | None:
+        """The next word in capitals, if it is one of these."""
+        if self._found and self._found[-1][1].upper() in words:
+            return self._found.pop()[1].upper()
+        return None
+
+
+def parse_filter(text: str) -> list[Condition]:
+    """All of which must hold. Raises BadSearch."""
+    tokens = _Tokens(text)
+    found: list[Condition] = []
+    while tokens:
+        if found and tokens.take_word("AND") is None:
+            raise BadSearch(f"write AND before {tokens.take('')[1]!r}: conditions know no OR")
+        found.append(_condition(tokens))
+        if len(found) > MAX_CONDITIONS:
+            raise BadSearch(f"it has more than {MAX_CONDITIONS} conditions")
+    return found
+
+
+def name_pattern(text: str) -> Callable[[str], bool]:
+    """Whether a filter of experiments, by their name alone, holds for a name. Raises BadSearch."""
+    text = re.sub(r"^\s*(?:attributes?\.)?name\b", "attributes.run_name", text)
+    tests = []
+    for one in parse_filter(text):
+        if one.key != "run_name" or not isinstance(one.value, str):
+            raise BadSearch("experiments are searched by their name")
+        tests.append((one.operator, one.value))
+    return lambda name: all(_matches(operator, value, name) for operator, value in tests)
+
+
+def _matches(operator: str, value: str, name: str) -> bool:
+    if operator in ("=", "!="):
+        return (name == value) is (operator == "=")
+    pattern = re.escape(value).replace("%", ".*").replace("_", ".")
+    flags = re.DOTALL | (re.IGNORECASE if operator == "ILIKE" else 0)
+    return re.fullmatch(pattern, name, flags) is not None
+
+
+def parse_order(texts: Sequence[str]) -> list[Ordering]:
+    """Raises BadSearch."""
+    found = []
+    for text in texts:
+        tokens = _Tokens(text)
+        entity, key = _key(tokens)
+        direction = tokens.take_word("ASC", "DESC")
+        if tokens:
+            raise BadSearch(f"an ordering is a key, then ASC or DESC, and not {text!r}")
+        found.append(Ordering(entity, key, direction == "DESC"))
+    return found
+
+
+def _key(tokens: _Tokens) -> tuple[Entity, str]:
+    kind, text = tokens.take("a key such as metrics.loss")
+    prefix, _, key = text.partition(".")
+    entity = _ENTITIES.get(prefix.lower()) if kind == "name" else None
+    if kind in ("word", "text"):  # an attribute may come without its prefix
+        entity, key = Entity.ATTRIBUTE, text
+    if entity is None:
+        raise BadSearch(f"{text!r} is no key: begin it with metrics, params, tags or attributes")
+    key = key[1:-1] if key[0] in "`\"'" else key
+    if entity is Entity.ATTRIBUTE:
+        if key not in _ATTRIBUTES:
+            raise BadSearch(f"there is no attribute {key!r}; there are {', '.join(_ATTRIBUTES)}")
+        key = _ATTRIBUTES[key]
+    return entity, key
+
+
+def _condition(tokens: _Tokens) -> Condition:
+    entity, key = _key(tokens)
+    operator = tokens.take("an operator")[1].upper()
+    if operator == "NOT" and tokens.take_word("IN"):
+        operator = "NOT IN"
+    is_numeric = entity is Entity.METRIC or key in _NUMERIC_ATTRIBUTES
+    known = _NUMERIC if is_numeric else _TEXTUAL
+    if operator not in known:
+        raise BadSearch(f"{key!r} is compared by {', '.join(known)}, and not by {operator!r}")
+    if operator.endswith("IN"):
+        return Condition(entity, key, operator, _texts(tokens))
+    kind, text = tokens.take("a value")
+    if is_numeric:
+        number = text.strip("'\"")
+        try:
+            return Condition(entity, key, operator, float(number))
+        except ValueError:
+            raise BadSearch(f"{key!r} is compared with a number, and not with {text!r}") from None
+    if kind != "text":
+        raise BadSearch(f"{key!r} is compared with a text in quotes, and not with {text!r}")
+    return Condition(entity, key, operator, _unquoted(text))
+
+
+def _texts(tokens: _Tokens) -> tuple[str, ...]:
+    """`('a', 'b')`"""
+    found: list[str] = []
+    expected = "("
+    while True:
+        if tokens.take("a list of texts in brackets")[1] != expected:
+            raise BadSearch("IN is followed by texts in brackets: ('a', 'b')")
+        kind, text = tokens.take("a text")
+        if kind != "text":
+            raise BadSearch(f"IN takes texts in quotes, and not {text!r}")
+        found.append(_unquoted(text))
+        if tokens.take_word(")"):
+            return tuple(found)
+        expected = ","
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1].replace("''", "'") if text[0] == "'" else text[1:-1]

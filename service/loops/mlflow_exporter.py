@@ -1,0 +1,186 @@
+"""The exporter: a loop that writes each job into a run of MLflow, beside the service.
+
+MLflow is called by a process of its own (`service.tracking.mlflow.client`). Progress is kept in SQL
+after each part of a job that MLflow has taken, so that after any failure the same part is sent
+again. The loop only reads what attempts have reported: no job waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Protocol
+
+from sqlalchemy.orm import Session
+
+from service.db.repositories import mlflow_exports as repository
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.timings import LoopTimings
+from service.tracking.mlflow.parts import ArtifactFile, JobPart, next_part
+from service.tracking.mlflow.process import MLFLOW_CALLS, MlflowAway, MlflowRefused
+
+logger = logging.getLogger(__name__)
+
+CALL_LIMIT_S = 120.0
+"""How long MLflow may take for a call."""
+UPLOAD_BYTES_PER_S = 1 << 20
+"""The slowest upload of an artifact that is waited for."""
+NEW_JOBS = 500
+"""Most jobs that are taken up in one round."""
+PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Of all jobs, while MLflow does not answer."""
+AWAY_PAUSES_S: Sequence[float] = (1.0, 5.0, 30.0)
+"""Of one job after calls in a row that were not answered: others may be answered."""
+REFUSED_PAUSES_S: Sequence[float] = (5.0, 30.0, 120.0, 600.0, 3600.0)
+"""Of one job after refusals in a row."""
+
+
+class MlflowCalls(Protocol):
+    """`service.tracking.mlflow.process.MlflowProcess`."""
+
+    async def call(self, method: str, *arguments: Any, limit_s: float) -> Any: ...
+
+    async def stop(self) -> None: ...
+
+
+class MlflowExporter:
+    """A loop beside the scheduler and the reconciler."""
+
+    def __init__(self, database: LoopDatabase, mlflow: MlflowCalls, timings: LoopTimings) -> None:
+        self._database = database
+        self._mlflow = mlflow
+        self._timings = timings
+        self._seen: dict[str, Any] = {}
+        """By job, how it was when its run had all of it."""
+        self._num_failures = 0
+        """Calls in a row that MLflow did not answer."""
+        self.is_away = False
+        """Whether MLflow did not answer the last call."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                has_more = False
+                try:
+                    has_more = await self.run_once()
+                except Exception:
+                    logger.exception("a round of the export to MLflow failed; it goes on")
+                if not has_more:
+                    await asyncio.sleep(self._pause_s())
+        finally:
+            await self._mlflow.stop()
+
+    def _pause_s(self) -> float:
+        if self._num_failures < MLFLOW_CALLS:
+            return self._timings.export_period_s
+        return PAUSES_S[min(self._num_failures // MLFLOW_CALLS, len(PAUSES_S)) - 1]
+
+    async def run_once(self) -> bool:
+        """Export one part of each job of which MLflow may lack something, or fewer if MLflow does
+        not answer; returns whether there is more, for which MLflow need not be waited for."""
+        new = await self._database.read(lambda s, _: repository.new_jobs(s, NEW_JOBS))
+        if new:
+            await self._database.write(lambda s, _: repository.add(s, new))
+        found = await self._database.read(repository.incomplete)
+        now = {row.id: (row.event_seq, row.state, row.progress) for row in found}
+        self._seen = {job_id: was for job_id, was in self._seen.items() if job_id in now}
+        waiting = iter([job_id for job_id in now if self._seen.get(job_id) != now[job_id]])
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._export_from(waiting, now)) for _ in range(MLFLOW_CALLS)
+            ]
+        has_more = len(new) == NEW_JOBS or any(task.result() for task in tasks)
+        return has_more and not self.is_away
+
+    async def _export_from(self, waiting: Iterator[str], now: Mapping[str, Any]) -> bool:
+        """Export a part of each of the jobs that no other call has begun; returns whether one has
+        more."""
+        has_more = False
+        for job_id in waiting:
+            try:
+                if await self._export(job_id):
+                    has_more = True
+                else:
+                    self._seen[job_id] = now[job_id]
+                self.is_away, self._num_failures = False, 0
+            except (MlflowAway, MlflowRefused) as error:
+                await self._note_failure(job_id, error)
+            if self._num_failures >= MLFLOW_CALLS:
+                break
+        return has_more
+
+    async def _export(self, job_id: str) -> bool:
+        """Returns whether the job has more."""
+        part = await self._database.read(lambda s, _: next_part(s, job_id))
+        if part is None:
+            return False
+        run_id = part.run_id
+        if run_id is None:
+            run_id = await self._call("begin", *astuple(part.run))
+            await self._database.write(lambda s, _: _note_run(s, job_id, run_id))
+        shows = part.is_changed and not part.has_more
+        await self._call("log", run_id, part.metrics, part.tags if shows else {})
+        for file in part.artifacts if part.completes else ():
+            limit_s = CALL_LIMIT_S + file.size_bytes / UPLOAD_BYTES_PER_S
+            arguments = (run_id, file.path, file.url, file.size_bytes)
+            await self._call("upload", *arguments, limit_s=limit_s)
+            await self._database.write(partial(_note_file, job_id, file))
+        if part.completes and part.model is not None:
+            await self._call("describe_model", run_id, part.model.url)
+        if shows:
+            await self._call("set_status", run_id, part.status, part.end_time_ms)
+        await self._database.write(lambda s, _: _note_part(s, job_id, part))
+        return part.has_more
+
+    async def _call(self, method: str, *arguments: Any, limit_s: float = CALL_LIMIT_S) -> Any:
+        return await self._mlflow.call(method, *arguments, limit_s=limit_s)
+
+    async def _note_failure(self, job_id: str, error: MlflowAway | MlflowRefused) -> None:
+        why, pauses_s = _without_password(f"{error}"), REFUSED_PAUSES_S
+        logger.warning("the job %s can't be written to MLflow: %s", job_id, why)
+        if isinstance(error, MlflowAway):
+            self._num_failures += 1
+            self.is_away, pauses_s = True, AWAY_PAUSES_S
+        await self._database.write(lambda s, now: _note_problem(s, job_id, why, pauses_s, now))
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//[^/@\s]+@", "//", text)
+
+
+def _note_run(session: Session, job_id: str, run_id: str) -> None:
+    row = repository.get(session, job_id)
+    if row is not None:  # else the job was deleted meanwhile
+        row.run_id = run_id
+
+
+def _note_file(job_id: str, file: ArtifactFile, session: Session, _: datetime) -> None:
+    row = repository.get(session, job_id)
+    if row is not None:
+        row.artifacts = {**row.artifacts, file.id: file.sha256}
+
+
+def _note_part(session: Session, job_id: str, part: JobPart) -> None:
+    row = repository.get(session, job_id)
+    if row is not None:
+        row.after_step, row.last_steps = part.after_step, part.last_steps
+        row.event_seq = row.event_seq if part.has_more else part.event_seq
+        row.failures, row.not_before, row.problem = 0, None, None
+        row.is_complete = part.completes
+
+
+def _note_problem(
+    session: Session, job_id: str, problem: str, pauses_s: Sequence[float], now: datetime
+) -> None:
+    row = repository.get(session, job_id)
+    if row is not None:
+        pause_s = pauses_s[min(row.failures, len(pauses_s) - 1)]
+        row.failures += 1
+        row.not_before = now + timedelta(seconds=pause_s)
+        row.problem = problem[:1000]

@@ -1,0 +1,56 @@
+"""The model of a recipe as MLflow describes one: the file `MLmodel`, with the signature."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+CONFIG, MLMODEL = "config.json", "MLmodel"
+LOADER = "dray.mlflow_model"
+
+_Fields = list[dict[str, Any]]
+
+
+def mlmodel(config: Mapping[str, Any], run_id: str) -> str:
+    """The file's text, by the `config.json` of the result. JSON is YAML too."""
+    inputs, outputs = _signature(config)
+    described = {
+        "artifact_path": "",
+        "run_id": run_id,
+        "flavors": {"python_function": {"loader_module": LOADER}},
+        "signature": {
+            "inputs": json.dumps(inputs),
+            "outputs": json.dumps(outputs),
+            "params": None,
+        },
+    }
+    return json.dumps(described, indent=1) + "\n"
+
+
+def _signature(config: Mapping[str, Any]) -> tuple[_Fields, _Fields]:
+    """Inputs and outputs. A size of -1 may be any."""
+    match config["recipe"]:
+        case "image_classification":
+            return [_tensor("float32", -1, *config["input_shape"])], [_tensor("str", -1)]
+        case "image_segmentation":
+            channels = config["input_shape"][0]
+            return [_tensor("float32", -1, channels, -1, -1)], [_tensor("uint8", -1, -1, -1)]
+        case "language_model":
+            return [_column("string", "prompt")], [_column("string")]
+        case _:
+            columns = [
+                *(_column("double", name) for name in config["numeric"]),
+                *(_column("string", name) for name in config["dates"]),
+                *(_column("string", one["name"]) for one in config["categorical"]),
+            ]
+            return columns, [_column("string" if "labels" in config else "double")]
+
+
+def _tensor(dtype: str, *shape: int) -> dict[str, Any]:
+    return {"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": list(shape)}}
+
+
+def _column(kind: str, name: str | None = None) -> dict[str, Any]:
+    named = {} if name is None else {"name": name}
+    return {"type": kind, "required": True, **named}

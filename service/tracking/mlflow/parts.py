@@ -1,0 +1,154 @@
+"""The next part of a job for its run in MLflow: read in one transaction, of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from service.db.models import ArtifactRow, JobRow, MlflowExportRow
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import mlflow_exports as repository
+from service.domain.series import Points
+from service.jobs import serializers
+from service.telemetry import metric_reader
+from service.tracking.mlflow.models import CONFIG
+from service.tracking.mlflow.runs import STATUS, experiment_of, milliseconds, params_of, tags_of
+
+MOST_POINTS = 10_000
+"""Points of all metrics in one part."""
+
+Metric = tuple[str, float, int, int]
+"""(key, value, Unix time in milliseconds, step)"""
+
+
+@dataclass(frozen=True)
+class NewRun:
+    experiment: str
+    name: str
+    job_id: str
+    start_time_ms: int
+    params: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ArtifactFile:
+    id: str
+    path: str
+    url: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class JobPart:
+    """Of a job what its run does not have yet."""
+
+    run: NewRun
+    run_id: str | None
+    status: str
+    end_time_ms: int | None
+    tags: dict[str, str]
+    metrics: list[Metric]
+    artifacts: list[ArtifactFile]
+    model: ArtifactFile | None
+    """The file that describes the model of a recipe."""
+    is_changed: bool
+    """Whether an event of the job has changed the status or the tags since the last part."""
+    event_seq: int
+    after_step: int
+    last_steps: dict[str, int]
+    has_more: bool
+    """Whether there are further points."""
+    is_over: bool
+
+    @property
+    def completes(self) -> bool:
+        """Whether the run has all of the job once it has this."""
+        return self.is_over and not self.has_more
+
+
+def next_part(session: Session, job_id: str) -> JobPart | None:
+    """None if the job is gone."""
+    job, row = jobs_repository.get(session, job_id), repository.get(session, job_id)
+    if job is None or row is None or job.deleted_at is not None:
+        return None
+    view = serializers.job(session, job)
+    series, after_step, has_more = _new_points(session, job, row)
+    times = metric_reader.read_times(session, job_id, series, max_points=MOST_POINTS) or {}
+    fallback = (job.started_at or job.created_at).timestamp()
+    metrics = [
+        (key, value, int(1000 * at), step)
+        for key, (steps, values) in series.items()
+        for step, value, at in zip(
+            steps, values, times.get(key) or [fallback] * len(steps), strict=True
+        )
+    ]
+    last_steps = {**row.last_steps, **{key: steps[-1] for key, (steps, _) in series.items()}}
+    found = [_file(one) for one in attempts_repository.artifacts(session, job_id)]
+    by_recipe = found if view.spec.get("recipe") else []
+    return JobPart(
+        run=NewRun(
+            experiment=experiment_of(view.labels),
+            name=job.name,
+            job_id=job_id,
+            start_time_ms=milliseconds(job.created_at),
+            params=params_of(view.spec),
+        ),
+        run_id=row.run_id,
+        status=STATUS[job.state],
+        end_time_ms=None if job.finished_at is None else milliseconds(job.finished_at),
+        tags=tags_of(view),
+        metrics=sorted(metrics, key=lambda metric: metric[3]),
+        artifacts=[one for one in found if row.artifacts.get(one.id) != one.sha256],
+        model=next((one for one in by_recipe if one.path == CONFIG), None),
+        is_changed=job.event_seq != row.event_seq,
+        event_seq=job.event_seq,
+        after_step=after_step,
+        last_steps=last_steps,
+        has_more=has_more,
+        is_over=job.state.is_terminal,
+    )
+
+
+def _file(row: ArtifactRow) -> ArtifactFile:
+    return ArtifactFile(row.id, row.path, row.url, row.size_bytes, row.sha256)
+
+
+def _new_points(
+    session: Session, job: JobRow, row: MlflowExportRow
+) -> tuple[dict[str, Points], int, bool]:
+    """The next points of rank 0, the step after which later ones come, and whether there are more.
+
+    A step that a later attempt trains again keeps its first value: MLflow can't replace one.
+    """
+    known: Mapping[str, int] = row.last_steps
+    most = max(2, MOST_POINTS // max(1, job.num_metric_keys))
+
+    def read(keys: list[str] | None, after_step: int) -> tuple[dict[str, Points], int | None]:
+        series, end = metric_reader.read_in_order(
+            session, job.id, keys=keys, rank=0, after_step=after_step, max_points=most
+        )
+        fresh = {}
+        for key, (steps, values) in series.items():
+            begin = next((n for n, at in enumerate(steps) if at > known.get(key, -1)), len(steps))
+            if begin < len(steps):
+                fresh[key] = steps[begin:], values[begin:]
+        return fresh, end
+
+    series, end = read(None, row.after_step)
+    if end is not None:
+        return series, end, True
+    newest = max((steps[-1] for steps, _ in series.values()), default=row.after_step + 1)
+    after_step = max(row.after_step, newest - 1)  # more may follow of the newest step
+    if series or not job.state.is_terminal:
+        return series, after_step, job.state.is_terminal
+    # Points at steps that the export has passed: each metric has its own last one.
+    ends = metric_reader.read(session, job.id, keys=None, rank=0, after_step=-1, max_points=2)
+    for key, (steps, _) in ends.items():
+        if steps[-1] > known.get(key, -1):
+            series, _ = read([key], known.get(key, -1))
+            return series, after_step, True
+    return {}, after_step, False

@@ -1,0 +1,164 @@
+"""Jobs read as MLflow's experiments, runs, metric histories and artifacts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.views import JobState
+from service.db.repositories import mlflow_search as repository
+from service.db.session import Database
+from service.db.types import storable
+from service.domain import mlflow_search as search
+from service.domain.cursors import decode_cursor, encode_cursor
+from service.domain.errors import BadCursor
+from service.domain.tracking.search import EXPERIMENT
+from service.jobs import serializers
+from service.jobs.queries import Queries
+from service.tracking.mlflow.runs import DEFAULT_EXPERIMENT, JOB_TAG, STATUS
+
+DEFAULT_ID = "0"
+MAX_RUNS = 1000
+"""Most runs of one page, whatever the caller asks for."""
+MAX_POINTS = 25_000
+"""Of one page of a history: the number that MLflow's client asks for."""
+_SCOPE = "mlflow"
+
+_STATES: dict[str, tuple[JobState, ...]] = {
+    status: tuple(state for state in JobState if STATUS[state] == status)
+    for status in STATUS.values()
+}
+_NAMES = repository.Names(
+    experiment_label=EXPERIMENT,
+    states=_STATES,
+    tags={
+        "mlflow.runName": "name",
+        "mlflow.user": "owner",
+        JOB_TAG: "id",
+        "dray.owner": "owner",
+        "dray.project": "project",
+        "dray.queue": "queue",
+        "dray.state": "state",
+        "dray.array_id": "array_id",
+    },
+)
+
+
+@dataclass(frozen=True)
+class MlflowExperiment:
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class RunPage:
+    jobs: list[views.Job]
+    next_token: str | None
+
+
+@dataclass(frozen=True)
+class HistoryPage:
+    steps: list[int]
+    values: list[views.MetricValue]
+    times_ms: list[int]
+    next_token: str | None
+
+
+def experiment_id(name: str) -> str:
+    """MLflow's ids have letters and digits: a name that the label holds is hashed."""
+    if name == DEFAULT_EXPERIMENT:
+        return DEFAULT_ID
+    return hashlib.sha256(name.encode()).hexdigest()[:18]
+
+
+class MlflowQueries:
+    def __init__(self, database: Database, reading: Queries) -> None:
+        self._database = database
+        self._reading = reading
+
+    async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
+        """The values of the label, and `Default` for jobs without it. Raises BadSearch."""
+        wanted = search.name_pattern(filter_)
+        names = await self._database.read(lambda s: repository.experiments(s, EXPERIMENT))
+        return [
+            MlflowExperiment(experiment_id(name), name)
+            for name in dict.fromkeys((DEFAULT_EXPERIMENT, *names))
+            if wanted(name)
+        ]
+
+    async def search(
+        self,
+        experiment_ids: Sequence[str],
+        filter_: str,
+        order_by: Sequence[str],
+        max_results: int,
+        token: str | None,
+    ) -> RunPage:
+        """Runs of these experiments. Raises BadSearch, and BadCursor for a token of another
+        search."""
+        filters, order = search.parse_filter(filter_), search.parse_order(order_by)
+        limit = max(1, min(max_results, MAX_RUNS))
+        asked = [sorted(experiment_ids), filter_, list(order_by)]
+        scope = f"{_SCOPE}:{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}"
+        place = 0 if token is None else decode_cursor(scope, token)
+        if not isinstance(place, int) or not 0 <= place < 2**63:
+            raise BadCursor("the page token is not one that this search gave out")
+        wanted = set(experiment_ids)
+        names = {e.name for e in await self.experiments() if e.id in wanted}
+
+        def work(session: Session) -> RunPage:
+            # Where nothing else is asked for, a place is a number: pages stay as they are while
+            # jobs are submitted.
+            by_number = not order
+            rows = repository.page(
+                session,
+                _NAMES,
+                names,
+                unlabelled=DEFAULT_EXPERIMENT in names,
+                filters=filters,
+                order=order,
+                offset=0 if by_number else place,
+                before=(place or None) if by_number else None,
+                limit=limit + 1,
+            )
+            shown, more = rows[:limit], None
+            if len(rows) > limit:
+                more = encode_cursor(scope, shown[-1].number if by_number else place + limit)
+            return RunPage(serializers.jobs(session, shown), more)
+
+        return await self._database.read(work)
+
+    async def last_metrics(self, job_id: str) -> Mapping[str, views.Series]:
+        """The series of rank 0, with the last point of each as its last."""
+        found = await self._reading.metrics(job_id, max_points=2, times=True)
+        return found.series
+
+    async def history(
+        self, job_id: str, key: str, max_results: int, token: str | None
+    ) -> HistoryPage:
+        """Points of a metric of rank 0 in order, each with its time."""
+        scope = f"{_SCOPE}:{job_id}:{key}"
+        after_step = -1 if token is None else decode_cursor(scope, token)
+        if not isinstance(after_step, int) or not -1 <= after_step < 2**63:
+            raise BadCursor("the page token is not one that this history gave out")
+        limit = max(1, min(max_results, MAX_POINTS))
+        keys = [key] if storable(key) else []
+        found = await self._reading.metrics(
+            job_id,
+            keys=keys,
+            after_step=after_step,
+            max_points=limit,
+            in_order=True,
+            times=True,
+        )
+        series = found.series.get(key)
+        if series is None:
+            return HistoryPage([], [], [], None)
+        times = series.times or [0.0] * len(series.steps)
+        more = encode_cursor(scope, series.steps[-1]) if len(series.steps) == limit else None
+        return HistoryPage(series.steps, series.values, [int(1000 * at) for at in times], more)

@@ -1,0 +1,140 @@
+"""`dray tensorboard`: event files that TensorBoard reads, written as jobs go on."""
+
+from __future__ import annotations
+
+import math
+import struct
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from dray import event_files
+from dray.event_files import records
+from dray.tensorboard import FILE, EventFile, LogdirInUse
+from dray.views import Point
+from ray_workers.node.found_metrics.event_files import scalars
+from tests.unit.api.serving import LiveServer, wait_until
+from tests.unit.cli.running import Cli
+from tests.unit.service.helpers import START, metrics
+
+
+def event_file(logdir: Path) -> Path:
+    (found,) = logdir.glob(f"*/{FILE}")
+    return found
+
+
+def written(path: Path) -> list[tuple[str, int, float]]:
+    return [
+        (point.key, point.step, point.value)
+        for _, event in records(path.read_bytes())
+        for point in scalars(event)
+    ]
+
+
+def test_the_files_are_read_by_tensorboard(cli: Cli, server: LiveServer, tmp_path: Path) -> None:
+    """Every scalar with its step and time, and the document."""
+    loader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="the extra 'dev' is not installed: tensorboard, which reads the files back",
+    )
+    job_id = server.submit(name="digits <b> ü", labels={"team": "vision"})
+    at = [START + timedelta(seconds=1.5 * step) for step in range(4)]
+    frames = [metrics(n, {"train/loss": 1 / n, "lr": 0.5}, at=at[n]) for n in (1, 2, 3)]
+    server.train(job_id, *frames, metrics(3, {"val/loss": math.nan}, at=at[3]))
+    server.succeed(job_id)
+    assert str(tmp_path) in cli("tensorboard", "--no-serve", "--logdir", str(tmp_path), job_id)
+    folder = event_file(tmp_path).parent
+    assert folder.name == f"digits_b_-{job_id[-8:]}"
+    read = loader.EventAccumulator(str(folder)).Reload()
+    tags = read.Tags()
+    assert sorted(tags["scalars"]) == ["lr", "train/loss", "val/loss"]
+    assert [(e.wall_time, e.step, e.value) for e in read.Scalars("train/loss")] == [
+        (at[n].timestamp(), n, struct.unpack("<f", struct.pack("<f", 1 / n))[0]) for n in (1, 2, 3)
+    ]
+    assert math.isnan(read.Scalars("val/loss")[0].value)
+    assert tags["tensors"] == ["document"]
+    assert b'"team": "vision"' in read.Tensors("document")[0].tensor_proto.string_val[0]
+    metadata = read.SummaryMetadata("document")
+    assert metadata.plugin_data.plugin_name == "text"
+
+
+def test_a_second_call_goes_on_where_the_first_was_killed(
+    cli: Cli, server: LiveServer, tmp_path: Path
+) -> None:
+    job_id = server.submit(name="resumed")
+    server.train(job_id, *(metrics(n, {"loss": 1.0, "lr": 2.0}) for n in range(1, 6)))
+    command = [sys.executable, "-m", "dray.cli", "--url", server.url, "tensorboard", "--no-serve"]
+    with subprocess.Popen([*command, "--logdir", str(tmp_path), job_id]) as process:
+        # By then nothing but the next point is waited for.
+        wait_until(
+            lambda: list(tmp_path.glob(f"*/{FILE}")) and len(written(event_file(tmp_path))) == 10,
+            "the first points",
+        )
+        cli("tensorboard", "--no-serve", "--logdir", str(tmp_path), job_id, exits=2)
+        assert "another `dray tensorboard` writes" in cli.err
+        process.kill()
+    path = event_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:-7])
+    server.hands.report(job_id, 1, [metrics(6, {"loss": 0.5})])
+    server.succeed(job_id)
+    for _ in range(2):
+        cli("tensorboard", "--no-serve", "--logdir", str(tmp_path), job_id)
+        found = written(path)
+        wanted = [(key, n, value) for n in range(1, 6) for key, value in (("loss", 1), ("lr", 2))]
+        assert sorted(found) == sorted([*wanted, ("loss", 6, 0.5)])
+
+
+def test_a_file_that_is_damaged_is_written_again_from_there(tmp_path: Path) -> None:
+    points = [Point(key="loss", step=n, value="-Infinity", time=float(n)) for n in range(5)]
+    with EventFile(tmp_path) as file:
+        for point in points:
+            file.write(point)
+    path = tmp_path / FILE
+    whole = path.read_bytes()
+    ends = [end for end, _ in records(whole)]
+    path.write_bytes(whole[: ends[3]] + b"\xff" * 100)
+    with EventFile(tmp_path) as file:
+        assert file.last_steps == {"loss": 2}
+        with pytest.raises(LogdirInUse):
+            EventFile(tmp_path)
+        for point in points[3:]:
+            file.write(point)
+    assert path.read_bytes() == whole
+
+
+def test_numbers_beyond_32_bits_are_infinite(tmp_path: Path) -> None:
+    event = event_files.scalars_event(0.0, 300, {"a": 1e300, "b": -1e300})
+    assert [point.value for point in scalars(event)] == [math.inf, -math.inf]
+    assert event_files.last_steps(event) == {"a": 300, "b": 300}
+
+
+def test_where_tensorboard_is_not_installed_the_way_to_it_is_named(
+    cli: Cli, finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    cli("tensorboard", "--logdir", str(tmp_path), finished)
+    assert f"pip install tensorboard, then tensorboard --logdir {tmp_path}" in cli.err
+    assert written(event_file(tmp_path))
+
+
+def test_tensorboard_is_started_and_its_end_ends_the_command(
+    cli: Cli, finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in, which ends with a code of its own once it finds the file."""
+    package = tmp_path / "tensorboard"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text(
+        "import pathlib, sys, time\n"
+        "logdir = pathlib.Path(sys.argv[sys.argv.index('--logdir') + 1])\n"
+        "while not any(path.stat().st_size > 100 for path in logdir.glob('*/*.tfevents.*')):\n"
+        "    time.sleep(0.01)\n"
+        "sys.exit(7 if sys.argv[-2:] == ['--port', '1234'] else 8)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    logdir = str(tmp_path / "logs")
+    cli("tensorboard", "--port", "1234", "--logdir", logdir, finished, exits=7)

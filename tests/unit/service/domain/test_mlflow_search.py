@@ -1,0 +1,84 @@
+"""MLflow's filters and orderings are understood, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.domain.mlflow_search import (
+    BadSearch,
+    Condition,
+    Entity,
+    Ordering,
+    name_pattern,
+    parse_filter,
+    parse_order,
+)
+
+METRIC, PARAM, TAG, ATTRIBUTE = Entity.METRIC, Entity.PARAM, Entity.TAG, Entity.ATTRIBUTE
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", []),
+        ("metrics.loss<1e-3", [Condition(METRIC, "loss", "<", 1e-3)]),
+        ("metric.`val/loss` >= -.5", [Condition(METRIC, "val/loss", ">=", -0.5)]),
+        ("params.a.b = 'it''s'", [Condition(PARAM, "a.b", "=", "it's")]),
+        ('tags."a b" ilike "%x"', [Condition(TAG, "a b", "ILIKE", "%x")]),
+        ("status IN ('A', 'B')", [Condition(ATTRIBUTE, "status", "IN", ("A", "B"))]),
+        ("run_id NOT IN ('A')", [Condition(ATTRIBUTE, "run_id", "NOT IN", ("A",))]),
+        ("attributes.start_time > 5", [Condition(ATTRIBUTE, "start_time", ">", 5.0)]),
+        (
+            "attribute.status != 'FAILED' and Metrics.x = 1",
+            [Condition(ATTRIBUTE, "status", "!=", "FAILED"), Condition(METRIC, "x", "=", 1.0)],
+        ),
+    ],
+)
+def test_filters(text: str, found: list[Condition]) -> None:
+    assert parse_filter(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("metrics.loss", "operator is missing"),
+        ("metrics.loss <", "value is missing"),
+        ("metrics.loss < 'a'", "with a number"),
+        ("metrics.loss LIKE '1'", "not by 'LIKE'"),
+        ("params.a = 1", "a text in quotes"),
+        ("params.a < '1'", "not by '<'"),
+        ("params.a = 'x' or params.b = 'y'", "know no OR"),
+        ("a.b = 'x'", "is no key"),
+        ("colour = 'x'", "no attribute 'colour'"),
+        ("params.a IN 'x'", "in brackets"),
+        ("params.a IN (1)", "in quotes"),
+        ("params.a = 'x", "is not understood"),
+        ("'; DROP TABLE jobs", "is not understood"),
+        ("= 1", "is no key"),
+        (" and ".join(["metrics.a = 1"] * 101), "more than 100"),
+        ("x" * 10_001, "longer than"),
+    ],
+)
+def test_filters_that_are_refused(text: str, why: str) -> None:
+    with pytest.raises(BadSearch, match=why):
+        parse_filter(text)
+
+
+def test_orderings() -> None:
+    assert parse_order(["metrics.`val/loss` DESC", "attributes.start_time", "end_time asc"]) == [
+        Ordering(METRIC, "val/loss", True),
+        Ordering(ATTRIBUTE, "start_time", False),
+        Ordering(ATTRIBUTE, "end_time", False),
+    ]
+    with pytest.raises(BadSearch, match="then ASC or DESC"):
+        parse_order(["metrics.loss sideways"])
+
+
+def test_experiments_are_searched_by_name() -> None:
+    assert name_pattern("name = 'a'")("a")
+    assert not name_pattern("name != 'a'")("a")
+    assert name_pattern("attribute.name LIKE 'a%_'")("a.bc")
+    assert not name_pattern("name LIKE 'A%'")("a")
+    assert name_pattern("name ILIKE 'A.%'")("a.b")
+    with pytest.raises(BadSearch, match="by their name"):
+        name_pattern("tags.x = 'y'")

@@ -1,0 +1,141 @@
+"""The process that calls MLflow's client: what it answers, and how its calls end when it does not.
+
+A package of the test stands in for MLflow, so that these need none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from service.tracking.mlflow.process import MlflowAway, MlflowProcess, MlflowRefused
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 60.0
+STAND_IN = """
+import os, signal, sys, time
+
+class MlflowClient:
+    def __init__(self, uri):
+        print("a word that is no answer")
+        self.uri = uri
+    def update_run(self, run_id, status):
+        if run_id == "dies":
+            os._exit(1)
+        if run_id == "hangs":
+            time.sleep(3600)
+        if run_id == "refused":
+            raise MlflowException("no such run", 404)
+        if run_id == "busy":
+            raise MlflowException("too many requests", 429)
+        if run_id == "broken":
+            raise OSError("no route to host")
+        if run_id == "secrets":
+            assert "DRAY_DATABASE_URL" not in os.environ
+    def log_artifact(self, run_id, local_path, parent):
+        name = os.path.basename(local_path)
+        assert (open(local_path).read(), name, parent) == ("abc", "model.bin", "a/b"), local_path
+
+class MlflowException(Exception):
+    def __init__(self, message, status):
+        super().__init__(message)
+        self.status = status
+    def get_http_status_code(self):
+        return self.status
+
+class Metric: ...
+Param = RunTag = Metric
+exceptions = entities = sys.modules["mlflow.exceptions"] = sys.modules["mlflow.entities"] = (
+    sys.modules["mlflow"])
+"""
+
+
+@pytest.fixture
+async def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MlflowProcess]:
+    package = tmp_path / "packages" / "mlflow"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("DRAY_DATABASE_URL", "postgresql://me:secret@host/db")
+    found = MlflowProcess("http://host", (tmp_path / "storage").as_uri())
+    yield found
+    await found.stop()
+
+
+async def status(process: MlflowProcess, run_id: str, limit_s: float = LIMIT_S) -> None:
+    await process.call("set_status", run_id, "RUNNING", None, limit_s=limit_s)
+
+
+async def test_calls_are_answered_by_kind(process: MlflowProcess, tmp_path: Path) -> None:
+    await status(process, "fine")
+    await status(process, "secrets")
+    with pytest.raises(MlflowRefused, match="no such run"):
+        await status(process, "refused")
+    for run_id, why in (("busy", "too many"), ("broken", "no route")):
+        with pytest.raises(MlflowAway, match=why):
+            await status(process, run_id)
+    stored = tmp_path / "storage" / "jobs" / "other-name"
+    stored.parent.mkdir()
+    stored.write_text("abc")
+    url = stored.as_uri()
+    await process.call("upload", "run", "a/b/model.bin", url, 3, limit_s=LIMIT_S)
+    stored.unlink()
+    with pytest.raises(MlflowRefused, match="other-name"):
+        await process.call("upload", "run", "a/b/model.bin", url, 3, limit_s=LIMIT_S)
+
+
+async def test_a_call_that_hangs_holds_up_no_other_and_ends_the_process_in_time(
+    process: MlflowProcess,
+) -> None:
+    await status(process, "fine")
+    first = process.pid
+    hanging = asyncio.create_task(status(process, "hangs"))
+    await status(process, "fine")
+    with pytest.raises(MlflowAway, match="did not answer within 0 s"):
+        await status(process, "hangs", limit_s=0.05)
+    with pytest.raises(MlflowAway, match="ended"):
+        await hanging
+    await status(process, "fine")
+    assert process.pid != first
+
+
+async def test_a_process_that_dies_is_started_again(process: MlflowProcess) -> None:
+    others = [asyncio.create_task(status(process, "hangs")) for _ in range(2)]
+    with pytest.raises(MlflowAway, match="ended"):
+        await status(process, "dies")
+    assert all(
+        isinstance(error, MlflowAway)
+        for error in await asyncio.gather(*others, return_exceptions=True)
+    )
+    await status(process, "fine")
+
+
+async def test_a_process_that_is_stopped_is_replaced(process: MlflowProcess) -> None:
+    await status(process, "fine")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(MlflowAway):
+        await status(process, "fine", limit_s=0.05)
+    await status(process, "fine")
+
+
+async def test_the_process_ends_with_its_parent(process: MlflowProcess) -> None:
+    """Its parent's end of the pipe is all that it needs to know."""
+    await status(process, "fine")
+    child = process._process
+    assert child is not None
+    assert child.stdin is not None
+    hanging = asyncio.create_task(status(process, "hangs"))
+    await asyncio.sleep(0)
+    child.stdin.close()
+    async with asyncio.timeout(LIMIT_S):
+        await child.wait()
+    assert child.returncode == 0
+    with pytest.raises(MlflowAway):
+        await hanging

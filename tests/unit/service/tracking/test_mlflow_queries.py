@@ -1,0 +1,110 @@
+"""Runs are found by what holds for their jobs, on both databases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from service.domain.errors import BadCursor, NotFound
+from service.tracking.mlflow.queries import MlflowQueries, experiment_id
+from tests.unit.service.helpers import Service, metrics
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def mlflow(service: Service) -> MlflowQueries:
+    return MlflowQueries(service.database, service.reading)
+
+
+async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
+    service: Service, mlflow: MlflowQueries
+) -> None:
+    jobs = [
+        await service.running(
+            name=f"run_{number}",
+            labels={"experiment": name, "odd/key": "x%y"} if number < 3 else {},
+            train={"optimizer": {"name": "adamw", "lr": lr}, "epochs": 3},
+        )
+        for number, (name, lr) in enumerate([("a", 1e-5), ("a", 0.5), ("b", 0.5), ("", 2.0)])
+    ]
+    for job_id, value in zip(jobs, (1.5, math.nan, math.inf, -2.0), strict=True):
+        service.report(job_id, 1, [metrics(1, {"val/loss": value})])
+    service.end(jobs[3], 1)
+    everything = [experiment_id(name) for name in ("a", "b", "Default")]
+
+    async def search(filter_: str = "", *order: str, within: list[str] = everything) -> list[int]:
+        page = await mlflow.search(within, filter_, order, 100, None)
+        return [jobs.index(job.id) for job in page.jobs]
+
+    for filter_, found in {
+        "": [3, 2, 1, 0],
+        "metrics.`val/loss` < 10": [3, 0],
+        "metrics.`val/loss` = 1.5": [0],
+        "metrics.`val/loss` != 1.5": [3],
+        "metrics.none > 0": [],
+        "params.train.optimizer.lr = '0.5'": [2, 1],
+        "params.train.optimizer.lr = '1e-05'": [0],
+        "params.train.optimizer.lr != '0.5'": [3, 0],
+        "params.train.optimizer.lr IN ('2.0', '0.5')": [3, 2, 1],
+        "params.train.epochs = '3' and params.recipe = 'image_classification'": [3, 2, 1, 0],
+        "params.train.optimizer.name LIKE 'ada__'": [3, 2, 1, 0],
+        "params.train.optimizer.name LIKE 'ADA%'": [],
+        "run_name LIKE 'run[_*'": [],
+        "params.train.optimizer.name ILIKE 'ADA%'": [3, 2, 1, 0],
+        "params.none != 'x'": [],
+        "params.`tr\"ain` = 'x'": [],
+        "tags.experiment = 'a'": [1, 0],
+        "tags.`mlflow.runName` = 'run_2'": [2],
+        "tags.dray.state = 'SUCCEEDED'": [3],
+        "tags.odd/key = 'x%y' and tags.odd/key LIKE 'x__'": [2, 1, 0],
+        "status = 'FINISHED'": [3],
+        "status IN ('RUNNING', 'NONSENSE')": [2, 1, 0],
+        "status = 'NONSENSE'": [],
+        f"run_id = '{jobs[1]}'": [1],
+        "run_name NOT IN ('run_0', 'run_1')": [3, 2],
+        "user_id = 'ann'": [3, 2, 1, 0],
+        "end_time > 0": [3],
+        "start_time < 1": [],
+        "start_time < 1e300": [3, 2, 1, 0],
+        "start_time > 1e300": [],
+    }.items():
+        assert await search(filter_) == found, filter_
+    assert await search("", "metrics.`val/loss` DESC") == [0, 3, 2, 1]
+    assert await search("", "metrics.`val/loss`", "run_name") == [3, 0, 1, 2]
+    assert await search("", "params.train.optimizer.lr", "run_name DESC")
+    assert await search("", "tags.experiment DESC", "start_time") == [2, 1, 0, 3]
+    assert await search("", "status", "end_time")
+    assert await search("", within=[experiment_id("a")]) == [1, 0]
+    assert await search("", within=["0"]) == [3]
+    assert await search("", within=["none"]) == []
+
+
+async def test_pages_stay_as_they_are_while_jobs_are_submitted(
+    service: Service, mlflow: MlflowQueries
+) -> None:
+    jobs = [await service.submit() for _ in range(5)]
+    page = await mlflow.search(["0"], "", [], 2, None)
+    await service.submit()
+    rest = await mlflow.search(["0"], "", [], 100, page.next_token)
+    assert [job.id for job in [*page.jobs, *rest.jobs]] == jobs[::-1]
+    assert rest.next_token is None
+    with pytest.raises(BadCursor):
+        await mlflow.search(["0"], "status = 'RUNNING'", [], 2, page.next_token)
+    with pytest.raises(BadCursor):
+        await mlflow.history(jobs[0], "loss", 2, page.next_token)
+
+
+async def test_the_experiment_of_a_job_without_the_label_is_default(
+    service: Service, mlflow: MlflowQueries
+) -> None:
+    await service.submit(labels={"experiment": "Default"})
+    await service.submit()
+    assert [one.id for one in await mlflow.experiments()] == ["0"]
+    assert len((await mlflow.search(["0"], "", [], 100, None)).jobs) == 2
+
+
+async def test_a_history_of_a_job_that_is_not_there(mlflow: MlflowQueries) -> None:
+    with pytest.raises(NotFound):
+        await mlflow.history("job-none", "loss", 10, None)
