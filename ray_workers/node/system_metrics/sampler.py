@@ -77,7 +77,8 @@ class SystemMetricsSampler:
     def read(self, job_id: str, attempt: int) -> dict[int, Values]:
         """A sample, in the thread that asks for it."""
         key = (job_id, attempt)
-        records = {r.rank: r for r in session_records.sessions_of(self._sessions, *key)}
+        sessions = session_records.sessions_of(self._sessions, *key)
+        records = {one.rank: one for one in sessions if one.rank >= 0}  # the store has none
         read = {rank: read_rank(record) for rank, record in records.items()}
         ranks = {rank: reading for rank, reading in sorted(read.items()) if reading is not None}
         if not ranks:

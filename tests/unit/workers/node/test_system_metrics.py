@@ -166,7 +166,8 @@ def sampler_of(sessions: Path, clock: Callable[[], float], *records: SessionReco
 async def test_values_come_at_once_and_rates_from_the_second_sample_on(tmp_path: Path) -> None:
     now = 0.0
     ranks = [record(os.getpid(), 5), record(os.getpid(), 2, gpus="8,3")]
-    samples = sampler_of(tmp_path, lambda: now, *ranks, record(os.getpid(), 0, attempt=2))
+    store = record(os.getpid(), -1)
+    samples = sampler_of(tmp_path, lambda: now, store, *ranks, record(os.getpid(), 0, attempt=2))
     first = await samples.sample("job", 1)
     assert first.keys() == {2, 5}
     assert first[5].keys() == {"system/memory_rss"}
