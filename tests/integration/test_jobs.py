@@ -248,6 +248,11 @@ def test_a_running_job_is_cancelled_and_everything_is_free_within_ten_seconds(
     script_path.write_text(IGNORES_SIGTERM)
     job = client.submit(script(script_path, resources={"num_workers": 2}))
     eventually(lambda: len(list(client.logs(job.id))) == 2)
+
+    def ranks_seen() -> list[int]:
+        return [one.rank for one in client.newest_system_metrics(job.id).ranks]
+
+    eventually(lambda: ranks_seen() == [0, 1], why="no sample of what the ranks use came")
     assert client.cancel(job.id).state is JobState.CANCELLING
 
     def is_over() -> bool:
