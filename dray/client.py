@@ -531,7 +531,7 @@ class Client:
         return self._driver.run(webhooks.get(self._flows, webhook_id))
 
     def enable_webhook(self, webhook_id: str) -> views.Webhook:
-        """Have a disabled webhook told of what happens from now on."""
+        """Have a disabled webhook notified of what happens from now on."""
         return self._driver.run(webhooks.enable(self._flows, webhook_id, enabled=True))
 
     def disable_webhook(self, webhook_id: str) -> views.Webhook:
@@ -543,7 +543,7 @@ class Client:
         self._driver.run(webhooks.delete(self._flows, webhook_id))
 
     def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
-        """Send it a message that tells of no job. Returns that with the receiver's answer, or with
+        """Send it a message about no job. Returns that with the receiver's answer, or with
         `wait=False` at once. Raises WebhookDisabled."""
         return self._driver.run(webhooks.test(self._flows, webhook_id, wait=wait))
 

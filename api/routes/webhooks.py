@@ -55,12 +55,12 @@ Whose = Annotated[str | None, Depends(_whose)]
 async def create(
     request: Request, context: TheContext, webhooks: TheWebhooks, caller: Caller
 ) -> Response:
-    """Have an address told of your jobs, or, for admins, of everybody's. The answer has the secret
-    of its signatures, which is told this once."""
+    """Have an address notified of your jobs, or, for admins, of everybody's. The answer has the
+    secret of its signatures, which is told this once."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookRequest, request, limit_bytes)
     if wanted.all_users:
-        refuse_unless_admin(context, caller, "be told of the jobs of all users")
+        refuse_unless_admin(context, caller, "be notified of the jobs of all users")
     hook = await webhooks.create(wanted, owner=caller)
     return fresh(hook, 201, {"Location": f"/v1/webhooks/{hook.id}"})
 
@@ -100,7 +100,7 @@ async def get(request: Request, webhooks: TheWebhooks, owner: Whose, webhook_id:
 async def change(
     request: Request, context: TheContext, webhooks: TheWebhooks, owner: Whose, webhook_id: str
 ) -> Response:
-    """Disable a webhook, which drops the messages that wait, or enable it: it is told of what
+    """Disable a webhook, which drops the messages that wait, or enable it: it is notified of what
     happens from then on."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookChangeRequest, request, limit_bytes)
@@ -131,7 +131,7 @@ async def delete(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Respon
     responses=declare(*ONE, "webhook_disabled"),
 )
 async def test(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
-    """Send a message that tells of no job, once and before those that wait. The list of deliveries
+    """Send a message about no job, once and before those that wait. The list of deliveries
     has the receiver's answer in a moment."""
     return fresh(await webhooks.test(webhook_id, owner=owner), 202)
 

@@ -37,13 +37,13 @@ class Webhook(View):
     url: str
     format: WebhookFormat
     states: list[JobState]
-    """It is told of jobs that come to one of these."""
+    """It is notified of jobs that come to one of these."""
     queue: str | None = None
     """Only of jobs in this queue."""
     labels: dict[str, str]
     """Only of jobs with all of these labels."""
     all_users: bool
-    """Whether it is told of everybody's jobs, and not only of its owner's."""
+    """Whether it is notified of everybody's jobs, and not only of its owner's."""
     enabled: bool
     disabled_reason: Reason | None = None
     failing_since: datetime | None = None

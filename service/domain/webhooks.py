@@ -85,7 +85,7 @@ def is_told(
     in_queue: str,
     with_labels: Mapping[str, str],
 ) -> bool:
-    """Whether a webhook with these filters is told of a job in this state, queue and labels."""
+    """Whether a webhook with these filters is notified of a job in this state, queue and labels."""
     if of not in states or queue not in (None, in_queue):
         return False
     return all(with_labels.get(key) == value for key, value in labels.items())

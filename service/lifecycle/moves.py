@@ -26,7 +26,7 @@ from service.domain import meter
 from service.domain.webhooks import MAX_REASON, final_metrics, is_told, type_of
 
 Move = Mapping[str, Any]
-"""The columns of the event that tells of a change of state."""
+"""The columns of the event of a change of state."""
 
 _NOTED = "moves"
 
@@ -43,7 +43,7 @@ def ended(session: Session, state: JobState, number: int = 1) -> None:
 
 
 def _tell(session: Session) -> None:
-    """Write a message for each webhook that is told of one of the moves."""
+    """Write a message for each webhook that is notified of one of the moves."""
     noted = session.info.pop(_NOTED)
     if not repository.any_enabled(session):
         return

@@ -126,7 +126,7 @@ class Webhooks:
     async def set_enabled(
         self, webhook_id: str, *, enabled: bool, owner: str | None
     ) -> views.Webhook:
-        """Have it told of what happens from now on, or of nothing more: what waits is dropped.
+        """Have it notified of what happens from now on, or of nothing more: what waits is dropped.
         Harmless to repeat."""
         now = self._clock()
 
@@ -153,7 +153,7 @@ class Webhooks:
         logger.info("the webhook %s was deleted", webhook_id)
 
     async def test(self, webhook_id: str, *, owner: str | None) -> views.WebhookDelivery:
-        """Have a message sent that tells of no job, once and at once. WebhookDisabled if it is
+        """Have a message about no job sent, once and at once. WebhookDisabled if it is
         disabled."""
         now = self._clock()
 

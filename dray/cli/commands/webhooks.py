@@ -75,16 +75,16 @@ def list_webhooks(as_json: AsJson = False) -> None:
     listing(
         found,
         as_json,
-        ("ID", "OWNER", "STATE", "WAITING", "TOLD OF", "URL"),
+        ("ID", "OWNER", "STATE", "WAITING", "FILTER", "URL"),
         lambda hook: (
             hook.id,
             hook.owner,
             _state(hook),
             hook.num_waiting,
-            _told_of(hook),
+            _filter(hook),
             hook.url,
         ),
-        flexible=("URL", "TOLD OF"),
+        flexible=("URL", "FILTER"),
         optional=("WAITING", "OWNER"),
     )
 
@@ -128,7 +128,7 @@ def list_deliveries(
 
 @group.command("test")
 def try_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Send a message that tells of no job, and print the receiver's answer."""
+    """Send a message about no job, and print the receiver's answer."""
     from dray.cli.display.output import say, write_json
     from dray.cli.exits import Exit
 
@@ -141,7 +141,7 @@ def try_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
 
 @group.command("enable")
 def enable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Have a disabled webhook told of what happens from now on."""
+    """Have a disabled webhook notified of what happens from now on."""
     from dray.cli.display.output import write_json
 
     with connect() as client:
@@ -176,10 +176,10 @@ def _show(hook: Webhook) -> None:
 
     lines: list[tuple[str, object]] = [
         ("id", hook.id),
-        ("owner", f"{hook.owner}{', told of the jobs of all users' if hook.all_users else ''}"),
+        ("owner", f"{hook.owner}{', notified of the jobs of all users' if hook.all_users else ''}"),
         ("url", hook.url),
         ("format", hook.format),
-        ("told of", _told_of(hook)),
+        ("filter", _filter(hook)),
         ("state", _state(hook)),
         ("waiting", hook.num_waiting),
     ]
@@ -187,7 +187,7 @@ def _show(hook: Webhook) -> None:
         say(f"{name:<9} {cell(value)}", indent=" " * 10)
 
 
-def _told_of(hook: Webhook) -> str:
+def _filter(hook: Webhook) -> str:
     """`SUCCEEDED, FAILED in night with team=vision`."""
     queue = f" in {hook.queue}" if hook.queue else ""
     labels = ", ".join(f"{key}={value}" for key, value in hook.labels.items())

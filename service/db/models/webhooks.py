@@ -33,7 +33,7 @@ class WebhookRow(Base):
     queue: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, Any]]
     all_users: Mapped[bool]
-    """It is told of the jobs of all, not of its owner's alone."""
+    """It is notified of the jobs of all, not of its owner's alone."""
     secret: Mapped[str]
     """The key of its messages' signatures."""
     failures: Mapped[int]
@@ -47,7 +47,7 @@ class WebhookRow(Base):
 
 
 class WebhookDeliveryRow(Base):
-    """A message for a webhook, written in the transaction of the change that it tells of.
+    """A message for a webhook, written in the transaction of the change that it is about.
 
     It names its webhook without a foreign key: a change of a job never waits for, nor fails by,
     somebody who deletes the webhook. Messages without a webhook are deleted now and then.

@@ -41,7 +41,7 @@ def _any_enabled() -> Select[Any]:
 
 
 def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]:
-    """(id, owner, all_users, states, queue, labels) of those that are told of jobs of these
+    """(id, owner, all_users, states, queue, labels) of those that are notified of jobs of these
     owners."""
     c = WebhookRow.__table__.c
     names = ("id", "owner", "all_users", "states", "queue", "labels")

@@ -146,7 +146,7 @@ def test_commands_print_what_they_did_and_say_what_is_wrong(
     hook = cli.json("webhook", "add", busy, "--slack", "--queue", "default", "--all-users")
     assert (hook["format"], hook["queue"], hook["all_users"]) == ("slack", "default", True)
     shown = cli("webhook", "show", hook["id"])
-    assert "told of   SUCCEEDED, FAILED, CANCELLED in default\n" in shown
+    assert "filter    SUCCEEDED, FAILED, CANCELLED in default\n" in shown
     assert "secret" not in shown
     tried = cli("webhook", "test", hook["id"], exits=1)
     assert tried.endswith("failed: it answered 503: done\n")
