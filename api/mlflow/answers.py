@@ -16,7 +16,7 @@ from api.problems import Refused
 from dray import views
 from dray.validation import plainly
 from service.domain.errors import DomainError, Unavailable
-from service.domain.mlflow_search import BadSearch
+from service.domain.tracking.mlflow_search import BadSearch
 from service.tracking.mlflow.queries import HistoryPage, MlflowExperiment, experiment_id
 from service.tracking.mlflow.runs import STATUS, experiment_of, milliseconds, params_of, tags_of
 

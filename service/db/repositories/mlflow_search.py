@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow
-from service.domain.mlflow_search import Condition, Entity, Ordering
+from service.domain.tracking.mlflow_search import Condition, Entity, Ordering
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from dray.views import JobState
 from service.db.repositories import mlflow_search as repository
 from service.db.session import Database
 from service.db.types import storable
-from service.domain import mlflow_search as search
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
+from service.domain.tracking import mlflow_search as search
 from service.domain.tracking.search import EXPERIMENT
 from service.jobs import serializers
 from service.jobs.queries import Queries

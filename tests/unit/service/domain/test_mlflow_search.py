@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.domain.mlflow_search import (
+from service.domain.tracking.mlflow_search import (
     BadSearch,
     Condition,
     Entity,
