@@ -15,12 +15,13 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.http import connections
-from api.security.auth import BadTokensFile, is_loopback, load_tokens
+from api.security.auth import is_loopback
 from service.cluster.port import ClusterUnavailable
 from service.config import logging_setup
 from service.config.home_lock import write_privately
 from service.config.settings import Settings, read_settings
 from service.config.start_refusals import StartRefused
+from service.config.tokens_file import load_tokens
 from service.db.notifications import QUEUE
 from service.domain.errors import DomainError
 from service.runtime import Runtime, tune_interpreter
@@ -188,7 +189,7 @@ def main() -> int:
         connections.raise_descriptor_limit()
         logging_setup.configure(settings.log_format)
         asyncio.run(serve(settings, loops=not arguments.no_loops))
-    except (StartRefused, BadTokensFile, ClusterUnavailable, DomainError, ValueError) as error:
+    except (StartRefused, ClusterUnavailable, DomainError, ValueError) as error:
         print(error, file=sys.stderr)
     else:
         return 0

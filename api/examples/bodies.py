@@ -334,6 +334,7 @@ _WEBHOOK: Mapping[str, Any] = {
     "all_users": False,
     "enabled": True,
     "disabled_reason": None,
+    "enabled_by": None,
     "failing_since": STARTED,
     "paused_until": "2026-11-21T08:45:10Z",
     "num_waiting": 1,

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from api.security.auth import load_tokens
 from docker import check_service
 from service.config.settings import Settings
+from service.config.tokens_file import load_tokens
 from service.db.models import ClusterRow
 from service.db.repositories import cluster
 from service.db.session import Database
@@ -114,6 +114,12 @@ def test_the_api_listens_to_others_only_with_tokens(services: dict[str, dict[str
     environment = services["api"]["environment"]
     assert environment["DRAY_HOST"] == "0.0.0.0"
     assert environment["DRAY_TOKENS_FILE"] == "/run/secrets/dray_tokens"
+
+
+def test_the_loops_know_the_callers_too(services: dict[str, dict[str, Any]]) -> None:
+    """By the file they close nodes to `file://` data, and stop the webhooks of those who left."""
+    loops = services["service"]["environment"]
+    assert loops["DRAY_TOKENS_FILE"] == services["api"]["environment"]["DRAY_TOKENS_FILE"]
 
 
 def test_ports_are_published_on_this_machine_only(services: dict[str, dict[str, Any]]) -> None:

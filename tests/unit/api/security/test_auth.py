@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from api.security.auth import BadTokensFile, is_loopback, load_tokens
+from api.security.auth import is_loopback
+from service.config.tokens_file import BadTokensFile, load_tokens
 from service.runtime import Readiness
 from tests.unit.api.serving import LiveServer, serving
 
