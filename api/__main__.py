@@ -139,7 +139,8 @@ async def _answer(
 ) -> None:
     """Serve HTTP until `stop` is set."""
     limits = connections.Limits.of(settings)
-    config = connections.config(app, limits, stop_within_s=STOP_WITHIN_S)
+    proxies = settings.forwarded_allow_ips or ()
+    config = connections.config(app, limits, stop_within_s=STOP_WITHIN_S, proxies=proxies)
     server = Server(config)
     helpers = [
         asyncio.create_task(_stop_server(app, server, stop)),

@@ -127,7 +127,7 @@ class Tracking:
         NotComparable if it is in another experiment.
         """
 
-        def work(session: Session) -> views.ExperimentSummary:
+        def work(session: Session) -> None:
             _refuse_unknown(session, name)
             if job_id is not None:
                 row = found(session, job_id, lock=True)
@@ -139,11 +139,10 @@ class Tracking:
                     )
             repository.set_baseline(session, name, job_id)
             touch(session)
-            return _summary(session, name)
 
-        summary = await self._database.write(work)
+        await self._database.write(work)
         logger.info("the baseline of %r is %s now, set by %s", name, job_id, actor)
-        return summary
+        return await self.experiment(name)
 
 
 def _annotations(session: Session, row: JobRow) -> views.Annotations:
