@@ -84,9 +84,11 @@ def experiment(found: MlflowExperiment) -> dict[str, Any]:
     }
 
 
-def run(job: views.Job, last: Mapping[str, views.Series] | None = None) -> dict[str, Any]:
-    """`last`: series that end with the last point of each metric. Without it, the summary's values
-    get the newest step of the job."""
+def run(
+    job: views.Job, notes: str | None, last: Mapping[str, views.Series] | None = None
+) -> dict[str, Any]:
+    """`notes`: None of a job that nobody has written about. `last`: series that end with the last
+    point of each metric. Without it, the summary's values get the newest step of the job."""
     info = {
         "run_id": job.id,
         "run_uuid": job.id,
@@ -103,7 +105,7 @@ def run(job: views.Job, last: Mapping[str, views.Series] | None = None) -> dict[
     data = {
         "metrics": _metrics(job, last),
         "params": [{"key": key, "value": value} for key, value in params_of(job.spec).items()],
-        "tags": [{"key": key, "value": value} for key, value in tags_of(job).items()],
+        "tags": [{"key": key, "value": value} for key, value in tags_of(job, notes).items()],
     }
     return {"info": info, "data": data, "inputs": {}}
 

@@ -100,7 +100,8 @@ def _one(found: list[MlflowExperiment], otherwise: str) -> Response:
 @router.get(f"{API}/runs/get")
 async def get_run(jobs: TheJobs, mlflow: TheMlflow, _: Caller, run_id: Text) -> Response:
     job = await jobs.get(run_id)
-    return JSONResponse({"run": answers.run(job, await mlflow.last_metrics(run_id))})
+    notes, last = await mlflow.notes(run_id), await mlflow.last_metrics(run_id)
+    return JSONResponse({"run": answers.run(job, notes, last)})
 
 
 @router.post(f"{API}/runs/search")
@@ -115,7 +116,7 @@ async def search_runs(
         page = await mlflow.search(
             asked.experiment_ids, asked.filter, asked.order_by, asked.max_results, asked.page_token
         )
-    found = {"runs": [answers.run(job) for job in page.jobs]}
+    found = {"runs": [answers.run(job, page.notes.get(job.id)) for job in page.jobs]}
     return JSONResponse(answers.with_token(found, page.next_token))
 
 

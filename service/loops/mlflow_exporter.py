@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from sqlalchemy.orm import Session
 
 from service.db.repositories import mlflow_exports as repository
+from service.db.repositories import tracking
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.tracking.mlflow.parts import ArtifactFile, JobPart, next_part
@@ -88,7 +89,7 @@ class MlflowExporter:
         if new:
             await self._database.write(lambda s, _: repository.add(s, new))
         found = await self._database.read(repository.incomplete)
-        now = {row.id: (row.event_seq, row.state, row.progress) for row in found}
+        now = {row.id: tuple(row) for row in found}
         self._seen = {job_id: was for job_id, was in self._seen.items() if job_id in now}
         waiting = iter([job_id for job_id in now if self._seen.get(job_id) != now[job_id]])
         async with asyncio.TaskGroup() as group:
@@ -167,12 +168,15 @@ def _note_file(job_id: str, file: ArtifactFile, session: Session, _: datetime) -
 
 
 def _note_part(session: Session, job_id: str, part: JobPart) -> None:
-    row = repository.get(session, job_id)
+    row = repository.get(session, job_id, lock=True)
     if row is not None:
         row.after_step, row.last_steps = part.after_step, part.last_steps
-        row.event_seq = row.event_seq if part.has_more else part.event_seq
+        if not part.has_more:
+            row.event_seq, row.revision = part.event_seq, part.revision
         row.failures, row.not_before, row.problem = 0, None, None
-        row.is_complete = part.completes
+        annotation = tracking.annotation(session, job_id)
+        is_current = part.revision == (0 if annotation is None else annotation.revision)
+        row.is_complete = part.completes and is_current
 
 
 def _note_problem(

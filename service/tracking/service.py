@@ -12,7 +12,7 @@ from dray import views
 from dray.requests import MAX_TAGS, AnnotationRequest
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import metric_summaries
+from service.db.repositories import metric_summaries, mlflow_exports
 from service.db.repositories import tracking as repository
 from service.db.repositories.metric_summaries import MetricSummary
 from service.db.session import Database, touch
@@ -86,6 +86,7 @@ class Tracking:
                 return before
             repository.set_tags(session, job_id, tags)
             repository.annotate(session, job_id, notes, now, actor)
+            mlflow_exports.reopen(session, job_id)
             return _annotations(session, row)
 
         return await self._database.write(work)

@@ -18,6 +18,7 @@ from sqlalchemy import (
     case,
     cast,
     false,
+    func,
     not_,
     or_,
     select,
@@ -26,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
-from service.db.models import JobLabelRow, JobRow
+from service.db.models import JobAnnotationRow, JobLabelRow, JobRow, JobTagRow
 from service.domain.tracking.mlflow_search import Condition, Entity, Ordering
 
 
@@ -39,6 +40,10 @@ class Names:
     """By the status of runs."""
     tags: dict[str, str]
     """By the name of a tag that is no label, its column."""
+    notes: str
+    """The tag with a job's notes."""
+    job_tags: str
+    """The tag with the words that a job is marked with, with commas between."""
 
 
 def experiments(session: Session, label: str) -> list[str]:
@@ -166,6 +171,14 @@ class _Compiler:
         column = self._names.tags.get(key)
         if column is not None:
             return cast(getattr(JobRow, column), Text)
+        if key == self._names.notes:
+            annotation = aliased(JobAnnotationRow)
+            own = select(annotation.notes).where(annotation.job_id == JobRow.id)
+            return own.scalar_subquery()
+        if key == self._names.job_tags:
+            tag = aliased(JobTagRow)
+            joined = func.aggregate_strings(tag.tag, ", ")
+            return select(joined).where(tag.job_id == JobRow.id).scalar_subquery()
         label = aliased(JobLabelRow)
         own = select(label.value).where(label.job_id == JobRow.id, label.key == key)
         return own.scalar_subquery()

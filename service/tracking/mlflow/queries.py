@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.views import JobState
 from service.db.repositories import mlflow_search as repository
+from service.db.repositories import tracking
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
@@ -20,7 +21,13 @@ from service.domain.tracking import mlflow_search as search
 from service.domain.tracking.search import EXPERIMENT
 from service.jobs import serializers
 from service.jobs.queries import Queries
-from service.tracking.mlflow.runs import DEFAULT_EXPERIMENT, JOB_TAG, STATUS
+from service.tracking.mlflow.runs import (
+    DEFAULT_EXPERIMENT,
+    JOB_TAG,
+    NOTES_TAG,
+    STATUS,
+    TAGS_TAG,
+)
 
 DEFAULT_ID = "0"
 MAX_RUNS = 1000
@@ -46,6 +53,8 @@ _NAMES = repository.Names(
         "dray.state": "state",
         "dray.array_id": "array_id",
     },
+    notes=NOTES_TAG,
+    job_tags=TAGS_TAG,
 )
 
 
@@ -58,6 +67,8 @@ class MlflowExperiment:
 @dataclass(frozen=True)
 class RunPage:
     jobs: list[views.Job]
+    notes: Mapping[str, str]
+    """By job, of those that somebody has written about."""
     next_token: str | None
 
 
@@ -129,9 +140,15 @@ class MlflowQueries:
             shown, more = rows[:limit], None
             if len(rows) > limit:
                 more = encode_cursor(scope, shown[-1].number if by_number else place + limit)
-            return RunPage(serializers.jobs(session, shown), more)
+            notes = tracking.notes_of(session, [row.id for row in shown])
+            return RunPage(serializers.jobs(session, shown), notes, more)
 
         return await self._database.read(work)
+
+    async def notes(self, job_id: str) -> str | None:
+        """None of a job that nobody has written about."""
+        found = await self._database.read(lambda s: tracking.notes_of(s, [job_id]))
+        return found.get(job_id)
 
     async def last_metrics(self, job_id: str) -> Mapping[str, views.Series]:
         """The series of rank 0, with the last point of each as its last."""

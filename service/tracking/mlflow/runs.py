@@ -17,6 +17,8 @@ MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
 DEFAULT_EXPERIMENT = "Default"
 JOB_TAG = "dray.job_id"
 """The tag by which the run of a job is found."""
+NOTES_TAG, TAGS_TAG = "mlflow.note.content", "dray.tags"
+"""The tags with what people write about a job; MLflow shows the first as its description."""
 
 STATUS: Mapping[JobState, str] = {
     JobState.QUEUED: "SCHEDULED",
@@ -61,8 +63,9 @@ def _key(text: str) -> str:
     return re.sub(r"[^\w./ -]", "_", text)[:MAX_KEY_CHARS]
 
 
-def tags_of(job: views.Job) -> dict[str, str]:
-    """The labels, and facts of the job."""
+def tags_of(job: views.Job, notes: str | None) -> dict[str, str]:
+    """The labels, and facts of the job. notes: None of a job that nobody has written about; where
+    notes or tags were removed, an empty text takes the place of those that a run has."""
     script = job.spec.get("script") or {}
     code = script.get("code")
     source = code if isinstance(code, Mapping) else {}
@@ -85,6 +88,8 @@ def tags_of(job: views.Job) -> dict[str, str]:
         "dray.world_size": job.world_size or None,
         "dray.array_id": job.array_id,
         "dray.array_index": job.array_index,
+        NOTES_TAG: notes,
+        TAGS_TAG: None if notes is None else ", ".join(job.tags),
         "dray.cost": job.cost and f"{job.cost.total:.6g} {job.cost.currency}",
     }
     texts = {key: f"{value}"[:MAX_TAG_CHARS] for key, value in facts.items() if value is not None}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dray.requests import AnnotationRequest
 from ray_workers.shared.contracts import Cause
 from service.config.start_refusals import StartRefused
 from service.db.repositories import mlflow_exports as repository
@@ -19,6 +20,7 @@ from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.tracking.mlflow import parts, runs
 from service.tracking.mlflow.process import MLFLOW_CALLS, MlflowAway, MlflowRefused
+from service.tracking.service import Tracking
 from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import START, Service, metrics, resumed
 from tests.unit.service.loops.world import STEPS, World, eventually
@@ -143,6 +145,63 @@ async def test_a_job_is_a_run_from_its_submission_to_its_end(
     before = mlflow.calls.total()
     await export_all(exporter)
     assert mlflow.calls.total() == before, "a complete run is not looked at again"
+
+
+async def test_tags_and_notes_are_those_of_the_job_also_when_they_change_later(
+    service: Service, mlflow: FakeMlflow, exporter: MlflowExporter
+) -> None:
+    tracking = Tracking(service.database)
+
+    async def annotate(**wanted: Any) -> None:
+        await tracking.annotate(job_id, AnnotationRequest.model_validate(wanted))
+
+    def shown() -> tuple[str | None, str | None]:
+        tags = mlflow.runs[job_id].tags
+        return tags.get("dray.tags"), tags.get("mlflow.note.content")
+
+    job_id = await service.running()
+    await export_all(exporter)
+    assert shown() == (None, None)
+    await annotate(add_tags=["good", "bad"], notes="**Next:** more epochs.")
+    await export_all(exporter)
+    assert shown() == ("bad, good", "**Next:** more epochs.")
+    service.end(job_id, 1)
+    await export_all(exporter)
+    await annotate(remove_tags=["bad", "good"], notes="")
+    await export_all(exporter)
+    assert shown() == ("", "")
+    assert mlflow.runs[job_id].status[0] == "FINISHED"
+    before = mlflow.calls.total()
+    await export_all(exporter)
+    assert mlflow.calls.total() == before
+
+
+async def test_notes_that_change_while_the_run_gets_the_last_of_its_job_are_not_lost(
+    service: Service, mlflow: FakeMlflow, exporter: MlflowExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracking, set_status = Tracking(service.database), mlflow.set_status
+    job_id = await service.running()
+    service.end(job_id, 1)
+
+    def annotate_meanwhile(*arguments: Any) -> None:
+        set_status(*arguments)
+        wanted = AnnotationRequest(notes="late")
+        annotating.append(asyncio.ensure_future(tracking.annotate(job_id, wanted)))
+
+    annotating: list[asyncio.Future[Any]] = []
+    call = mlflow.call
+
+    async def call_and_wait(method: str, *arguments: Any, limit_s: float) -> Any:
+        answer = await call(method, *arguments, limit_s=limit_s)
+        await asyncio.gather(*annotating)
+        return answer
+
+    monkeypatch.setattr(mlflow, "set_status", annotate_meanwhile)
+    monkeypatch.setattr(mlflow, "call", call_and_wait)
+    await exporter.run_once()
+    monkeypatch.undo()
+    await export_all(exporter)
+    assert mlflow.runs[job_id].tags["mlflow.note.content"] == "late"
 
 
 async def test_the_model_of_a_recipe_is_described(

@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from dray.requests import AnnotationRequest
 from service.domain.errors import BadCursor, NotFound
 from service.tracking.mlflow.queries import MlflowQueries, experiment_id
+from service.tracking.service import Tracking
 from tests.unit.service.helpers import Service, metrics
 
 pytestmark = pytest.mark.anyio
@@ -32,6 +34,8 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
     for job_id, value in zip(jobs, (1.5, math.nan, math.inf, -2.0), strict=True):
         service.report(job_id, 1, [metrics(1, {"val/loss": value})])
     service.end(jobs[3], 1)
+    written = AnnotationRequest(add_tags=("good", "bad"), notes="Best of the three.")
+    await Tracking(service.database).annotate(jobs[1], written)
     everything = [experiment_id(name) for name in ("a", "b", "Default")]
 
     async def search(filter_: str = "", *order: str, within: list[str] = everything) -> list[int]:
@@ -59,6 +63,8 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
         "tags.`mlflow.runName` = 'run_2'": [2],
         "tags.dray.state = 'SUCCEEDED'": [3],
         "tags.odd/key = 'x%y' and tags.odd/key LIKE 'x__'": [2, 1, 0],
+        "tags.`dray.tags` LIKE '%good%'": [1],
+        "tags.`mlflow.note.content` ILIKE 'best%'": [1],
         "status = 'FINISHED'": [3],
         "status IN ('RUNNING', 'NONSENSE')": [2, 1, 0],
         "status = 'NONSENSE'": [],
