@@ -122,6 +122,10 @@ def test_the_loops_know_the_callers_too(services: dict[str, dict[str, Any]]) -> 
     assert loops["DRAY_TOKENS_FILE"] == services["api"]["environment"]["DRAY_TOKENS_FILE"]
 
 
+def test_the_service_can_write_to_mlflow(services: dict[str, dict[str, Any]]) -> None:
+    assert "DRAY_MLFLOW_TRACKING_URI" in services["service"]["environment"]
+
+
 def test_ports_are_published_on_this_machine_only(services: dict[str, dict[str, Any]]) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
     assert published
@@ -218,13 +222,15 @@ def test_the_images_install_extras_that_exist_and_carry_every_room() -> None:
     rooms["Dockerfile.service"] = rooms["Dockerfile.worker"] | {"api", "service", "migrations"}
     for dockerfile in DOCKERFILES:
         text = dockerfile.read_text()
-        (extra,) = re.findall(r"\.\[(\w+)\]", text)
-        assert extra in extras
+        (given,) = re.findall(r"\.\[([\w,]+)\]", text)
+        assert set(given.split(",")) <= extras.keys()
+        if dockerfile.name == "Dockerfile.service":
+            assert "mlflow" in given.split(","), "the service may be told to write to it"
         folders = {
             word
-            for name, given in instructions(dockerfile)
+            for name, words in instructions(dockerfile)
             if name == "COPY"
-            for word in given.split()[:-1]
+            for word in words.split()[:-1]
             if (ROOT / word).is_dir()
         }
         assert folders == rooms[dockerfile.name]
