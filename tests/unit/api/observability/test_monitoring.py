@@ -49,6 +49,11 @@ def expressions() -> Iterator[str]:
     yield from (target["expr"] for target in targets())
 
 
+def labels_by(expression: str) -> set[str]:
+    """The labels by which it groups."""
+    return {label.strip() for labels in _BY.findall(expression) for label in labels.split(",")}
+
+
 @pytest.fixture
 def exported(http: httpx.Client, server: LiveServer) -> dict[str, dict[str, set[str]]]:
     """By sample: its labels and their values, in a scrape of a server with a job in each state."""
@@ -79,10 +84,7 @@ def test_all_that_dashboard_and_alerts_ask_for_is_exported(
                 values = [value] if operator == "=" else value.split("|")
                 missing = set(values) - exported[name][label]
                 assert {(label, each) for each in missing} <= NOT_SEEN_YET, expression
-        grouped = {
-            label.strip() for labels in _BY.findall(expression) for label in labels.split(",")
-        }
-        assert grouped <= known, expression
+        assert labels_by(expression) <= known, expression
     assert asked > 50
 
 
@@ -115,10 +117,8 @@ def test_each_query_goes_to_the_source_that_the_reader_chooses_and_names_labels_
         assert len(panel["targets"]) == len({target["refId"] for target in panel["targets"]})
     for target in targets():
         assert target["datasource"] == chosen, target["expr"]
-        by = {
-            label.strip() for labels in _BY.findall(target["expr"]) for label in labels.split(",")
-        }
-        assert set(re.findall(r"{{\s*(\w+)\s*}}", target["legendFormat"])) <= by, target["expr"]
+        shown_labels = set(re.findall(r"{{\s*(\w+)\s*}}", target["legendFormat"]))
+        assert shown_labels <= labels_by(target["expr"]), target["expr"]
 
 
 def promtool(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
