@@ -24,6 +24,7 @@ import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from ray_workers.node import compat_ray
 from ray_workers.node.worker_forks.worker_entry import FORKED, RAYS_SCRIPT
@@ -51,11 +52,12 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-def refuse(lock: int, path: str, why: str) -> None:
-    """Fork nothing for this raylet, now and later."""
+def refuse(lock: int, path: str, why: str) -> NoReturn:
+    """Fork nothing for this raylet, now and later: the lock's file says why."""
     os.write(lock, why.encode())
     Path(path).unlink()
-    sys.exit(f"Ray's workers are not forked: {why}")
+    print(f"Ray's workers are not forked: {why}", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(1)  # an import may have left a thread that runs on
 
 
 def why_not() -> str | None:

@@ -119,19 +119,26 @@ def test_a_parent_that_was_killed_is_replaced_and_ends_with_its_raylet(node: Nod
     eventually(lambda: not is_alive(second))
 
 
-THREADED = (
-    "import threading, time; threading.Thread(target=time.sleep, args=[9], daemon=True).start()"
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=[9]).start()",
+            "1 threads",
+        ),
+        ("import ray\nray.ActorClassID.from_random()", "the same ids"),
+        ("raise ImportError('it is broken')", "it is broken"),
+    ],
 )
-
-
-def test_ray_starts_the_worker_where_the_parent_must_not_fork(node: Node) -> None:
+def test_ray_starts_the_worker_where_the_parent_must_not_fork(
+    node: Node, code: str, why: str
+) -> None:
     """And no further parent is started."""
-    (node.folder / "threaded.py").write_text(THREADED)
+    (node.folder / "imported.py").write_text(code)
     for name in ("a", "b"):
-        node.start_worker(name, "threaded")
+        node.start_worker(name, "imported")
         assert node.note(name)[1] == str(os.getpid()), "the entry has become the worker"
-    assert node.parents() == []
-    assert "1 threads" in Path(f"{node.path}.lock").read_text()
+    assert why in Path(f"{node.path}.lock").read_text()
 
 
 def test_a_worker_with_another_environment_is_started_by_ray(node: Node) -> None:
