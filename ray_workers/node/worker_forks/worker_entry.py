@@ -32,7 +32,7 @@ RAYS_SCRIPT = "DRAY_RAYS_WORKER_SCRIPT"
 """Environment variable with the path of Ray's own script."""
 PARENT_MODULE = "ray_workers.node.worker_forks.worker_parent"
 FORKED = b"+"
-"""What the forked process says."""
+"""The word of the forked process."""
 CONNECT_LIMIT_S = 5.0
 """How long a parent that was just started may take to listen."""
 CONNECT_PAUSE_S = 0.01
@@ -124,7 +124,7 @@ def start_parent(path: str, modules: str) -> bool:
 
 
 def request_of(arguments: Sequence[str]) -> bytes:
-    """All that the worker has of this process."""
+    """The properties of this process that the worker takes over."""
     with open("/proc/self/oom_score_adj") as file:
         oom_score = file.read()
     return marshal.dumps((list(arguments), dict(os.environ), os.getcwd(), oom_score))  # noqa: PTH109  # pathlib takes long to import

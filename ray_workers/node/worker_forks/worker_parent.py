@@ -28,6 +28,7 @@ from typing import NoReturn
 
 from ray_workers.node import compat_ray
 from ray_workers.node.worker_forks.worker_entry import FORKED, RAYS_SCRIPT
+from ray_workers.shared.processes import huge_pages
 
 REQUEST_LIMIT_S = 2.0
 """How long a worker's entry may take to send its request; others wait meanwhile."""
@@ -36,7 +37,7 @@ NUM_WAITING = 128
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """What a worker has of the process that the raylet started for it."""
+    """The properties that a worker takes over from the process that the raylet started for it."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -90,8 +91,10 @@ def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None
     events = select.poll()
     events.register(raylet, select.POLLIN)
     events.register(listener, select.POLLIN)
-    while raylet not in (ready := dict(events.poll())):
-        if listener.fileno() not in ready:
+    packing, is_packed = huge_pages.pack(), False  # while nobody asks for anything
+    while raylet not in (ready := dict(events.poll(None if is_packed else 0))):
+        if not ready:
+            is_packed = next(packing, True)
             continue
         connection, _ = listener.accept()
         with connection:

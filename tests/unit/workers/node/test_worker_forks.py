@@ -62,7 +62,7 @@ class Node:
         subprocess.run(command, env=environment, check=True, timeout=60, cwd=self.folder)
 
     def note(self, name: str) -> list[str]:
-        """What the script of a worker has written down."""
+        """The notes of a worker's script."""
         path = self.folder / f"{name}.note"
         eventually(path.exists)
         return path.read_text().split()
