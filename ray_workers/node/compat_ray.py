@@ -115,14 +115,16 @@ def prestart_workers(
 
 
 def start_workers_by(script: str) -> str | None:
-    """Have the `ray start` of this process start Ray's workers by another script; the path of Ray's
-    own. None, and Ray's own is used, where this Ray takes no other: `ray start` has no option for
-    it."""
+    """Have the `ray start` of this process start Ray's workers by another script, in a Python that
+    knows the standard library alone; the path of Ray's own. None, and Ray's own is used, where this
+    Ray takes no other: `ray start` has no option for it."""
+    from ray._private import services
     from ray._private.parameter import RayParams
     from ray._private.workers import default_worker
 
     if "worker_path" not in inspect.signature(RayParams).parameters:
         return None
+    services._site_flags = lambda: ["-I", "-S"]  # those of the command for workers alone
     changed = functools.partialmethod(RayParams.__init__, worker_path=script)
     RayParams.__init__ = changed  # type: ignore[method-assign,assignment]
     return default_worker.__file__

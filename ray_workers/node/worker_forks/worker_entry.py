@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":
-    # The folder of this script, whose modules may have names of others. Ray's script gets its own.
-    del sys.path[0]
+if __name__ == "__main__" and not sys.flags.isolated:
+    del sys.path[0]  # the folder of this script, whose modules may have names of others
 
 import contextlib
 import fcntl
@@ -135,9 +134,8 @@ def main() -> None:
     path = socket_of(arguments, os.environ)
     modules = arguments.get("--worker-preload-modules", "")
     if path is None or not is_forked(path, request_of(sys.argv[1:]), modules):
-        own, rays = sys.argv[0], os.environ[RAYS_SCRIPT]
-        words = [rays if word == own else word for word in sys.orig_argv[1:]]
-        os.execv(sys.executable, [sys.executable, *words])
+        words = [sys.executable, os.environ[RAYS_SCRIPT], *sys.argv[1:]]
+        os.execv(sys.executable, words)
 
 
 if __name__ == "__main__":

@@ -72,10 +72,14 @@ def test_a_raylet_that_is_not_there_is_an_error() -> None:
 
 def test_workers_are_started_by_another_script(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters: Any = importlib.import_module("ray._private.parameter").RayParams
+    services: Any = importlib.import_module("ray._private.services")
+    assert inspect.getsource(services).count("_site_flags()") == 2, CHANGED
+    monkeypatch.setattr(services, "_site_flags", services._site_flags)
     monkeypatch.setattr(parameters, "__init__", parameters.__init__)
     rays = compat_ray.start_workers_by("/dray/entry.py")
     assert rays is not None, CHANGED
     assert "worker.main_loop()" in Path(rays).read_text(), CHANGED
+    assert services._site_flags() == ["-I", "-S"]
     chosen = parameters(num_cpus=3)
     chosen.update_if_absent(worker_path=rays)
     assert (chosen.worker_path, chosen.num_cpus) == ("/dray/entry.py", 3), CHANGED

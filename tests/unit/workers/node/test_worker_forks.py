@@ -48,7 +48,9 @@ class Node:
     def path(self) -> str:
         return f"{self.folder}/raylet-forks"
 
-    def start_worker(self, name: str, modules: str = PRELOADED, *more: str) -> None:
+    def start_worker(
+        self, name: str, modules: str = PRELOADED, *more: str, flags: tuple[str, ...] = ("-I", "-S")
+    ) -> None:
         """Run the entry as the raylet does; returns when it has ended, or become the worker."""
         words = [name, f"--raylet-name={self.folder}/raylet", f"--worker-preload-modules={modules}"]
         environment = {
@@ -58,7 +60,7 @@ class Node:
             "OF_THE_ENTRY": name,
             "PYTHONPATH": f"{self.folder}:{CODE_ROOT}",
         }
-        command = [sys.executable, worker_entry.__file__, *words, *more]
+        command = [sys.executable, *flags, worker_entry.__file__, *words, *more]
         subprocess.run(command, env=environment, check=True, timeout=60, cwd=self.folder)
 
     def note(self, name: str) -> list[str]:
@@ -111,7 +113,7 @@ def test_a_parent_that_was_killed_is_replaced_and_ends_with_its_raylet(node: Nod
     first = node.parent()
     os.kill(first, signal.SIGKILL)
     eventually(lambda: not node.parents())
-    node.start_worker("b", "json")
+    node.start_worker("b", "json", flags=())
     second = node.parent()
     assert int(node.note("b")[1]) == second != first
     node.raylet.kill()
