@@ -42,17 +42,17 @@ from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.jobs.status_cache import StatusCache
 from service.lifecycle import preemption
-from service.loops.autoscaler import Autoscaler
-from service.loops.cluster_watcher import NOT_ASKED, ClusterWatcher
-from service.loops.decision_recorder import DecisionRecorder
-from service.loops.fencing import LoopDatabase
-from service.loops.forecaster import Forecaster
-from service.loops.launches import Launches
+from service.loops.attempts.reconciler import Reconciler
 from service.loops.leader import Leader, Loops
-from service.loops.reconciler import Reconciler
 from service.loops.retention import Retention
-from service.loops.scheduler import Scheduler
-from service.loops.timings import LoopTimings
+from service.loops.scheduling.autoscaler import Autoscaler
+from service.loops.scheduling.cluster_watcher import NOT_ASKED, ClusterWatcher
+from service.loops.scheduling.decision_recorder import DecisionRecorder
+from service.loops.scheduling.forecaster import Forecaster
+from service.loops.scheduling.scheduler import Scheduler
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.launches import Launches
+from service.loops.shared.timings import LoopTimings
 from service.nodes import node_table
 from service.planning.service import Plans
 from service.queues.service import Queues

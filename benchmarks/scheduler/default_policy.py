@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 
 from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, ROUND_S, Allocation, ReplayedJob
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling import forecast, policy, shares, slots
-from service.domain.scheduling.queues import DEFAULT
+from service.domain.scheduling import policy
+from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.rules import shares
+from service.domain.scheduling.rules.queues import DEFAULT
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PRIORITY = 50

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, Allocation, ReplayedJob
-from service.domain.scheduling import policy, sizing, slots
-from service.domain.scheduling.batch_changes import batch_changes
-from service.domain.scheduling.sizing import ElasticJob, ReportedStep
+from service.domain.scheduling import policy
+from service.domain.scheduling.elastic import sizing
+from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.policy.batch_changes import batch_changes
 
 MOST = NUM_NODES * GPUS_PER_NODE
 

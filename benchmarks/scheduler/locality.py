@@ -13,7 +13,8 @@ from benchmarks.report import Result, Table
 from benchmarks.scheduler import snapshots
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import label_resources
-from service.domain.scheduling import policy, slots
+from service.domain.scheduling import policy
+from service.domain.scheduling.placement import slots
 
 LEVELS = ("rack", "nvlink")
 NODES_PER_NVLINK, NVLINKS_PER_RACK, NUM_RACKS = 4, 4, 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from benchmarks.scheduler.traces import Application, Placement
-from service.domain.scheduling.sizing import ReportedStep
+from service.domain.scheduling.elastic.sizing import ReportedStep
 
 NUM_NODES, GPUS_PER_NODE = 16, 4
 ROUND_S = 60.0

@@ -7,9 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling import policy, slots
-from service.domain.scheduling.dependencies import ArrayLimit, Dependency
-from service.domain.scheduling.queues import DEFAULT, Queue
+from service.domain.scheduling import policy
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
+from service.domain.scheduling.rules.queues import DEFAULT, Queue
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NUM_NODES, GPUS_PER_NODE = 1000, 8

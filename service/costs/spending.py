@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.costs.prices_file import PricesFile
 from service.db.repositories import costs as repository
 from service.domain.costs.budgets import QueueSpending, month_of, next_month, used_up, with_budget
-from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.rules.queues import Queue
 
 FRESH_FOR = timedelta(seconds=5)
 """How old the sums may be that the scheduler goes by; attempts report every 10 seconds."""

@@ -10,9 +10,9 @@ from ray_workers.shared.frames import ResizedReport
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
 from service.db.session import notify
-from service.domain.scheduling import resizing as rules
-from service.domain.scheduling.slots import count as count_of
-from service.domain.scheduling.slots import workers
+from service.domain.scheduling.elastic import resizing as rules
+from service.domain.scheduling.placement.slots import count as count_of
+from service.domain.scheduling.placement.slots import workers
 from service.ingest.frame_checks import BadFrame
 from service.lifecycle import held_slots, resizing
 from service.lifecycle.transitions import remark

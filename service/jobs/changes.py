@@ -18,7 +18,7 @@ from service.db.repositories import queues as queues_repository
 from service.db.session import Database, notify
 from service.domain.errors import JobFinished, JobNotWaiting
 from service.domain.events import ACTOR, ANONYMOUS
-from service.domain.scheduling.limits import HELD, held_message
+from service.domain.scheduling.rules.limits import HELD, held_message
 from service.jobs import serializers
 from service.jobs.service import found
 from service.lifecycle import resizing

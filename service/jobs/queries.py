@@ -24,6 +24,7 @@ from service.db.session import Database
 from service.db.types import storable
 from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.scheduling import policy
+from service.domain.scheduling.placement import slots
 from service.ingest import hangs, silent_processes
 from service.jobs import serializers
 from service.jobs.service import found, not_found
@@ -361,7 +362,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
         )
         for row in live
     ]
-    held = policy.held_by_node(holders)
+    held = slots.held_by_node(holders)
     jobs: dict[str, dict[str, None]] = {}
     for holder in holders:
         for part in holder.slices:

@@ -38,7 +38,8 @@ from service.domain.errors import (
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
 from service.domain.scheduling import policy
-from service.domain.scheduling.topology import Topology
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.placement.topology import Topology
 from service.domain.states import Trigger
 from service.jobs import arrays, data_policy, listing, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
@@ -197,7 +198,7 @@ class Jobs:
         spec = prepared.resolved.spec
         if prepared.resolved.refusal is not None:
             raise prepared.resolved.refusal
-        request = policy.request_of(spec.resources, spec.elastic)
+        request = slots.request_of(spec.resources, spec.elastic)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
         _refuse_impossible(session, request, self._settings)

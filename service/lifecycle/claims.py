@@ -30,16 +30,10 @@ from service.db.repositories import sweeps as sweeps_repository
 from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
-from service.domain.scheduling.slots import workers
+from service.domain.scheduling.placement.slots import workers
 from service.domain.states import Trigger, transition
 from service.lifecycle import held_slots
-from service.lifecycle.transitions import (
-    changes_of,
-    move,
-    runtime_left_s,
-    state_event,
-    tell_moved,
-)
+from service.lifecycle.transitions import changes_of, move, runtime_left_s, state_event, tell_moved
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from service.db.repositories import arrays as arrays_repository
 from service.db.repositories import dependencies as repository
 from service.db.session import notify
 from service.domain.errors import DependencyNeverSatisfied, DependencyNotFound
-from service.domain.scheduling.dependencies import Prospect, never_satisfied, prospect
+from service.domain.scheduling.rules.dependencies import Prospect, never_satisfied, prospect
 from service.domain.states import CANCELLED_BY_USER, Trigger, transition
 
 NEVER_SATISFIED = "dependency_never_satisfied"

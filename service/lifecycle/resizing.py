@@ -25,9 +25,9 @@ from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
-from service.domain.scheduling import resizing as rules
-from service.domain.scheduling.slots import count as count_of
-from service.domain.scheduling.slots import workers
+from service.domain.scheduling.elastic import resizing as rules
+from service.domain.scheduling.placement.slots import count as count_of
+from service.domain.scheduling.placement.slots import workers
 from service.lifecycle import held_slots
 from service.lifecycle.transitions import remark
 

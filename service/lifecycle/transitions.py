@@ -22,7 +22,7 @@ from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
-from service.domain.scheduling.limits import BUDGET_USED_UP, HELD
+from service.domain.scheduling.rules.limits import BUDGET_USED_UP, HELD
 from service.domain.states import STOPPED_EARLY, Trigger, transition
 from service.lifecycle import dependencies, sweeps
 

@@ -22,8 +22,8 @@ from service.db.repositories import leases as repository
 from service.db.session import Database, notify, touch
 from service.domain import leases
 from service.domain.leases import Lease
-from service.loops.fencing import LoopDatabase, Term
-from service.loops.timings import LoopTimings
+from service.loops.shared.fencing import LoopDatabase, Term
+from service.loops.shared.timings import LoopTimings
 
 logger = logging.getLogger(__name__)
 

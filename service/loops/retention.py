@@ -15,9 +15,9 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import storage as repository
 from service.db.session import Database
 from service.domain.errors import CheckpointInUse, NotFound
-from service.domain.scheduling.shares import REMEMBERED_S
+from service.domain.scheduling.rules.shares import REMEMBERED_S
 from service.jobs.service import Jobs
-from service.loops.timings import LoopTimings
+from service.loops.shared.timings import LoopTimings
 from service.storage.quota import StorageWatch
 
 logger = logging.getLogger(__name__)

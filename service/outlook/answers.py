@@ -1,7 +1,7 @@
 """Answers about changes that would have a job start, and about jobs that are not submitted yet.
 
 Any process answers, by what the newest forecast began with: the process that runs the loops stores
-it every few seconds (`service.loops.forecaster`).
+it every few seconds (`service.loops.scheduling.forecaster`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from service.db.models import JobRow
 from service.db.repositories import forecasts as repository
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories import queues as queues_repository
-from service.domain.scheduling import forecast, policy
-from service.domain.scheduling.counterfactuals import Choices, Counterfactual, JobQuestions
-from service.domain.scheduling.dependencies import Dependency
-from service.domain.scheduling.obstacles import Reason
-from service.domain.scheduling.outlook import Expected, Situation
-from service.domain.scheduling.queues import Queue
+from service.domain.scheduling import policy
+from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.outlook.counterfactuals import Choices, Counterfactual, JobQuestions
+from service.domain.scheduling.outlook.simulation import Expected
+from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.rules.dependencies import Dependency
+from service.domain.scheduling.rules.obstacles import Reason
+from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle import resizing
 from service.outlook import codec
 from service.outlook.earlier_runs import EarlierRuns, Kind

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook import Situation
+from service.domain.scheduling.outlook.situation import Situation
 
 _SITUATION = TypeAdapter(Situation)
 _KINDS: tuple[type[policy.Decision], ...] = (

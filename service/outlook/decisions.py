@@ -19,8 +19,8 @@ from service.db.repositories import decisions as repository
 from service.db.session import touch
 from service.domain.errors import DecisionNotFound
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook import Situation
-from service.domain.scheduling.slots import count
+from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.placement.slots import count
 from service.outlook import codec
 
 KEPT_FOR = timedelta(hours=6)

@@ -19,8 +19,9 @@ from service.db.repositories.bulk import in_chunks
 from service.db.repositories.forecasts import ForecastOf
 from service.db.session import touch
 from service.domain.scheduling import policy
-from service.domain.scheduling.obstacles import Reason
-from service.domain.scheduling.outlook import UNKNOWN_S, Expected, Situation
+from service.domain.scheduling.outlook.simulation import Expected
+from service.domain.scheduling.outlook.situation import UNKNOWN_S, Situation
+from service.domain.scheduling.rules.obstacles import Reason
 from service.lifecycle.resizing import HOLDING
 
 COUNTED_FOR = timedelta(days=7)

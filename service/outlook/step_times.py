@@ -9,7 +9,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from service.db.repositories import jobs as repository
-from service.domain.scheduling.sizing import ElasticJob, ReportedStep
+from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 
 MAX_JOBS = 500
 """The newest jobs that are looked at."""

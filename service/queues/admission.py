@@ -7,9 +7,9 @@ from sqlalchemy.orm import Session
 from dray.validation import nearest
 from service.db.repositories import queues as repository
 from service.domain.errors import PriorityTooHigh, QueueFull, UnknownQueue, Unsatisfiable
-from service.domain.scheduling.limits import why_never
-from service.domain.scheduling.queues import Queue
-from service.domain.scheduling.slots import Request
+from service.domain.scheduling.placement.slots import Request
+from service.domain.scheduling.rules.limits import why_never
+from service.domain.scheduling.rules.queues import Queue
 
 MAX_NAMED = 20
 """Queues that an error lists."""

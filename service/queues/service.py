@@ -21,7 +21,7 @@ from service.domain.costs.budgets import with_budget
 from service.domain.costs.prices import Prices
 from service.domain.errors import InvalidQueue, QueueInUse, QueueNotFound
 from service.domain.events import ANONYMOUS
-from service.domain.scheduling.queues import DEFAULT, Queue, changed, unfit, unmet_quotas
+from service.domain.scheduling.rules.queues import DEFAULT, Queue, changed, unfit, unmet_quotas
 from service.nodes import node_table
 from service.queues import usage
 

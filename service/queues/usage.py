@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from service.db.repositories import queues as repository
-from service.domain.scheduling.queues import Queue, amounts
+from service.domain.scheduling.placement.slots import amounts
+from service.domain.scheduling.rules.queues import Queue
 
 
 def of_users(

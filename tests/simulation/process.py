@@ -11,7 +11,7 @@ from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, R
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.costs.prices_file import PricesFile
 from service.domain.errors import DatabaseUnavailable
-from service.loops.timings import LoopTimings
+from service.loops.shared.timings import LoopTimings
 from service.runtime import Runtime
 from tests.simulation.books import SimDatabase
 

@@ -17,8 +17,8 @@ from sqlalchemy import Engine
 from ray_workers.shared.contracts import Slice
 from service.db.session import Database
 from service.domain import leases
-from service.domain.scheduling import resizing
-from service.domain.scheduling.resizing import Holding, Resized
+from service.domain.scheduling.elastic import resizing
+from service.domain.scheduling.elastic.resizing import Holding, Resized
 from tests.marks import SOAK, soak_but
 from tests.simulation import books, scenarios
 from tests.simulation.cluster import SimCluster

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import AttemptRow, JobRow, QueueRow
-from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.rules.queues import Queue
 
 _RULES = tuple(field.name for field in fields(Queue))
 

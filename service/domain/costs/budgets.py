@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dray.units import money
-from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.rules.queues import Queue
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The slots that jobs get: requests, the scheduling policy, changes of size."""
+"""Which jobs get which slots: pure rules, of which `policy.plan` is the whole."""

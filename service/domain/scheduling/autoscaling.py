@@ -21,10 +21,9 @@ from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import LABEL_SHARE, NodeType, label_resources
-from service.domain.scheduling.gangs import Gangs
-from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Stay, Wait
-from service.domain.scheduling.pools import Pool, Stock, When
-from service.domain.scheduling.slots import (
+from service.domain.scheduling.placement.gangs import Gangs
+from service.domain.scheduling.placement.pools import Pool, Stock, When
+from service.domain.scheduling.placement.slots import (
     ACCELERATOR_SHARE,
     WHOLE_GPUS,
     Kind,
@@ -34,7 +33,8 @@ from service.domain.scheduling.slots import (
     count,
     fits,
 )
-from service.domain.scheduling.topology import Topology, name_of
+from service.domain.scheduling.placement.topology import Topology, name_of
+from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Stay, Wait
 
 WAITING_FOR_ROOM = (
     "waiting_for_slots",

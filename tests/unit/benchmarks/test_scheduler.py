@@ -11,19 +11,12 @@ from statistics import mean
 import pytest
 
 from benchmarks import report
-from benchmarks.scheduler import (
-    locality,
-    measure,
-    replay,
-    snapshots,
-    traces,
-    workloads,
-)
+from benchmarks.scheduler import locality, measure, replay, snapshots, traces, workloads
 from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.elastic_policy import ElasticPolicy
 from benchmarks.scheduler.replay import ReplayedJob
 from benchmarks.scheduler.tiresias import LONG_GPU_S, Tiresias
-from service.domain.scheduling import slots
+from service.domain.scheduling.placement import slots
 from service.domain.scheduling.policy import Wait, plan
 
 

@@ -38,8 +38,8 @@ from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.lifecycle import claims
-from service.loops import queue_view
-from service.loops.queue_view import FollowedAttempt
+from service.loops.shared import queue_view
+from service.loops.shared.queue_view import FollowedAttempt
 from service.queues.service import Queues
 from service.storage.storage import Storage
 from service.telemetry.known_attempts import KnownAttempts

@@ -23,7 +23,7 @@ from service.db.repositories import costs as costs_repository
 from service.db.repositories import queues as queues_repository
 from service.db.session import Database
 from service.lifecycle import resizing
-from service.loops.queue_view import snapshot
+from service.loops.shared.queue_view import snapshot
 from service.nodes import node_table
 from service.storage.storage import Storage
 from tests.unit.service.helpers import START, Service, spent, told

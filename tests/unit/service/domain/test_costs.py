@@ -10,18 +10,12 @@ import pytest
 
 from dray.units import money
 from ray_workers.shared.contracts import Slice
-from service.domain.costs.budgets import (
-    QueueSpending,
-    month_of,
-    next_month,
-    used_up,
-    with_budget,
-)
+from service.domain.costs.budgets import QueueSpending, month_of, next_month, used_up, with_budget
 from service.domain.costs.prices import HeldOnNode, PriceRule, Prices, cost_of, unreachable
 from service.domain.scheduling.policy import Grow, Node, Snapshot, Start, Stay, Wait, plan
-from service.domain.scheduling.queues import Queue
-from tests.unit.service.domain.test_growth import group
-from tests.unit.service.domain.test_limits import NOW, job
+from service.domain.scheduling.rules.queues import Queue
+from tests.unit.service.domain.scheduling.policy.test_growth import group
+from tests.unit.service.domain.scheduling.rules.test_limits import NOW, job
 
 SPOT = {"ray.io/market-type": "spot"}
 

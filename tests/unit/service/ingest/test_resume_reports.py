@@ -12,7 +12,7 @@ from dray.spec import JobSpec
 from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
 from ray_workers.shared.processes.machine_pace import OVERLOADED, said_of
 from service.domain.attempts.reliability import Seen, worker_mtbf_s
-from service.loops import mtbf as mtbf_loop
+from service.loops.scheduling import mtbf as mtbf_loop
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import SHA, Service, frame, metrics, resumed
 

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Frame
 from service.db.repositories import attempts
-from service.domain.scheduling.sizing import ElasticJob, ReportedStep
+from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 from service.outlook.step_times import elastic_jobs
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, metrics

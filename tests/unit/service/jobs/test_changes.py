@@ -22,7 +22,7 @@ from service.domain.errors import (
 )
 from service.domain.scheduling import policy
 from service.lifecycle import transitions
-from service.loops import queue_view
+from service.loops.shared import queue_view
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, events_of, metrics
 

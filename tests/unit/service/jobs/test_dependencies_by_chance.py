@@ -25,7 +25,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.db.session import Database
 from service.domain.errors import DependencyNeverSatisfied
-from service.loops.queue_view import snapshot
+from service.loops.shared.queue_view import snapshot
 from service.storage.storage import Storage
 from tests.marks import soak
 from tests.unit.service.helpers import Service

@@ -20,7 +20,7 @@ from service.domain.errors import (
     NotFound,
 )
 from service.jobs.idempotency import IdempotencyKey
-from service.loops.queue_view import snapshot
+from service.loops.shared.queue_view import snapshot
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import (
     START,

@@ -25,7 +25,7 @@ from service.domain.errors import (
 )
 from service.jobs.idempotency import IdempotencyKey
 from service.jobs.listing import JobQuery
-from service.loops import queue_view
+from service.loops.shared import queue_view
 from service.nodes import node_table
 from tests.unit.service.helpers import START, Service, log, metrics, spec
 from tests.wire import cluster_node

@@ -13,7 +13,7 @@ from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase, 
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.scheduling import policy
-from service.domain.scheduling.resizing import (
+from service.domain.scheduling.elastic.resizing import (
     GROWING_PAUSE,
     KEEPING_PAUSE,
     LACKING_PAUSE,
@@ -24,7 +24,7 @@ from service.domain.scheduling.resizing import (
     resized,
 )
 from service.lifecycle import resizing
-from service.loops.queue_view import LiveAttempt, snapshot
+from service.loops.shared.queue_view import LiveAttempt, snapshot
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import Service, events_of, frame, regrouped, regrouping, told
 

@@ -20,7 +20,7 @@ from service.db.repositories import jobs as repository
 from service.domain.scheduling import policy
 from service.domain.states import IllegalTransition, Trigger
 from service.lifecycle import transitions
-from service.loops.queue_view import SLOW_START_S, followed, snapshot
+from service.loops.shared.queue_view import SLOW_START_S, followed, snapshot
 from service.nodes import node_table
 from tests.marks import RULES
 from tests.unit.service.helpers import START, Service, regrouping

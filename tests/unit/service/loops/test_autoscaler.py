@@ -14,7 +14,7 @@ from service.cluster.port import ClusterUnavailable
 from service.config import node_types
 from service.db.repositories import cluster as repository
 from service.domain.errors import Unsatisfiable
-from service.loops.autoscaler import Autoscaler
+from service.loops.scheduling.autoscaler import Autoscaler
 from service.runtime import Runtime
 from tests.fakes.cluster import STARTS
 from tests.unit.service.loops.world import World, comes_to, eventually, says

@@ -13,11 +13,11 @@ from ray_workers.shared.contracts import Cause, Outcome, Phase, attempt_prefix
 from service.domain.errors import DatabaseUnavailable, StorageUnavailable
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Received, Recorded
-from service.loops import batches as batches_module
-from service.loops import reply_writer
-from service.loops.batches import together_or_alone
-from service.loops.fencing import LoopDatabase
-from service.loops.reply_writer import ReplyWriter
+from service.loops.attempts import reply_writer
+from service.loops.attempts.reply_writer import ReplyWriter
+from service.loops.shared import batches as batches_module
+from service.loops.shared.batches import together_or_alone
+from service.loops.shared.fencing import LoopDatabase
 from tests.unit.service.helpers import Service, log, metrics
 
 pytestmark = pytest.mark.anyio

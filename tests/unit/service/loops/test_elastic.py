@@ -9,7 +9,8 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.shared.contracts import BATCH_SIZE, NOISE_SCALE, FrameKind
-from service.domain.scheduling import batch_changes, resizing
+from service.domain.scheduling.elastic import resizing
+from service.domain.scheduling.policy import batch_changes
 from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
 from tests.marks import ON_SQLITE

@@ -11,7 +11,7 @@ import pytest
 from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment
-from service.loops import preparations
+from service.loops.scheduling import preparations
 from service.runtime import Runtime
 from tests.fakes.cluster import READY
 from tests.marks import ON_SQLITE

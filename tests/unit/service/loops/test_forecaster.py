@@ -13,7 +13,7 @@ from dray.requests import JobChangeRequest
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.domain.errors import DecisionNotFound, UnknownQueue, Unsatisfiable
-from service.domain.scheduling.outlook import UNKNOWN_S
+from service.domain.scheduling.outlook.situation import UNKNOWN_S
 from service.jobs.listing import JobQuery
 from service.outlook import forecasts
 from service.outlook.answers import Answers

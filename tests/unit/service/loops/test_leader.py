@@ -12,9 +12,9 @@ from service.db.repositories import leases as repository
 from service.db.session import Database
 from service.domain import leases
 from service.domain.leases import Lease
-from service.loops.fencing import LoopDatabase, Term
 from service.loops.leader import Leader
-from service.loops.timings import LoopTimings
+from service.loops.shared.fencing import LoopDatabase, Term
+from service.loops.shared.timings import LoopTimings
 from tests.unit.service.helpers import START
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import PollReply
 from service.cluster.port import AttemptRef
 from service.ingest import attempt_results
-from service.loops import reconciler
+from service.loops.attempts import reconciler
 from tests.unit.service.loops.world import World, comes_to, reports_step, steps_of
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import pytest
 from dray.requests import JobChangeRequest, QueueRequest
 from dray.views import JobState
 from service.domain.errors import UnknownQueue
-from service.domain.scheduling import shares
+from service.domain.scheduling.rules import shares
 from service.runtime import Runtime
 from tests.unit.service.loops.world import World, comes_to, eventually, says
 

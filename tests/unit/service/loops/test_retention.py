@@ -22,10 +22,10 @@ from service.db.repositories import jobs as repository
 from service.db.session import Database
 from service.domain import capacity
 from service.domain.errors import NotFound, QuotaExceeded
-from service.domain.scheduling.shares import REMEMBERED_S
+from service.domain.scheduling.rules.shares import REMEMBERED_S
 from service.jobs.service import IdempotencyKey
 from service.loops.retention import Retention
-from service.loops.timings import LoopTimings
+from service.loops.shared.timings import LoopTimings
 from service.storage.quota import StorageWatch
 from service.storage.storage import Storage
 from tests.unit.service.helpers import START, Service, spec

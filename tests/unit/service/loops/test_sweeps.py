@@ -9,7 +9,7 @@ import pytest
 
 from dray import views
 from dray.views import JobState
-from service.loops import trial_values
+from service.loops.scheduling import trial_values
 from service.runtime import Runtime
 from service.sweeps import optuna_sampler
 from tests.fakes.attempt import FakeRank

@@ -8,9 +8,9 @@ import pytest
 
 from ray_workers.shared.contracts import Cause
 from service.db.repositories import attempts
-from service.domain.scheduling.shares import HALF_LIFE_S
-from service.loops import queue_view
-from service.loops.used_shares import UsedShares
+from service.domain.scheduling.rules.shares import HALF_LIFE_S
+from service.loops.scheduling.used_shares import UsedShares
+from service.loops.shared import queue_view
 from service.outlook import earlier_runs
 from service.outlook.earlier_runs import EarlierRuns, Kind
 from tests.unit.service.helpers import Service

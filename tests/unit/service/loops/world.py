@@ -16,7 +16,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.config.settings import Settings
 from service.db.session import utc_now
-from service.loops.timings import LoopTimings
+from service.loops.shared.timings import LoopTimings
 from service.runtime import Runtime
 from tests.fakes.attempt import Failed, FakeRank, Play
 from tests.fakes.cluster import FakeCluster

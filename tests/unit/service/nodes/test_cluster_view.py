@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.domain.scheduling import slots
+from service.domain.scheduling.placement import slots
 from service.nodes import node_table
 from tests.unit.service.helpers import Service
 from tests.unit.service.nodes.test_quarantine import see

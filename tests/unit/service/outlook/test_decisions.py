@@ -11,15 +11,15 @@ from sqlalchemy.orm import Session
 from ray_workers.shared.contracts import Slice
 from service.db.repositories import decisions as repository
 from service.domain.errors import DecisionNotFound
-from service.domain.scheduling.outlook import Situation
+from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
+from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
-from service.domain.scheduling.queues import Queue
-from service.domain.scheduling.sizing import ElasticJob, ReportedStep
-from service.loops import decision_recorder
-from service.loops.timings import LoopTimings
+from service.domain.scheduling.rules.queues import Queue
+from service.loops.scheduling import decision_recorder
+from service.loops.shared.timings import LoopTimings
 from service.outlook import codec, decisions
 from service.outlook.decisions import SeenRound
-from tests.unit.service.domain.test_outlook import NOW, runs, situation, waits
+from tests.unit.service.domain.scheduling.outlook.test_outlook import NOW, runs, situation, waits
 from tests.unit.service.helpers import Service
 
 

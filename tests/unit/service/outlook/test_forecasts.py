@@ -9,8 +9,8 @@ import pytest
 from ray_workers.shared.contracts import Cause, Phase
 from service.db.repositories import forecasts as repository
 from service.db.repositories.forecasts import ForecastOf
-from service.domain.scheduling.obstacles import Reason
-from service.domain.scheduling.outlook import Expected
+from service.domain.scheduling.outlook.simulation import Expected
+from service.domain.scheduling.rules.obstacles import Reason
 from service.outlook import forecasts
 from service.outlook.forecasts import Forecasts
 from tests.unit.service.helpers import Service

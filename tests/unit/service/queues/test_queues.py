@@ -27,7 +27,7 @@ from service.domain.errors import (
     UnknownQueue,
     Unsatisfiable,
 )
-from service.domain.scheduling.queues import MAX_NAMES, Queue, changed
+from service.domain.scheduling.rules.queues import MAX_NAMES, Queue, changed
 from service.nodes import node_table
 from tests.unit.service.helpers import Service, spec
 from tests.wire import cluster_node

@@ -10,9 +10,10 @@ from random import Random
 import pytest
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling import sizing
-from service.domain.scheduling.batch_changes import LASTS_S, batch_changes
-from service.domain.scheduling.eviction import MIN_RUN_S
+from service.domain.scheduling.elastic import sizing
+from service.domain.scheduling.elastic.resizing import spare
+from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep, Sized
+from service.domain.scheduling.placement.slots import held_on, offered
 from service.domain.scheduling.policy import (
     Decision,
     Grow,
@@ -28,12 +29,10 @@ from service.domain.scheduling.policy import (
     Stay,
     Wait,
     WaitingJob,
-    held_on,
-    offered,
     plan,
 )
-from service.domain.scheduling.resizing import spare
-from service.domain.scheduling.sizing import ElasticJob, ReportedStep, Sized
+from service.domain.scheduling.policy.batch_changes import LASTS_S, batch_changes
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BUNDLE = {"GPU": 1.0}

@@ -15,9 +15,10 @@ from dray.spec import Resources
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import NodeType, label_resources
 from service.domain.scheduling import autoscaling
-from service.domain.scheduling.counterfactuals import Choices, JobQuestions
-from service.domain.scheduling.eviction import MIN_RUN_S
-from service.domain.scheduling.outlook import Simulation, Situation
+from service.domain.scheduling.outlook.counterfactuals import Choices, JobQuestions
+from service.domain.scheduling.outlook.simulation import Simulation
+from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.placement.slots import held_on, needs, offered, request_of
 from service.domain.scheduling.policy import (
     Decision,
     Grow,
@@ -33,13 +34,10 @@ from service.domain.scheduling.policy import (
     Stay,
     Wait,
     WaitingJob,
-    held_on,
-    offered,
     plan,
-    request_of,
 )
-from service.domain.scheduling.slots import needs
-from tests.unit.service.domain.scheduling.oracle import Oracle
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
+from tests.unit.service.domain.scheduling.policy.oracle import Oracle
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = 3600.0

@@ -1,0 +1,64 @@
+"""Uploaded code, in parts that packs hold."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db.models.base import Base
+
+
+class CodeRow(Base):
+    """Code that was uploaded whole; its description is in the storage."""
+
+    __tablename__ = "code"
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    num_files: Mapped[int]
+    size_bytes: Mapped[int]
+    manifest_key: Mapped[str]
+    """Where in the storage its description is, with the place of each part."""
+    manifest_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+    used_at: Mapped[datetime]
+    """When it was last uploaded or submitted; code that no job has is deleted a while after."""
+
+
+class CodePackRow(Base):
+    """One object of the storage: the parts of one request, or a description of code."""
+
+    __tablename__ = "code_packs"
+    __table_args__ = (Index("ix_code_packs_owner", "owner"),)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(255))
+    size_bytes: Mapped[int]
+    used_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+    """Set while the object is being deleted: its parts are gone from here."""
+
+
+class CodePartRow(Base):
+    """Where a part is: one owner's, whom alone its hash says that it is there."""
+
+    __tablename__ = "code_parts"
+    __table_args__ = (Index("ix_code_parts_pack", "pack"),)
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    pack: Mapped[str] = mapped_column(String(255), ForeignKey("code_packs.key", ondelete="CASCADE"))
+    start: Mapped[int]
+    size_bytes: Mapped[int]
+
+
+class CodeUseRow(Base):
+    """Which packs hold parts of some code."""
+
+    __tablename__ = "code_uses"
+    __table_args__ = (
+        ForeignKeyConstraint(["owner", "code"], ["code.owner", "code.id"], ondelete="CASCADE"),
+        Index("ix_code_uses_pack", "pack"),
+    )
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    code: Mapped[str] = mapped_column(String(64), primary_key=True)
+    pack: Mapped[str] = mapped_column(String(255), ForeignKey("code_packs.key"), primary_key=True)

@@ -1,0 +1,58 @@
+"""How slots were used, and what that cost."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db.models.base import Base
+
+
+class SlotSecondsRow(Base):
+    """Slot-seconds of all jobs that ever were, by category; they only grow."""
+
+    __tablename__ = "slot_seconds"
+    slot_class: Mapped[str] = mapped_column(String(32), primary_key=True)
+    seconds: Mapped[float]
+
+
+class AttemptCostRow(Base):
+    """The cost of an attempt so far; the row stays when its job is deleted."""
+
+    __tablename__ = "attempt_costs"
+    __table_args__ = (
+        Index("ix_attempt_costs_until", "until"),
+        Index("ix_attempt_costs_queue_until", "queue", "until"),
+    )
+    job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    queue: Mapped[str] = mapped_column(String(64))
+    owner: Mapped[str] = mapped_column(String(255))
+    since: Mapped[datetime]
+    """When its slots were given."""
+    until: Mapped[datetime]
+    """Up to when they are counted here: the attempt's newest report, or its end."""
+    currency: Mapped[str] = mapped_column(String(16))
+    slot_seconds: Mapped[float]
+    total: Mapped[float]
+    useful: Mapped[float]
+    unreported: Mapped[float]
+    """Of time whose use nobody can say; what is left of the total is wasted."""
+
+
+class DeletedAttemptRow(Base):
+    """The slots of an ended attempt whose job was deleted: its user has used them all the same."""
+
+    __tablename__ = "deleted_attempts"
+    __table_args__ = (Index("ix_deleted_attempts_finished_at", "finished_at"),)
+    job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    queue: Mapped[str] = mapped_column(String(64))
+    owner: Mapped[str] = mapped_column(String(255))
+    slices: Mapped[list[Any]]
+    bundle: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime]

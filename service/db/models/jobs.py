@@ -1,0 +1,203 @@
+"""Jobs, with their labels, dependencies and keys of idempotency."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, String, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from dray.views import JobState
+from service.db.models.base import Base, job_key
+from service.db.types import BigId
+
+FIRST_POSITIONS = "position <= 20"
+"""The jobs that an explanation names of those ahead. They alone are in an index by their position,
+since each start changes the positions of all."""
+
+_LISTED_BY = ("name", "owner", "project", "queue", "state")
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index("ix_jobs_state_priority_rank_number", "state", "priority", "rank", "number"),
+        Index(
+            "ix_jobs_unfinished",
+            *("queue", "state", "owner"),
+            sqlite_where=text("finished_at IS NULL"),
+            postgresql_where=text("finished_at IS NULL"),
+        ),
+        *(Index(f"ix_jobs_{by}_id", by, "id") for by in _LISTED_BY),
+        *(
+            Index(
+                f"ix_jobs_{column}",
+                column,
+                sqlite_where=text(f"{column} IS NOT NULL"),
+                postgresql_where=text(f"{column} IS NOT NULL"),
+            )
+            for column in ("init_from_job", "code", "finished_at", "deleted_at")
+        ),
+        *(
+            Index(
+                name,
+                *columns,
+                unique=len(columns) == 2,
+                sqlite_where=text("array_id IS NOT NULL"),
+                postgresql_where=text("array_id IS NOT NULL"),
+            )
+            for name, columns in (
+                ("uq_jobs_array_id_array_index", ("array_id", "array_index")),
+                ("ix_jobs_array_id_state_array_index", ("array_id", "state", "array_index")),
+            )
+        ),
+        Index(
+            "ix_jobs_first_positions",
+            "position",
+            sqlite_where=text(FIRST_POSITIONS),
+            postgresql_where=text(FIRST_POSITIONS),
+        ),
+        Index(
+            "ix_jobs_step_times",
+            "number",
+            sqlite_where=text("step_times IS NOT NULL"),
+            postgresql_where=text("step_times IS NOT NULL"),
+        ),
+        Index(
+            "ix_jobs_array_head",
+            "id",
+            sqlite_where=text("array_head IS NOT NULL"),
+            postgresql_where=text("array_head IS NOT NULL"),
+        ),
+        {"sqlite_autoincrement": True},
+    )
+
+    number: Mapped[int] = mapped_column(BigId, primary_key=True)
+    """Order of submission; never used twice."""
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str]
+    owner: Mapped[str] = mapped_column(String(255))
+    project: Mapped[str] = mapped_column(String(255))
+    queue: Mapped[str] = mapped_column(String(64))
+    priority: Mapped[int]
+    rank: Mapped[int] = mapped_column(server_default=text("0"))
+    """Among jobs of one priority a lower one goes first: each move to the front takes the next."""
+    held_by: Mapped[str | None] = mapped_column(String(255))
+    """Name of the caller who holds the waiting job: it does not start."""
+    spec: Mapped[dict[str, Any]]
+    spec_version: Mapped[int]
+    num_workers: Mapped[int]
+    min_workers: Mapped[int | None]
+    """With how few an elastic one may start and train on; unset of one that keeps its size."""
+    bundle: Mapped[dict[str, Any]]
+    """Ray resources of one worker, derived from the document."""
+    required_topology: Mapped[str | None] = mapped_column(String(63))
+    """The level of the topology of which one domain must hold it; unset if none must."""
+    init_from: Mapped[dict[str, Any] | None]
+    """The checkpoint that `spec.init_from` meant when the job was submitted:
+    `init_from.InitFromCheckpoint`."""
+    init_from_job: Mapped[str | None] = mapped_column(String(64))
+    code: Mapped[str | None] = mapped_column(String(64))
+    """The id of the uploaded code that it runs, among its owner's."""
+    array_id: Mapped[str | None] = mapped_column(String(64))
+    """The array that the job belongs to; unset of one that is alone."""
+    array_index: Mapped[int | None]
+    array_head: Mapped[str | None] = mapped_column(String(64))
+    """As `array_id`, of the one job that stands for its array in lists."""
+    array_max_running: Mapped[int | None]
+    """As many jobs of the array may have slots at a time; unset: any number."""
+
+    state: Mapped[JobState]
+    reason_code: Mapped[str] = mapped_column(String(64))
+    reason_message: Mapped[str]
+    position: Mapped[int | None]
+    """The place of a waiting job in the newest plan, from 1."""
+    blocked_by: Mapped[list[Any]]
+    kept_back_s: Mapped[float] = mapped_column(server_default=text("0"))
+    """Seconds in which the waiting job was held, waited for others to end, or for its array."""
+    kept_back_since: Mapped[datetime | None]
+    """Since when it is kept back now."""
+    attempt: Mapped[int]
+    world_size: Mapped[int]
+    not_before: Mapped[datetime | None]
+    yields: Mapped[bool] = mapped_column(server_default=text("false"))
+    """It saves its state when it is asked to leave its slots, and goes on from there."""
+    event_seq: Mapped[int]
+    """Number of the newest event."""
+
+    user_failures: Mapped[int]
+    infra_failures: Mapped[int]
+    free_requeues: Mapped[int]
+    preemptions: Mapped[int]
+    max_user_retries: Mapped[int]
+    max_infra_retries: Mapped[int]
+    """The service's setting when the job was submitted, as is `log_limit_bytes`."""
+    max_runtime_s: Mapped[int | None]
+    runtime_used_s: Mapped[float]
+    recoveries: Mapped[int] = mapped_column(server_default=text("0"))
+    """How often a group of the job recovered in place."""
+    slot_seconds: Mapped[dict[str, Any] | None]
+    """Of all attempts of the job, by `TimeCategory`; unset until one reported it."""
+    cost: Mapped[dict[str, Any] | None]
+    """Sum over its attempts: `currency`, `total`, `useful`, `wasted`, `unreported`; unset until
+    slots of it were priced."""
+
+    progress: Mapped[dict[str, Any] | None]
+    step_times: Mapped[dict[str, Any] | None]
+    """Of an elastic recipe (`service.ingest.step_times`): `alike`, `batch_size` in force,
+    `micro_batch_size`, `times`, each [workers, nodes, batch size, seconds], and where the document
+    has a range for the batch `batch_range`, and `noise_scale` once that was measured."""
+    summary: Mapped[dict[str, Any]]
+    warnings: Mapped[list[Any] | None]
+    """Shown with the job until its end and after: each a code and a message."""
+    num_metric_keys: Mapped[int]
+    log_bytes: Mapped[int]
+    log_limit_bytes: Mapped[int]
+    log_lines_dropped: Mapped[int]
+
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    first_step_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+    """Set while a deletion is under way: the job is no longer shown."""
+
+
+class JobLabelRow(Base):
+    __tablename__ = "job_labels"
+    __table_args__ = (Index("ix_job_labels_key_value_job_id", "key", "value", "job_id"),)
+    job_id: Mapped[str] = job_key()
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(String(255))
+
+
+class JobDependencyRow(Base):
+    """A job or array that has not ended, and one that starts after it.
+
+    The row is deleted in the transaction that settles it. So a job with such a row has never
+    started, and whatever it waits for has not ended."""
+
+    __tablename__ = "job_dependencies"
+    __table_args__ = (Index("ix_job_dependencies_after_id", "after_id"),)
+    waiter: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """Id of a job, or of an array for all its jobs."""
+    after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    on_success: Mapped[bool]
+    """Whether `after_id` must succeed; else it must only end."""
+
+
+class IdempotencyRow(Base):
+    __tablename__ = "idempotency_keys"
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    fingerprint: Mapped[str]
+    job_id: Mapped[str] = mapped_column(
+        String(64),
+        ForeignKey("jobs.id", ondelete="CASCADE", deferrable=True, initially="DEFERRED"),
+        index=True,
+    )
+    """Checked at the commit: the key is reserved before its job is written."""
+    drill_id: Mapped[str | None] = mapped_column(String(64))
+    """Set where the request was one for a drill of that job."""
+    created_at: Mapped[datetime]

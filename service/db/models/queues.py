@@ -1,0 +1,98 @@
+"""Queues, forecasts, and what the scheduler decided."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Index, String, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db.models.base import Base, job_key
+from service.db.types import BigId
+
+
+class QueueRow(Base):
+    """The rules of a queue: `service.domain.scheduling.rules.queues.Queue`."""
+
+    __tablename__ = "queues"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    weight: Mapped[float] = mapped_column(server_default=text("1"))
+    user_weights: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    quota: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    user_limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    max_running: Mapped[int | None]
+    max_running_per_user: Mapped[int | None]
+    max_queued: Mapped[int | None]
+    max_queued_per_user: Mapped[int | None]
+    max_priority: Mapped[int] = mapped_column(server_default=text("100"))
+    budget: Mapped[float | None]
+    monthly_budget: Mapped[float | None]
+
+
+class ForecastRow(Base):
+    """When an attempt was expected to start or to end, and when it did.
+
+    A row that is still open is of an attempt that has not started, or ended, yet.
+    """
+
+    __tablename__ = "forecasts"
+    __table_args__ = (
+        Index(
+            "ix_forecasts_open",
+            "of",
+            sqlite_where=text("came_at IS NULL"),
+            postgresql_where=text("came_at IS NULL"),
+        ),
+        Index(
+            "ix_forecasts_came_at",
+            "came_at",
+            sqlite_where=text("came_at IS NOT NULL"),
+            postgresql_where=text("came_at IS NOT NULL"),
+        ),
+    )
+    job_id: Mapped[str] = job_key()
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """The one that starts or ends; of a waiting job the one after its newest."""
+    of: Mapped[str] = mapped_column(String(8), primary_key=True)
+    """`start` or `end`."""
+    expected_at: Mapped[datetime | None]
+    not_before: Mapped[datetime | None]
+    """Where no time is known, until when the forecast has reached."""
+    code: Mapped[str | None] = mapped_column(String(64))
+    """With `message` why no time is known."""
+    message: Mapped[str | None]
+    num_assumed: Mapped[int]
+    """Jobs of unknown length that the forecast made an assumption for."""
+    made_at: Mapped[datetime]
+    first_expected_at: Mapped[datetime | None]
+    """The first time that was told; its error is measured."""
+    first_made_at: Mapped[datetime | None]
+    came_at: Mapped[datetime | None]
+
+
+class OutlookRow(Base):
+    """The situation that the newest forecast began with, and errors of earlier ones; one row."""
+
+    __tablename__ = "outlook"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    made_at: Mapped[datetime]
+    situation: Mapped[bytes]
+    """`service.outlook.codec`; of many waiting jobs those that come first."""
+    errors: Mapped[dict[str, Any]]
+    """`views.ForecastErrors`."""
+
+
+class DecisionRow(Base):
+    """A round of the scheduler that changed something, kept for some hours."""
+
+    __tablename__ = "decisions"
+    __table_args__ = (Index("ix_decisions_made_at", "made_at"), {"sqlite_autoincrement": True})
+    number: Mapped[int] = mapped_column(BigId, primary_key=True)
+    made_at: Mapped[datetime]
+    summary: Mapped[dict[str, Any]]
+    """Jobs that started, grew and left, and how many waited."""
+    size_bytes: Mapped[int]
+    record: Mapped[bytes]
+    """The situation and the decisions: `service.outlook.codec`."""

@@ -1,0 +1,111 @@
+"""What attempts report and leave behind: metrics, log lines, checkpoints, artifacts."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db.models.base import Base, job_key
+from service.db.types import BigId
+
+
+class MetricChunkRow(Base):
+    """Up to `series.CHUNK_POINTS` points of one series of one attempt, steps rising."""
+
+    __tablename__ = "metric_chunks"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id"], ["jobs.id"], ondelete="CASCADE"),
+        Index(
+            "uq_metric_chunks_series", "job_id", "rank", "key", "attempt", "first_step", unique=True
+        ),
+        Index("ix_metric_chunks_open", "job_id", "attempt", "is_open"),
+        Index("ix_metric_chunks_last_step", "job_id", "rank", "last_step"),
+        {"sqlite_autoincrement": True},
+    )
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(64))
+    key: Mapped[str]
+    attempt: Mapped[int]
+    rank: Mapped[int]
+    is_open: Mapped[bool]
+    """True of the newest chunk of a series: its last step bounds what may follow."""
+    count: Mapped[int]
+    first_step: Mapped[int]
+    first_value: Mapped[float | None]
+    """Unset means NaN, here and in `last_value`: SQLite has no NaN."""
+    last_step: Mapped[int]
+    last_value: Mapped[float | None]
+    min_step: Mapped[int | None]
+    min_value: Mapped[float | None]
+    max_step: Mapped[int | None]
+    max_value: Mapped[float | None]
+    nan_step: Mapped[int | None]
+    outline: Mapped[bytes | None]
+    """Extremes of each `series.BLOCK_POINTS` points; unset of a chunk that an older dray wrote."""
+    points: Mapped[bytes]
+
+
+class RecentMetricsRow(Base):
+    """The newest points of all series of an attempt, from one reply, until chunks take them.
+
+    Rows begin no series: its first points are in a chunk. They come in the order of `id`.
+    """
+
+    __tablename__ = "recent_metrics"
+    __table_args__ = (Index("ix_recent_metrics_job_id_attempt", "job_id", "attempt"),)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    last_step: Mapped[int]
+    """The highest of its steps."""
+    points: Mapped[bytes]
+    """`service.domain.series_rows`"""
+
+
+class LogChunkRow(Base):
+    """Consecutive lines of one rank: in `text` while the chunk is open, then in storage."""
+
+    __tablename__ = "log_chunks"
+    job_id: Mapped[str] = job_key()
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    first_line: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    num_lines: Mapped[int]
+    size_bytes: Mapped[int]
+    incarnation: Mapped[int]
+    """Of the process that wrote the last line."""
+    next_number: Mapped[int]
+    """The number that process gives its next line; a higher one tells of lines that were lost."""
+    text: Mapped[str | None]
+    """One JSON array `[time, line]` in each line, or `[time, note, lost]` where lines were lost."""
+    storage_key: Mapped[str | None]
+    left_out: Mapped[int | None]
+    """Of the rank's newest lines, once the job's log has reached its limit: how many lines are left
+    out before them. None for the lines before the limit."""
+
+
+class CheckpointRow(Base):
+    __tablename__ = "checkpoints"
+    job_id: Mapped[str] = job_key()
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    url: Mapped[str]
+    size_bytes: Mapped[int]
+    manifest_sha256: Mapped[str] = mapped_column(String(64))
+    metrics: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+
+class ArtifactRow(Base):
+    __tablename__ = "artifacts"
+    job_id: Mapped[str] = job_key()
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt: Mapped[int]
+    path: Mapped[str]
+    url: Mapped[str]
+    size_bytes: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]

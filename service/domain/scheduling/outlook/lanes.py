@@ -1,0 +1,121 @@
+"""The waiting jobs that matter to a plan, out of many that wait.
+
+Jobs that ask for the same and stand under the same limits form a lane. A blocked job keeps, on each
+node, as many of its workers' slots as the node has; so once the first jobs of a lane ask together
+for more workers than the largest node could carry, those behind them change nothing but their own
+places. A plan of the heads of all lanes therefore decides of these as one of the whole queue would.
+Limits on the running time make no lanes: where a job is blocked although there is room for it, none
+that asks for the same passes by its limit.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from service.domain.scheduling.placement.slots import Kind, Node, fits
+from service.domain.scheduling.policy import WaitingJob
+from service.domain.scheduling.rules.dependencies import Dependency
+from service.domain.scheduling.rules.queues import Queue
+
+Lane = tuple[object, ...]
+
+
+class Lanes:
+    """The jobs that wait, in lanes; those that are held are left out."""
+
+    def __init__(
+        self, queue: Sequence[WaitingJob], queues: Iterable[Queue], nodes: Iterable[Node]
+    ) -> None:
+        """queue: in the order in which a plan looks at them, as far as that is known."""
+        self._queues = {each.name: each for each in queues}
+        self._nodes = list(nodes)
+        self._places: dict[str, int] = {}
+        self._jobs: dict[str, WaitingJob] = {}
+        self._lanes: dict[Lane, list[tuple[int, str]]] = {}
+        """Place and id of jobs that wait for no others, in order."""
+        self._largest: dict[Kind, int] = {}
+        self.left_out: dict[str, int] = {}
+        """How many jobs `heads` left out, by the last one before them in their lane."""
+        for place, job in enumerate(queue):
+            if job.held is None:
+                self.add(job, place)
+
+    def after(self, job_id: str) -> tuple[Dependency, ...]:
+        """The jobs and arrays that a waiting job has still to wait for."""
+        return self._jobs[job_id].after if job_id in self._jobs else ()
+
+    def add(self, job: WaitingJob, place: int = 0) -> None:
+        self._jobs[job.job_id] = job
+        self._places[job.job_id] = place
+        if not job.after:
+            bisect.insort(self._lanes.setdefault(self._lane(job), []), (place, job.job_id))
+
+    def remove(self, job_id: str) -> WaitingJob:
+        job = self._jobs.pop(job_id)
+        lane = self._lanes[self._lane(job)]
+        del lane[bisect.bisect_left(lane, (self._places[job_id], job_id))]
+        return job
+
+    def resolve(self, ended: Collection[str]) -> None:
+        """These jobs and arrays have ended, so that those after them may start."""
+        for job in [job for job in self._jobs.values() if job.after]:
+            left = tuple(one for one in job.after if one.id not in ended)
+            if len(left) < len(job.after):
+                self.add(replace(job, after=left), self._places[job.job_id])
+
+    def heads(self, free: Mapping[str, Mapping[str, float]], at_least: int = 2) -> list[WaitingJob]:
+        """The first jobs of each lane: as many as could start on what the nodes have free, and as
+        many more as could keep others from starting. free: by node; at_least: of each lane."""
+        found: list[WaitingJob] = []
+        self.left_out = {}
+        room: dict[Kind, int] = {}
+        for lane in self._lanes.values():
+            if not lane:
+                continue
+            kind = self._jobs[lane[0][1]].request.kind
+            if kind not in room:
+                bundle = dict(kind)
+                room[kind] = sum(fits(bundle, there) for there in free.values())
+            found += self._first(lane, room[kind] + self._largest_of(kind), at_least)
+        return found
+
+    def _first(
+        self, lane: Sequence[tuple[int, str]], num_workers: int, at_least: int
+    ) -> Iterable[WaitingJob]:
+        for number, (_, job_id) in enumerate(lane, 1):
+            job = self._jobs[job_id]
+            yield job
+            num_workers -= job.request.least
+            if num_workers <= 0 and number >= at_least:
+                if number < len(lane):
+                    self.left_out[job_id] = len(lane) - number
+                return
+
+    def not_before(self) -> list[datetime]:
+        return [job.not_before for job in self._jobs.values() if job.not_before is not None]
+
+    def _largest_of(self, kind: Kind) -> int:
+        """Workers of the kind that the largest node carries."""
+        if kind not in self._largest:
+            bundle = dict(kind)
+            self._largest[kind] = max((fits(bundle, n.total) for n in self._nodes), default=0)
+        return self._largest[kind]
+
+    def _lane(self, job: WaitingJob) -> Lane:
+        request = job.request
+        asks = (
+            *(request.kind, request.num_workers, request.min_workers, request.required_level),
+            job.yields,
+        )
+        queue = self._queues.get(job.queue) or Queue(job.queue)
+        is_of_queue = bool(queue.quota or queue.limit) or queue.max_running is not None
+        is_of_user = bool(queue.user_limit) or queue.max_running_per_user is not None
+        return (
+            *asks,
+            job.queue if is_of_queue or is_of_user else None,
+            job.owner if is_of_user else None,
+            None if job.array is None else job.array.array_id,
+        )

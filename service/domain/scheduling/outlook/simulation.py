@@ -1,0 +1,399 @@
+"""The policy played forward: when each waiting job is expected to start.
+
+The play goes from one end of a job to the next. At each it calls `policy.plan`, as the service's
+loop would, and does what the plan says: jobs start, and leave or shrink for others. It assumes that
+nothing else happens: nobody submits, nothing fails, groups do not grow, no node comes or goes, what
+others use of the nodes stays as it is, and jobs that wait for others get the success they wait for.
+
+Times far away are forecast coarsely, since what is assumed about them is coarser still: ends that
+are close together, compared with how far away they are, count as one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling import policy
+from service.domain.scheduling.elastic.resizing import spare
+from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.outlook.lanes import Lanes
+from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.placement.slots import (
+    NUM_GPUS,
+    WHOLE_GPUS,
+    Holder,
+    Node,
+    Request,
+    add,
+    count,
+    free_again,
+    parts_on,
+    with_shared_gpus,
+)
+from service.domain.scheduling.policy import WaitingJob
+from service.domain.scheduling.rules.dependencies import waits_for
+from service.domain.scheduling.rules.eviction import RunningJob
+from service.domain.scheduling.rules.limits import HELD, held_message
+from service.domain.scheduling.rules.obstacles import Reason
+
+LEAVING_S = 15.0
+"""How long a job takes to leave its slots once it was asked."""
+FINEST_S = 5.0
+RESOLUTION = 0.05
+"""Ends are told apart by so much of the time until them, and by `FINEST_S` at least."""
+MAX_PLANS = 600
+"""How often one play calls the policy."""
+HORIZON_S = 30 * 86400.0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """When a job is expected to start."""
+
+    at: datetime | None
+    why: Reason | None = None
+    """Why no time is known."""
+    not_before: datetime | None = None
+    """Where no time is known: it has not started until then."""
+    num_assumed: int = 0
+    """Jobs of unknown length that the play needed an assumption for until then."""
+
+
+@dataclass(frozen=True)
+class _Active:
+    """A job that holds slots in the play."""
+
+    job: RunningJob
+    """As it was at `since`."""
+    since: datetime
+    ends_at: datetime
+    is_assumed: bool = False
+    """Nobody knows how long it takes."""
+    goes_on: bool = False
+    """It waits again once it has left its slots."""
+    shrinks_at: datetime | None = None
+    """When it gives back what was recalled."""
+
+    def at(self, now: datetime) -> RunningJob:
+        passed_s = (now - self.since).total_seconds()
+        left_s = None if self.job.left_s is None else max(0.0, self.job.left_s - passed_s)
+        lost_s = 0.0 if self.job.yields else self.job.lost_s + passed_s
+        return replace(self.job, held_s=self.job.held_s + passed_s, left_s=left_s, lost_s=lost_s)
+
+
+class Simulation:
+    """One play: `step` until it answers False, and `starts` then has every job that waits."""
+
+    def __init__(
+        self,
+        situation: Situation,
+        now: datetime,
+        *,
+        only: str | None = None,
+        max_plans: int = MAX_PLANS,
+    ) -> None:
+        """only: the one job whose start is asked for; None for all that wait."""
+        self.starts: dict[str, Expected] = {}
+        self._situation = situation
+        self._snapshot = snapshot = situation.snapshot
+        self._began = self._now = now
+        self._plans_left = max_plans
+        asked = (job for job in snapshot.queue if only in (None, job.job_id))
+        self._asked = {job.job_id: None for job in asked}
+        self._held = {job.job_id: job.held for job in snapshot.queue if job.held is not None}
+        self._num_held = len(self._held.keys() & self._asked.keys())
+        self._nodes = [node for node in snapshot.nodes if node.accepted]
+        self._free = {node.id: _without_shares(node) for node in self._nodes}
+        self._shares_gpus = any(WHOLE_GPUS in node.available_to_us for node in self._nodes)
+        self._node_of = {node.id: node for node in self._nodes}
+        self._total = slots.total_of(node.total for node in self._nodes)
+        self._used_s = dict(snapshot.used_s)
+        self._lanes = Lanes(snapshot.queue, snapshot.queues, self._nodes)
+        limited = {j.job_id: j.array.array_id for j in snapshot.queue if j.array is not None}
+        self._array_of = {**limited, **situation.arrays}
+        self._running_of_arrays = Counter(snapshot.running_of_arrays)
+        self._unfinished = Counter(self._array_of.values())
+        self._unfinished.update(situation.others_of_arrays)
+        self._last_told: dict[str, Reason] = {}
+        self.has_run_out = False
+        """Whether a job has started behind which others come that are not in the situation: what
+        starts later, may start later still."""
+        self._num_assumed = 0
+        """Jobs of unknown length that have ended."""
+        self._active = {job.job_id: self._begun(job) for job in snapshot.running}
+        for holder in snapshot.holders:
+            self._active.setdefault(holder.job_id, self._leftover(holder))
+
+    def run(self) -> dict[str, Expected]:
+        """All steps at once."""
+        while self.step():
+            pass
+        return self.starts
+
+    def step(self) -> bool:
+        """Decide what happens now, and go to the next moment at which something can; False once
+        nothing more is to come."""
+        while self._plans_left > 0:
+            heads = self._lanes.heads(self._free)
+            has_more = bool(self._lanes.left_out)
+            if not self._apply(self._plan(heads)) or not has_more:
+                break
+        moment = self._next_moment()
+        is_over = len(self.starts) + self._num_held >= len(self._asked)
+        if is_over or moment is None or not self._plans_left or self._is_far(moment):
+            self._close(is_cut_off=moment is not None)
+            return False
+        self._go_to(moment)
+        return True
+
+    def _plan(self, queue: Sequence[WaitingJob]) -> list[policy.Decision]:
+        self._plans_left -= 1
+        running = [active.at(self._now) for active in self._active.values()]
+        holders = tuple(
+            Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner) for j in running
+        )
+        nodes = (
+            replace(node, available_to_us=self._offered(node, holders)) for node in self._nodes
+        )
+        snapshot = replace(
+            self._snapshot,
+            queue=tuple(self._as_of_now(job) for job in queue),
+            nodes=tuple(nodes),
+            holders=holders,
+            growing=(),
+            running=tuple(running),
+            used_s=self._used_s,
+            running_of_arrays=self._running_of_arrays,
+            elastic={},  # groups keep their sizes
+        )
+        return policy.plan(snapshot, self._now)
+
+    def _offered(self, node: Node, holders: Sequence[Holder]) -> Mapping[str, float]:
+        free = self._free[node.id]
+        if not self._shares_gpus or not node.total.get("GPU"):
+            return free
+        return with_shared_gpus(free, parts_on(node.id, holders))
+
+    def _as_of_now(self, job: WaitingJob) -> WaitingJob:
+        passed_s = (self._now - self._began).total_seconds()
+        is_due = job.not_before is not None and job.not_before <= self._now
+        return replace(
+            job,
+            waited_s=job.waited_s + passed_s,
+            not_before=None if is_due else job.not_before,
+            preparing=None,
+        )
+
+    def _apply(self, decisions: Iterable[policy.Decision]) -> bool:
+        """Whether somebody started."""
+        has_started = False
+        for decision in decisions:
+            if isinstance(decision, policy.Start):
+                self._start(self._lanes.remove(decision.job_id), decision.slices)
+                has_started = True
+            elif isinstance(decision, policy.Impossible):
+                self._lanes.remove(decision.job_id)
+                self._tell(decision.job_id, Expected(None, decision.reason))
+            elif isinstance(decision, policy.Preempt):
+                self._leave(self._active[decision.job_id])
+            elif isinstance(decision, policy.Shrink):
+                job = self._active[decision.job_id].at(self._now)
+                self._active[job.job_id] = self._begun(replace(job, recalled=decision.slices))
+            elif isinstance(decision, policy.Wait):
+                self._last_told[decision.job_id] = decision.reason
+        return has_started
+
+    def _start(self, job: WaitingJob, slices: tuple[Slice, ...]) -> None:
+        self.has_run_out |= job.job_id in self._situation.left_out
+        assumed = sum(active.is_assumed for active in self._active.values())
+        self._tell(job.job_id, Expected(self._now, num_assumed=self._num_assumed + assumed))
+        number, bundle = count(slices), job.request.bundle
+        slower = job.request.num_workers / number
+        for part in slices:
+            add(self._free[part.node_id], bundle, -part.num_workers)
+        if job.array is not None:
+            self._running_of_arrays[job.array.array_id] += 1
+        self._active[job.job_id] = self._begun(
+            RunningJob(
+                job_id=job.job_id,
+                priority=job.priority,
+                seq=job.seq,
+                request=job.request.of_size(number),
+                slices=slices,
+                held_s=0.0,
+                left_s=None if job.left_s is None else job.left_s * slower,
+                waited_s=self._as_of_now(job).waited_s,
+                yields=job.yields,
+                place=job.place,
+                queue=job.queue,
+                owner=job.owner,
+                spare=spare(slices, job.request.least),
+            )
+        )
+
+    def _begun(self, job: RunningJob) -> _Active:
+        if job.is_leaving:
+            ends_at = self._now + timedelta(seconds=LEAVING_S)
+            goes_on = job.job_id not in self._situation.cancelled
+            return _Active(job, self._now, ends_at, goes_on=goes_on)
+        left_s = job.left_s
+        if left_s is None:
+            # The policy learns from its progress, soon after it has started, how long it takes.
+            usual_s = self._situation.usual_s
+            left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
+        limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
+        # A job without end on few of its workers would end after the last date that there is.
+        left_s = min(left_s, limit_s, forecast.LONGEST_S)
+        ends_at = self._now + timedelta(seconds=max(1.0, left_s))
+        shrinks_at = self._now + timedelta(seconds=LEAVING_S) if job.recalled else None
+        is_assumed = job.left_s is None
+        job = replace(job, left_s=left_s)
+        return _Active(job, self._now, ends_at, is_assumed, shrinks_at=shrinks_at)
+
+    def _leftover(self, holder: Holder) -> _Active:
+        """Slots of a job that has ended, which are about to be given back."""
+        request = Request(count(holder.slices), holder.bundle)
+        job = RunningJob(
+            *(holder.job_id, 0, 0, request, holder.slices, 0.0),
+            is_leaving=True,
+            queue=holder.queue,
+            owner=holder.owner,
+        )
+        return replace(self._begun(job), goes_on=False)
+
+    def _leave(self, active: _Active) -> None:
+        job = replace(active.at(self._now), is_leaving=True)
+        ends_at = self._now + timedelta(seconds=LEAVING_S)
+        self._active[job.job_id] = _Active(job, self._now, ends_at, goes_on=True)
+
+    def _next_moment(self) -> datetime | None:
+        moments = [active.ends_at for active in self._active.values()]
+        min_run_s = self._situation.snapshot.min_run_s
+        for active in self._active.values():
+            if active.job.held_s < min_run_s:
+                may_leave_s = min_run_s - active.job.held_s
+                moments.append(active.since + timedelta(seconds=may_leave_s))
+        moments += [each.shrinks_at for each in self._active.values() if each.shrinks_at]
+        moments += self._lanes.not_before()
+        coming = min((moment for moment in moments if moment > self._now), default=None)
+        if coming is None:
+            return None
+        passed_s = (self._now - self._began).total_seconds()
+        step_s = max(FINEST_S, RESOLUTION * passed_s) if passed_s else 0.0
+        return max(coming, self._now + timedelta(seconds=step_s))
+
+    def _is_far(self, moment: datetime) -> bool:
+        return (moment - self._began).total_seconds() > HORIZON_S
+
+    def _go_to(self, moment: datetime) -> None:
+        passed_s = (moment - self._now).total_seconds()
+        for active in self._active.values():
+            account = active.job.queue, active.job.owner
+            used_s = slots.share_of(active.job.request, self._total) * passed_s
+            self._used_s[account] = self._used_s.get(account, 0.0) + used_s
+        self._now = moment
+        for active in list(self._active.values()):
+            if active.shrinks_at is not None and active.shrinks_at <= moment < active.ends_at:
+                self._shrink(active)
+        ended = [name for name, each in self._active.items() if each.ends_at <= moment]
+        over = {job_id for job_id in ended if self._leaves(self._active.pop(job_id))}
+        arrays = Counter(self._array_of[job_id] for job_id in over if job_id in self._array_of)
+        self._unfinished.subtract(arrays)
+        over.update(array for array in arrays if not self._unfinished[array])
+        if over:
+            self._lanes.resolve(over)
+
+    def _leaves(self, active: _Active) -> bool:
+        """Give back the slots; whether the job has ended with that."""
+        job = active.at(self._now)
+        for part in job.slices:
+            if part.node_id in self._free:
+                self._give_back(part, job.request.bundle)
+        if job.job_id in self._array_of:
+            self._running_of_arrays[self._array_of[job.job_id]] -= 1
+        self._num_assumed += active.is_assumed
+        if active.goes_on:
+            limit_s = self._situation.runtime_left_s.get(job.job_id)
+            self._lanes.add(replace(_waiting_again(job), ends_within_s=limit_s))
+        return not active.goes_on
+
+    def _shrink(self, active: _Active) -> None:
+        """Give back what was recalled; the job goes on with the rest, and takes longer."""
+        job = active.at(self._now)
+        slices = list(job.slices)
+        for part in job.recalled:
+            if part in slices and part.node_id in self._free:
+                slices.remove(part)
+                self._give_back(part, job.request.bundle)
+        slower = count(job.slices) / max(1, count(slices))
+        smaller = replace(
+            job,
+            request=job.request.of_size(count(slices)),
+            slices=tuple(slices),
+            left_s=None if job.left_s is None else job.left_s * slower,
+            recalled=(),
+            spare=tuple(part for part in job.spare if part in slices),
+        )
+        self._active[job.job_id] = replace(self._begun(smaller), is_assumed=active.is_assumed)
+
+    def _give_back(self, part: Slice, bundle: Mapping[str, float]) -> None:
+        node = self._node_of[part.node_id]
+        free_again(self._free[node.id], node, bundle, part.num_workers)
+
+    def _tell(self, job_id: str, expected: Expected) -> None:
+        if job_id in self._asked:
+            self.starts.setdefault(job_id, expected)
+
+    def _close(self, *, is_cut_off: bool) -> None:
+        """Say why nobody knows when the others start."""
+        for job_id in self._asked:
+            if job_id not in self.starts:
+                self.starts[job_id] = self._unstarted(job_id, is_cut_off=is_cut_off)
+
+    def _unstarted(self, job_id: str, *, is_cut_off: bool) -> Expected:
+        held = self._held.get(job_id)
+        if held is not None:
+            return Expected(None, Reason(HELD, held_message(held, job_id)))
+        if is_cut_off:
+            passed_s = (self._now - self._began).total_seconds()
+            message = f"the forecast ends {passed_s / 3600:.3g} hours from now"
+            return Expected(None, Reason("beyond_forecast", message), not_before=self._now)
+        after = self._lanes.after(job_id)
+        if after:
+            return Expected(None, Reason("waiting_for_jobs", waits_for(after)))
+        return Expected(None, self._last_told.get(job_id, NOTHING_ENDS))
+
+
+NOTHING_ENDS = Reason("behind_in_queue", "jobs ahead of it do not start, whatever ends")
+
+
+def _without_shares(node: Node) -> dict[str, float]:
+    """The resources that a node has free, without those that follow from who shares its GPUs."""
+    return {
+        name: amount
+        for name, amount in node.available_to_us.items()
+        if name not in (NUM_GPUS, WHOLE_GPUS)
+    }
+
+
+def _waiting_again(job: RunningJob) -> WaitingJob:
+    left_s = None if job.left_s is None else job.left_s + job.lost_s
+    return WaitingJob(
+        job_id=job.job_id,
+        attempt=0,
+        priority=job.priority,
+        seq=job.seq,
+        request=job.request,
+        left_s=left_s,
+        waited_s=job.waited_s,
+        yields=job.yields,
+        queue=job.queue,
+        owner=job.owner,
+        place=job.place,
+    )

@@ -1,0 +1,1 @@
+"""What nodes have, which slots of it a gang gets, and how much is left."""

@@ -1,0 +1,145 @@
+"""Facts that jobs with equal requests share while a plan is made: a long queue has few kinds."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from service.domain.scheduling.placement.slots import (
+    EPSILON,
+    NUM_GPUS,
+    WHOLE_GPUS,
+    Kind,
+    Request,
+    amounts,
+    bundle_of,
+    is_part_of_gpu,
+    needs,
+    share_of,
+)
+
+SIZE_POWER = 0.7
+"""How the size of a gang weighs: at 1 a wide job waits behind every narrow one of the same work; at
+0 width costs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """So many workers must be in one domain of a level."""
+
+    level: str
+    least: int
+
+
+class WorkerKind:
+    """Workers with equal bundles, and gangs with equal requirements. Two of them are equal only if
+    they are the same object."""
+
+    def __init__(self, bundle: Mapping[str, float], required: Requirement | None) -> None:
+        self.bundle = bundle
+        self.required = required
+        self.counted = tuple(amounts(bundle, 1).items())
+        """A worker's resources as rules count them."""
+        self.vector: tuple[float, ...] = ()
+        """A worker's amount of each resource that any job asks for."""
+        self.demand: tuple[tuple[int, float], ...] = ()
+        """The amounts above zero, by their place in the vector."""
+
+    def fits(self, free: Sequence[float]) -> int:
+        """As `slots.fits`, with the free resources as a vector."""
+        workers = min([(free[at] + EPSILON) / each for at, each in self.demand], default=0.0)
+        return math.floor(workers) if workers > 0 else 0
+
+
+class Gang:
+    """Jobs with equal requests."""
+
+    def __init__(self, request: Request, kind: WorkerKind, share: float) -> None:
+        self.request = request
+        self.kind = kind
+        self.least = request.least
+        self.weight: float = share**SIZE_POWER
+        """The weight of its size in the order."""
+
+    @functools.cached_property
+    def needs(self) -> str:
+        return needs(self.request)
+
+    @functools.cached_property
+    def bundle_spoken(self) -> str:
+        return bundle_of(self.request)
+
+
+class Gangs:
+    """The gangs of one plan, and the names of the resources that they ask for."""
+
+    def __init__(self, total: Mapping[str, float]) -> None:
+        """total: of the cluster."""
+        self._total = total
+        self._known: dict[int, tuple[Request, Gang]] = {}
+        """By the identity of a request, which is kept so that no other one gets it."""
+        self._gangs: dict[tuple[object, ...], Gang] = {}
+        self._kinds: dict[tuple[Kind, Requirement | None], WorkerKind] = {}
+        self.names: tuple[str, ...] = ()
+        """Resources in the order of the vectors."""
+
+    def of(self, request: Request) -> Gang:
+        known = self._known.get(id(request))
+        if known is None:
+            known = self._known[id(request)] = request, self._equal_to(request)
+        return known[1]
+
+    def _equal_to(self, request: Request) -> Gang:
+        level = request.required_level
+        key = (request.num_workers, request.min_workers, level, *request.bundle.items())
+        gang = self._gangs.get(key)
+        if gang is None:
+            required = None if level is None else Requirement(level, request.least)
+            kind = self._kinds.get((request.kind, required))
+            if kind is None:
+                kind = WorkerKind(request.bundle, required)
+                self._kinds[request.kind, required] = kind
+                self._measure(kind)
+            gang = self._gangs[key] = Gang(request, kind, share_of(request, self._total))
+        return gang
+
+    @property
+    def required(self) -> list[WorkerKind]:
+        """The kinds of gangs that must be in one domain."""
+        return [kind for kind in self._kinds.values() if kind.required is not None]
+
+    def name_all(self, *, shares_gpus: bool = False) -> None:
+        """From here on vectors have the resources that were asked for until now. Jobs of gangs that
+        come later only hold slots. shares_gpus: whether jobs that run have parts of GPUs."""
+        names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
+        shares_gpus = shares_gpus or any(is_part_of_gpu(k.bundle) for k in self._kinds.values())
+        if "GPU" in names and shares_gpus:
+            names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS))
+        self.names = tuple(names)
+        for kind in self._kinds.values():
+            self._measure(kind)
+
+    def vector(self, resources: Mapping[str, float]) -> tuple[float, ...]:
+        """Of what a node has."""
+        return tuple([_amount(resources, name) for name in self.names])
+
+    def _measure(self, kind: WorkerKind) -> None:
+        """No two workers of a job share a GPU: parts of GPUs need as many GPUs as workers, whole
+        ones need GPUs of which nobody has a part. A part may be the only one on its GPU."""
+        is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
+        taken = {**kind.bundle, NUM_GPUS: 0.0 if is_part else gpus, WHOLE_GPUS: gpus}
+        kind.vector = tuple([taken.get(name, 0.0) for name in self.names])
+        needed = {**taken, NUM_GPUS: 1.0, WHOLE_GPUS: 0.0} if is_part else taken
+        kind.demand = tuple(
+            (at, needed[name]) for at, name in enumerate(self.names) if needed.get(name, 0.0) > 0
+        )
+
+
+def _amount(resources: Mapping[str, float], name: str) -> float:
+    amount = resources.get(name)
+    if amount is None and name in (NUM_GPUS, WHOLE_GPUS):
+        gpus = resources.get("GPU", 0.0)
+        return math.ceil(gpus - EPSILON) if name == NUM_GPUS else gpus
+    return amount or 0.0

@@ -1,0 +1,191 @@
+"""Where a gang goes: near together, and so that little is left over.
+
+A gang goes on one node if one has room for it, else into the narrowest domain of the topology that
+has, else over as few domains as possible, those with the most room first. The same holds for the
+part of it in each domain, down to the nodes. Of several nodes or domains it takes the one where it
+leaves the smallest gap, and of those the one whose surroundings are the fullest, so that large
+holes stay whole. Slices come in the order of their domains: so do the ranks.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.topology import Domain, Place, Topology
+
+
+class _Area:
+    """The room in one domain."""
+
+    __slots__ = ("nodes", "num_nodes", "room")
+
+    def __init__(self) -> None:
+        self.room = 0
+        """Workers that fit."""
+        self.num_nodes = 0
+        """Nodes that have room."""
+        self.nodes: dict[int, list[str]] = {}
+        """Those of them that are in no narrower domain, by the room that each has, in order."""
+
+
+_NOTHING = _Area()
+
+
+class Placement:
+    """The room that each node has for workers of one kind, by domain."""
+
+    def __init__(self, topology: Topology, sizes: dict[str, int]) -> None:
+        """sizes: by node, of those that have room."""
+        self._topology = topology
+        self._size_of = sizes
+        self._areas: defaultdict[Domain, _Area] = defaultdict(_Area)
+        domain_of = topology.domain_of
+        nodes: defaultdict[tuple[Domain, int], list[str]] = defaultdict(list)
+        for node_id, size in sizes.items():
+            nodes[domain_of[node_id], size].append(node_id)
+        for (domain, size), there in nodes.items():
+            self._areas[domain].nodes[size] = sorted(there)
+            self._add(domain, size * len(there), len(there))
+
+    def change(self, node_id: str, size: int) -> None:
+        """The node has room for so many from now on."""
+        before = self._size_of.pop(node_id, 0)
+        if size == before == 0:
+            return
+        domain = self._topology.domain_of[node_id]
+        self._add(domain, size - before, (size > 0) - (before > 0))
+        own = self._areas[domain].nodes
+        if before:
+            nodes = own[before]
+            del nodes[bisect.bisect_left(nodes, node_id)]
+            if not nodes:
+                del own[before]
+        if size:
+            self._size_of[node_id] = size
+            bisect.insort(own.setdefault(size, []), node_id)
+
+    def _add(self, domain: Domain, room: int, num_nodes: int) -> None:
+        for each in domain.around:
+            area = self._areas[each]
+            area.room += room
+            area.num_nodes += num_nodes
+
+    def room(self, place: Place) -> int:
+        if isinstance(place, str):
+            return self._size_of.get(place, 0)
+        return self._areas.get(place, _NOTHING).room
+
+    def rooms(self, level: str) -> dict[Place, int]:
+        """The room of the domains of a level."""
+        domains = self._topology.of_level(level)
+        found: dict[Place, int] = {domain: self.room(domain) for domain in domains.all}
+        for domain in domains.wider:
+            area = self._areas.get(domain, _NOTHING)
+            found |= {name: size for size, nodes in area.nodes.items() for name in nodes}
+        return found
+
+    def pack(
+        self, num_workers: int, near: Sequence[str] = (), within: Place | None = None
+    ) -> tuple[Slice, ...]:
+        """Slices of so many workers, for which there is room.
+
+        near: nodes on which the group has workers already: it gets the rest of these first, then of
+        the domains around them, the narrowest first. within: the only place that it may use.
+        """
+        pack = _Pack(self)
+        for place in self._around(near):
+            pack.fill(place, min(self.room(place), num_workers - pack.num_workers))
+        pack.fill(within or self._topology.cluster, num_workers - pack.num_workers)
+        return pack.finish()
+
+    def _around(self, node_ids: Sequence[str]) -> list[Place]:
+        """These nodes, those with the most room first, and the domains that they are in."""
+        nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.room(name))
+        around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
+        return [*nodes, *sorted(around, key=lambda domain: -domain.level)]
+
+    def narrowest(self, within: Domain, num_workers: int) -> Place | None:
+        """A node, or else the narrowest domain, inside of one that has room for so many workers;
+        None if nothing narrower has."""
+        wide_enough = list(self._wide_enough(within, num_workers))
+        fitting = [
+            (size, domain)
+            for domain in wide_enough
+            for size in self._areas[domain].nodes
+            if size >= num_workers
+        ]
+        if fitting:
+            smallest = min([size for size, _ in fitting])
+            tight = [domain for size, domain in fitting if size == smallest]
+            # Of equal nodes the first, as of equal domains.
+            domain = tight[0] if len(tight) == 1 else min(tight, key=self._fullness)
+            return self._areas[domain].nodes[smallest][0]
+        inner = [domain for domain in wide_enough if domain is not within]
+        if not inner:
+            return None
+        level = max([domain.level for domain in inner])
+        return min([domain for domain in inner if domain.level == level], key=self._fullness)
+
+    def largest(self, within: Domain) -> Place:
+        """The part of a domain with the most room: a node of its own, or the next narrower one."""
+        own = self._areas[within].nodes
+        size = max(own, default=0)
+        children = [domain for domain in within.children if self.room(domain)]
+        most = max([self.room(domain) for domain in children], default=0)
+        if size >= most:
+            return own[size][0]
+        return min([d for d in children if self.room(d) == most], key=self._fullness)
+
+    def _wide_enough(self, within: Domain, num_workers: int) -> Iterator[Domain]:
+        if self.room(within) >= num_workers:
+            yield within
+            for child in within.children:
+                yield from self._wide_enough(child, num_workers)
+
+    def _fullness(self, domain: Domain) -> tuple[object, ...]:
+        """Orders domains: those with the least room first, of those the ones with it on the fewest
+        nodes, then by the domains that they are in, and then by name."""
+        around = list(domain.around)
+        areas = [self._areas[each] for each in around]
+        rooms = [(area.room, area.num_nodes) for area in areas]
+        return (rooms, [(each.level, each.name) for each in around])
+
+
+class _Pack:
+    """Slices that are chosen one after the other; what they take is gone until the end."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._slices: list[Slice] = []
+        self._before: dict[str, int] = {}
+        """The room of the chosen nodes."""
+        self.num_workers = 0
+
+    def fill(self, place: Place, num_workers: int) -> None:
+        """Choose so many of a place, which has room for them."""
+        while num_workers:
+            if isinstance(place, str):
+                self._choose(place, num_workers)
+                return
+            inner = self._placement.narrowest(place, num_workers)
+            if inner is not None:
+                place = inner
+                continue
+            part = self._placement.largest(place)
+            there = self._placement.room(part)
+            self.fill(part, there)
+            num_workers -= there
+
+    def finish(self) -> tuple[Slice, ...]:
+        for node_id, size in self._before.items():
+            self._placement.change(node_id, size)
+        return tuple(self._slices)
+
+    def _choose(self, node_id: str, num_workers: int) -> None:
+        self._before[node_id] = self._placement.room(node_id)
+        self._slices.append(Slice(node_id, num_workers))
+        self._placement.change(node_id, 0)
+        self.num_workers += num_workers

@@ -1,0 +1,392 @@
+"""Free resources of nodes, and the room that they have for workers of each kind.
+
+Nodes of which everything is equal are one group, and room is counted by group: most of a large
+cluster's nodes are of few kinds, and either empty or full. The amount that is set aside for waiting
+jobs is the same on all nodes that are equal when they are empty: one number for all of these.
+Only where a gang is placed, or must be within one domain, is the room counted by domain
+(`placement`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
+from service.domain.scheduling.placement.placement import Placement
+from service.domain.scheduling.placement.slots import Node
+from service.domain.scheduling.placement.topology import Domain, Place, Topology
+
+Amounts = tuple[float, ...]
+"""Of each resource, in the order of `Gangs.names`."""
+
+
+class When(IntEnum):
+    """The kind of free resources of a node that is meant."""
+
+    FREE = 0
+    """Those that nobody holds."""
+    NOW = 1
+    """Those of them that are promised to nobody."""
+    SOON = 2
+    """As NOW, once all jobs have left that were asked to."""
+
+
+State = tuple[Amounts, Amounts, Amounts]
+"""Of a node, by `When`; below zero where more is promised."""
+_Spot = tuple[Amounts, Domain]
+"""Nodes with these resources when they are empty, directly in this domain."""
+
+
+class _Group:
+    """Nodes with the same resources."""
+
+    __slots__ = ("kind", "nodes", "state")
+
+    def __init__(self, kind: int, state: State) -> None:
+        self.kind = kind
+        """Of the nodes, by what they have when they are empty."""
+        self.state = state
+        self.nodes: set[str] = set()
+
+
+class Stock:
+    """The resources of all nodes while one plan is made."""
+
+    def __init__(self, nodes: Sequence[Node], gangs: Gangs, topology: Topology) -> None:
+        """gangs: with all whose jobs will ask. topology: of these nodes, and perhaps of others."""
+        self.topology = topology
+        self.kind_of: dict[str, int] = {}
+        """By node."""
+        self.totals: list[Amounts] = []
+        """By kind of node."""
+        self.counts: list[int] = []
+        self.moves: list[tuple[str, _Group, _Group]] = []
+        """Nodes that have changed, with the groups that they left and joined."""
+        self.num_grown = 0
+        """How often resources were added."""
+        self._group_of: dict[str, _Group] = {}
+        self._groups: dict[tuple[int, State], _Group] = {}
+        self._capacity: dict[WorkerKind, Sequence[int]] = {}
+        self._largest: dict[WorkerKind, int] = {}
+        self._whole: dict[WorkerKind, int] = {}
+        self._sort(nodes, gangs)
+        for node in nodes:
+            free = gangs.vector(node.available_to_us)
+            self._join(node.id, self.kind_of[node.id], (free, free, free))
+
+    def _sort(self, nodes: Sequence[Node], gangs: Gangs) -> None:
+        """Find the kinds of nodes. Those in a domain that is too small for some gang differ from
+        those that it could use."""
+        spots = [(gangs.vector(node.total), self.topology.domain_of[node.id]) for node in nodes]
+        numbers = Counter(spots) if gangs.required else {}
+        usable = {kind: self._usable(kind, numbers) for kind in gangs.required}
+        capacity: dict[WorkerKind, list[int]] = {kind: [] for kind in usable}
+        kinds: dict[tuple[Amounts, tuple[bool, ...]], int] = {}
+        for node, spot in zip(nodes, spots, strict=True):
+            could = tuple([spot in there for there in usable.values()])
+            number = kinds.setdefault((spot[0], could), len(kinds))
+            if number == len(self.totals):
+                self.totals.append(spot[0])
+                self.counts.append(0)
+                for kind, there in usable.items():
+                    capacity[kind].append(kind.fits(spot[0]) if spot in there else 0)
+            self.counts[number] += 1
+            self.kind_of[node.id] = number
+        self._capacity.update(capacity)
+
+    def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
+        """Those in domains that could hold a gang with a requirement if they were empty. Notes how
+        many of its workers the largest domain has room for."""
+        required = kind.required
+        if required is None or not self.topology.has(required.level):
+            self._whole[kind] = 0
+            return set()
+        around = self.topology.of_level(required.level).around
+        alone = {spot: kind.fits(spot[0]) for spot in spots}
+        rooms: Counter[Domain | None] = Counter()
+        for spot, number in spots.items():
+            rooms[around[spot[1]]] += alone[spot] * number
+        del rooms[None]  # nodes that are in no domain of the level
+        self._whole[kind] = max([*rooms.values(), *alone.values()], default=0)
+        return {
+            spot
+            for spot in spots
+            if alone[spot] >= required.least or rooms[around[spot[1]]] >= required.least
+        }
+
+    def place_of(self, node_id: str, required: Requirement | None) -> Place:
+        """The part of the cluster with the node that may hold a gang."""
+        if required is None or not self.topology.has(required.level):
+            return self.topology.cluster
+        return self.topology.place_of(node_id, required.level)
+
+    @property
+    def groups(self) -> Iterator[_Group]:
+        return iter(self._groups.values())
+
+    def group_of(self, node_id: str) -> _Group | None:
+        return self._group_of.get(node_id)
+
+    def capacity(self, kind: WorkerKind) -> Sequence[int]:
+        """How many such workers an empty node has room for, by kind of node. Of a gang that must be
+        in one domain: none on nodes of which no domain is large enough."""
+        found = self._capacity.get(kind)
+        if found is None:
+            found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
+        return found
+
+    def largest(self, kind: WorkerKind) -> int:
+        """How many such workers the largest node has room for when it is empty."""
+        found = self._largest.get(kind)
+        if found is None:
+            found = self._largest[kind] = max(self.capacity(kind), default=0)
+        return found
+
+    def whole(self, kind: WorkerKind) -> int:
+        """How many such workers the empty cluster has room for, where they may be together."""
+        found = self._whole.get(kind)
+        if found is None:
+            of_nodes = zip(self.capacity(kind), self.counts, strict=True)
+            found = self._whole[kind] = sum([each * number for each, number in of_nodes])
+        return found
+
+    def take(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """A job holds these slots from now on."""
+        for part in slices:
+            group = self._group_of.get(part.node_id)
+            if group is not None:
+                free, now, soon = group.state
+                taken = _plus(free, kind.vector, -part.num_workers)
+                now_left = taken if now == free else _plus(now, kind.vector, -part.num_workers)
+                soon_left = taken if soon == free else _plus(soon, kind.vector, -part.num_workers)
+                self._move(part.node_id, group, (taken, now_left, soon_left))
+
+    def expect(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """These slots will be free."""
+        self.num_grown += 1
+        for part in slices:
+            group = self._group_of.get(part.node_id)
+            if group is not None:
+                free, now, soon = group.state
+                more = _plus(soon, kind.vector, part.num_workers)
+                self._move(part.node_id, group, (free, now, more))
+
+    def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """Keep these slots, of which some are not free yet."""
+        for part in slices:
+            group = self._group_of[part.node_id]
+            free, now, soon = group.state
+            less = _plus(soon, kind.vector, -part.num_workers)
+            self._move(part.node_id, group, (free, tuple(map(min, now, less)), less))
+
+    def _move(self, node_id: str, group: _Group, state: State) -> None:
+        group.nodes.remove(node_id)
+        if not group.nodes:
+            del self._groups[group.kind, group.state]
+        self.moves.append((node_id, group, self._join(node_id, group.kind, state)))
+
+    def _join(self, node_id: str, kind: int, state: State) -> _Group:
+        group = self._groups.get((kind, state))
+        if group is None:
+            group = self._groups[kind, state] = _Group(kind, state)
+        group.nodes.add(node_id)
+        self._group_of[node_id] = group
+        return group
+
+
+def _plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
+    return tuple([amount + times * each for amount, each in zip(some, vector, strict=True)])
+
+
+class Reserved:
+    """The resources that are set aside on the nodes for waiting jobs."""
+
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
+        self._workers: dict[WorkerKind, int] = {}
+        self.on = [(0.0,) * len(total) for total in stock.totals]
+        """By kind of node."""
+        self.version = 0
+
+    def set_aside(self, kind: WorkerKind, num_workers: int) -> None:
+        """On each node, as many slots as these workers could use there if it were empty; with those
+        of others of the kind no more than it has."""
+        before = self._workers.get(kind, 0)
+        self._workers[kind] = before + num_workers
+        if before >= self._stock.largest(kind):
+            return
+        for at, most in enumerate(self._stock.capacity(kind)):
+            if most > before:
+                number = min(most, before + num_workers) - before
+                self.on[at] = _plus(self.on[at], kind.vector, number)
+                self.version += 1
+
+
+class Pool:
+    """The resources that some jobs may take; below zero where more is reserved."""
+
+    def __init__(self, stock: Stock, when: When, reserved: Reserved | None = None) -> None:
+        self._stock = stock
+        self._when = when
+        self._reserved = reserved or Reserved(stock)
+        self._rooms: dict[WorkerKind, _Room] = {}
+
+    def room(self, kind: WorkerKind) -> int:
+        """How many such workers fit where they may be together."""
+        return self._exact(kind).most()
+
+    def total(self, kind: WorkerKind) -> int:
+        """How many such workers fit, wherever that is."""
+        return self._exact(kind).total
+
+    def rooms(self, kind: WorkerKind) -> dict[Place, int]:
+        """How many fit, by the parts of the cluster each of which may hold a gang of them."""
+        return self._exact(kind).rooms()
+
+    def has(self, kind: WorkerKind, num_workers: int) -> bool:
+        """Whether so many fit. Quick where they do not: a count of earlier is too high at most,
+        unless resources were added since."""
+        room = self._rooms.get(kind)
+        is_bound = room is not None and room.num_grown == self._stock.num_grown
+        if room is not None and is_bound and room.bound < num_workers:
+            return False
+        room = self._exact(kind)
+        return room.bound >= num_workers and room.most() >= num_workers
+
+    def pack_most(self, kind: WorkerKind, least: int, most: int) -> tuple[Slice, ...] | None:
+        """Slices of as many of `most` workers as fit, near each other (`placement`), or None if
+        not even `least` do."""
+        if not self.has(kind, least):
+            return None
+        room = self._exact(kind)
+        return room.placement.pack(min(room.most(), most))
+
+    def pack_near(
+        self, kind: WorkerKind, least: int, most: int, node_ids: Sequence[str]
+    ) -> tuple[Slice, ...] | None:
+        """The same for a group that has workers on these nodes: near them."""
+        if not self.has(kind, least) or (found := self.room_near(kind, node_ids)) < least:
+            return None
+        near = self._that_are_there(node_ids)
+        return self._exact(kind).placement.pack(min(found, most), near)
+
+    def room_near(self, kind: WorkerKind, node_ids: Sequence[str]) -> int:
+        """How many fit where they may be together with workers on these nodes."""
+        room, near = self._exact(kind), self._that_are_there(node_ids)
+        if kind.required is None or not node_ids:
+            return room.most()
+        return room.rooms().get(self.place_of(kind, near[0]), 0) if near else 0
+
+    def pack_within(self, kind: WorkerKind, num_workers: int, place: Place) -> tuple[Slice, ...]:
+        """So many of those that `rooms` says."""
+        return self._exact(kind).placement.pack(num_workers, within=place) if num_workers else ()
+
+    def at(self, node_id: str) -> list[float] | None:
+        """The resources of a node; None of one that is not there."""
+        group = self._stock.group_of(node_id)
+        if group is None:
+            return None
+        aside = self._reserved.on[group.kind]
+        return [a - b for a, b in zip(group.state[self._when], aside, strict=True)]
+
+    def place_of(self, kind: WorkerKind, node_id: str) -> Place:
+        """As `Stock.place_of`."""
+        return self._stock.place_of(node_id, kind.required)
+
+    def _that_are_there(self, node_ids: Sequence[str]) -> list[str]:
+        return [name for name in node_ids if self._stock.group_of(name) is not None]
+
+    def _exact(self, kind: WorkerKind) -> _Room:
+        room = self._rooms.get(kind)
+        if room is None:
+            room = self._rooms[kind] = _Room(kind, self._stock, self._when, self._reserved)
+        room.catch_up()
+        return room
+
+
+class _Room:
+    """How many workers of one kind have room."""
+
+    def __init__(self, kind: WorkerKind, stock: Stock, when: When, reserved: Reserved) -> None:
+        self._kind = kind
+        self._stock = stock
+        self._when = when
+        self._reserved = reserved
+        self._version = -1
+        self._num_moves = 0
+        """How many of the stock's moves are counted here."""
+        self.num_grown = 0
+        self._size_of: dict[_Group, int] = {}
+        """The room of each node of a group."""
+        self.total = 0
+        """On all nodes."""
+        self.bound = 0
+        """No more have room where they may be together, unless resources were added since."""
+        self._is_exact = False
+        """Whether so many have."""
+        self._placement: Placement | None = None
+        self._num_placed = 0
+        """How many of the stock's moves the placement knows."""
+
+    def catch_up(self) -> None:
+        stock, is_first = self._stock, self._version < 0
+        if self._version != self._reserved.version:
+            self._version = self._reserved.version
+            self._size_of, self._placement = {}, None
+            self.total = sum([self._size(group) * len(group.nodes) for group in stock.groups])
+        elif self._num_moves == len(stock.moves):
+            return
+        else:
+            for _, left, joined in stock.moves[self._num_moves :]:
+                self.total += self._size(joined) - self._size(left)
+        self._is_exact = self._kind.required is None
+        is_anew = self._is_exact or is_first or self.num_grown != stock.num_grown
+        self.bound = self.total if is_anew else min(self.bound, self.total)
+        self._num_moves, self.num_grown = len(stock.moves), stock.num_grown
+
+    def most(self) -> int:
+        """How many have room where they may be together."""
+        if not self._is_exact:
+            self.bound, self._is_exact = max(self.rooms().values(), default=0), True
+        return self.bound
+
+    def rooms(self) -> dict[Place, int]:
+        """By the parts of the cluster where they may be together."""
+        required, topology = self._kind.required, self._stock.topology
+        if required is None:
+            return {topology.cluster: self.total}
+        return self.placement.rooms(required.level) if topology.has(required.level) else {}
+
+    @property
+    def placement(self) -> Placement:
+        """The room by node."""
+        moves = self._stock.moves
+        if self._placement is None:
+            sizes = [(size, group.nodes) for group, size in self._size_of.items() if size]
+            there = {name: size for size, nodes in sizes for name in nodes}
+            self._placement = Placement(self._stock.topology, there)
+        else:
+            for node_id, _, joined in moves[self._num_placed :]:
+                self._placement.change(node_id, self._size(joined))
+        self._num_placed = len(moves)
+        return self._placement
+
+    def _size(self, group: _Group) -> int:
+        size = self._size_of.get(group)
+        if size is None:
+            aside = self._reserved.on[group.kind]
+            free = [a - b for a, b in zip(group.state[self._when], aside, strict=True)]
+            size = self._size_of[group] = self._kind.fits(free)
+        return size
+
+
+class Offer:
+    """The slots that jobs of one right may take: now, and once others have left theirs."""
+
+    def __init__(self, stock: Stock) -> None:
+        self.reserved = Reserved(stock)
+        self.now = Pool(stock, When.NOW, self.reserved)
+        self.soon = Pool(stock, When.SOON, self.reserved)

@@ -1,0 +1,283 @@
+"""Slots as plain data: the request of a gang, the resources of nodes, and how one fits the other.
+
+Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Labels of nodes are
+among the resources here and in the bundles of jobs (`service.config.node_types`), and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dray.spec import Elastic, Resources
+from ray_workers.shared.contracts import Slice
+from service.config.node_types import LABEL_SHARE, label_resources, labels_in, without_labels
+
+ACCELERATOR = "accelerator_type:"
+EPSILON = 1e-6
+"""Ray counts resources in ten-thousandths; sums of floats are only nearly exact."""
+
+Kind = tuple[tuple[str, float], ...]
+"""A bundle, to look things up by it."""
+
+NUM_GPUS = "number of GPUs"
+"""Of what a node has free: how many of its GPUs nobody has whole. Workers never ask for it."""
+WHOLE_GPUS = "whole GPUs"
+"""The same: GPUs of which nobody has a part. Both are there only while GPUs are shared."""
+
+ACCELERATOR_SHARE = 0.001
+"""The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The request of a gang: `num_workers` times `bundle`."""
+
+    num_workers: int
+    bundle: Mapping[str, float]
+    min_workers: int | None = None
+    """With how few an elastic gang may start and go on; None: all of them or none."""
+    required_level: str | None = None
+    """The level of the topology of which one domain must hold the gang; None: none must."""
+
+    @functools.cached_property
+    def kind(self) -> Kind:
+        """The same for equal bundles, whatever the order of their resources."""
+        return tuple(sorted(self.bundle.items()))
+
+    def of_size(self, num_workers: int) -> Request:
+        """The same for so many workers, and no fewer."""
+        return replace(self, num_workers=num_workers, min_workers=None)
+
+    @property
+    def least(self) -> int:
+        return self.num_workers if self.min_workers is None else self.min_workers
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A job that has slots."""
+
+    job_id: str
+    slices: tuple[Slice, ...]
+    bundle: Mapping[str, float]
+    queue: str = "default"
+    owner: str = "default"
+
+
+@dataclass(frozen=True)
+class Node:
+    id: str
+    total: Mapping[str, float]
+    available_to_us: Mapping[str, float]
+    """The resources that a launch may take now: see `offered`."""
+    accepted: bool = True
+    quarantined: Mapping[str, float] = field(default_factory=dict)
+    """Resources of slots in which processes of ended attempts are stuck: no end of a job frees
+    them."""
+
+    @classmethod
+    def labelled(
+        cls,
+        node_id: str,
+        total: Mapping[str, float],
+        available_to_us: Mapping[str, float],
+        labels: Mapping[str, str],
+        *,
+        accepted: bool = True,
+        quarantined: Mapping[str, float] | None = None,
+    ) -> Node:
+        """With its labels among its resources."""
+        found = label_resources(labels)
+        here, free = {**total, **found}, {**available_to_us, **found}
+        return cls(node_id, here, free, accepted, quarantined or {})
+
+
+def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
+    """The request of a job document, in Ray's names."""
+    bundle = {"CPU": float(resources.cpus_per_worker)}
+    if resources.gpus_per_worker:
+        bundle["GPU"] = float(resources.gpus_per_worker)
+    if resources.memory_bytes is not None:
+        bundle["memory"] = float(resources.memory_bytes)
+    if resources.accelerator is not None:
+        bundle[f"accelerator_type:{resources.accelerator}"] = ACCELERATOR_SHARE
+    bundle |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
+    least = None if elastic is None else elastic.min_workers
+    return Request(resources.num_workers, bundle, least, resources.required_topology)
+
+
+def offered(
+    total: Mapping[str, float],
+    available: Mapping[str, float],
+    held: Mapping[str, float],
+) -> dict[str, float]:
+    """The resources of a node that a launch may take: free ones, without those that our own
+    attempts hold.
+
+    A claim counts at once, though Ray learns of it later; only Ray knows of the use by others.
+    """
+    return {
+        name: max(0.0, min(available.get(name, 0.0), amount - held.get(name, 0.0)))
+        for name, amount in total.items()
+    }
+
+
+def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
+    """Sum of what the holders have on each node where they have anything."""
+    held: dict[str, dict[str, float]] = {}
+    for holder in holders:
+        for part in holder.slices:
+            add(held.setdefault(part.node_id, {}), holder.bundle, part.num_workers)
+    return held
+
+
+def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
+    """Sum of what the holders have on one node."""
+    return held_by_node(holders).get(node_id, {})
+
+
+def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
+    """How many workers of one job with this bundle the free resources carry. No two of them share a
+    GPU."""
+    counts = [
+        math.floor((free.get(name, 0.0) + EPSILON) / amount)
+        for name, amount in bundle.items()
+        if amount > 0
+    ]
+    if gpus := bundle.get("GPU"):
+        counts.append(_gpus_apart(gpus, free))
+    return max(0, min(counts, default=0))
+
+
+def is_part_of_gpu(bundle: Mapping[str, float]) -> bool:
+    """Whether each worker asks for a part of a GPU, and others may have the rest."""
+    return 0 < bundle.get("GPU", 0.0) < 1
+
+
+def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
+    """How many workers find GPUs that none of the others has."""
+    left = free.get("GPU", 0.0)
+    if gpus < 1:
+        return math.floor(free.get(NUM_GPUS, math.ceil(left - EPSILON)))
+    return math.floor((free.get(WHOLE_GPUS, left) + EPSILON) / gpus)
+
+
+def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
+    """Of each holder that has parts of GPUs on a node, the part of a worker and their number."""
+    counts = (
+        (holder.bundle["GPU"], sum(s.num_workers for s in holder.slices if s.node_id == node_id))
+        for holder in holders
+        if is_part_of_gpu(holder.bundle)
+    )
+    return [(part, number) for part, number in counts if number]
+
+
+def with_shared_gpus(
+    free: Mapping[str, float], parts: Sequence[tuple[float, int]]
+) -> dict[str, float]:
+    """The free resources of a node with `NUM_GPUS` and `WHOLE_GPUS`.
+
+    parts: of each job that has parts of GPUs there, the part of each worker and their number. Ray
+    fills one GPU after the other, so they are taken to be on as few as can be; if they are on
+    more, a start fails, and is tried again.
+    """
+    held = math.fsum(part * number for part, number in parts)
+    touched = max([math.ceil(held - EPSILON), *(number for _, number in parts)])
+    whole = math.floor(free.get("GPU", 0.0) + held + EPSILON) - touched
+    not_whole = math.floor(free.get("GPU", 0.0) + held + EPSILON)
+    return {**free, NUM_GPUS: not_whole, WHOLE_GPUS: max(0, whole)}
+
+
+def count(slices: Sequence[Slice]) -> int:
+    return sum(part.num_workers for part in slices)
+
+
+def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
+    """Return so many bundles; `times` may be negative, to take what was returned."""
+    for name, amount in bundle.items():
+        free[name] = free.get(name, 0.0) + times * amount
+    if WHOLE_GPUS in free:  # a worker's part may be the only one on its GPU
+        gpus = math.ceil(bundle.get("GPU", 0.0))
+        free[WHOLE_GPUS] += times * gpus
+        free[NUM_GPUS] += 0 if is_part_of_gpu(bundle) else times * gpus
+
+
+def free_again(free: dict[str, float], node: Node, bundle: Mapping[str, float], times: int) -> None:
+    """Return so many bundles that a job had on the node to what it has free, up to what it can
+    have."""
+    add(free, bundle, times)
+    for name in bundle:
+        most = node.total.get(name, 0.0) - node.quarantined.get(name, 0.0)
+        free[name] = max(0.0, min(free[name], most))
+
+
+def needs(request: Request) -> str:
+    """`needs 2 workers of 1 CPU within one rack`."""
+    at_least = "at least " if request.min_workers is not None else ""
+    level = request.required_level
+    within = "" if level is None else f" within one {level}"
+    return f"needs {at_least}{workers(request.least)} of {bundle_of(request)}{within}"
+
+
+def workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+def bundle_of(request: Request) -> str:
+    """The bundle of one worker, for people."""
+    parts = [
+        amount_of(name, amount)
+        for name, amount in without_labels(request.bundle).items()
+        if not name.startswith("accelerator_type:")
+    ]
+    kinds = [
+        name.removeprefix("accelerator_type:")
+        for name in request.bundle
+        if name.startswith("accelerator_type:")
+    ]
+    what = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    labels = ", ".join(f"{key}={value}" for key, value in labels_in(request.bundle).items())
+    where = f" on nodes with {labels}" if labels else ""
+    return what + (f" on {kinds[0]}" if kinds else "") + where
+
+
+def amount_of(name: str, amount: float) -> str:
+    if name == "memory":
+        return f"{amount / 2**30:.3g} GiB of memory"
+    return f"{amount:g} {name}"
+
+
+def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:
+    """The resources that so many workers hold, as rules count them."""
+    return {
+        name: num_workers * (1.0 if name.startswith(ACCELERATOR) else amount)
+        for name, amount in bundle.items()
+    }
+
+
+def spoken(name: str, amount: float) -> str:
+    """`8 GPU`, `8 H100`, `8 GiB of memory`."""
+    return amount_of(name.removeprefix(ACCELERATOR), amount)
+
+
+def share_of(request: Request, total: Mapping[str, float]) -> float:
+    """The share of the cluster that a gang holds, of the resource of which it takes most: its
+    dominant share (Ghodsi et al., NSDI 2011)."""
+    shares = (
+        request.num_workers * amount / total[name]
+        for name, amount in request.bundle.items()
+        if total.get(name)
+    )
+    return max(shares, default=0.0)
+
+
+def total_of(totals: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of the resources of nodes."""
+    total: dict[str, float] = {}
+    for each in totals:
+        for name, amount in each.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total

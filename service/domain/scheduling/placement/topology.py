@@ -1,0 +1,135 @@
+"""The topology of a cluster: domains such as racks, of nodes that have a label in common.
+
+The operator names keys of labels, from the widest level to the narrowest. Nodes are in one domain
+of a level if they have the same values of its label and of those of all wider levels. Where a node
+has no label of a level, or an empty one, its domain of the next narrower level counts for that one,
+too; the last level is always the node itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from service.config.node_types import LABEL, NODE_LEVEL
+from service.domain.scheduling.placement.slots import Node
+
+
+class Domain:
+    """Nodes that are near each other."""
+
+    __slots__ = ("children", "level", "name", "parent")
+
+    def __init__(self, level: int, name: str, parent: Domain | None) -> None:
+        self.level = level
+        """0 is the widest; -1 the whole cluster."""
+        self.name = name
+        """The value of its label."""
+        self.parent = parent
+        self.children: list[Domain] = []
+
+    @property
+    def around(self) -> Iterator[Domain]:
+        """The domain itself and those that it is in, the narrowest first."""
+        at: Domain | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
+    def at(self, level: int) -> Domain | None:
+        """The widest domain around this one that is no wider than the level; None if none is."""
+        found = None
+        for domain in self.around:
+            if domain.level < level:
+                break
+            found = domain
+        return found
+
+
+Place = Domain | str
+"""A domain, or a node by its id."""
+
+
+def name_of(place: Place) -> str:
+    return place if isinstance(place, str) else place.name
+
+
+def largest(rooms: Mapping[Place, int]) -> Place:
+    """The place with the most room, of several the first by name."""
+    return min(rooms, key=lambda place: (-rooms[place], name_of(place)))
+
+
+class Domains:
+    """The domains that count for one level."""
+
+    def __init__(self, around: Mapping[Domain, Domain | None]) -> None:
+        self.around = around
+        """By any domain, the one that counts for it; None if its nodes count by themselves."""
+        self.all = [domain for domain, found in around.items() if domain is found]
+        self.wider = [domain for domain, found in around.items() if found is None]
+
+
+class Topology:
+    """The domains that some nodes are in."""
+
+    def __init__(self, levels: Sequence[str], nodes: Iterable[Node]) -> None:
+        """levels: keys of labels, without the level of the nodes."""
+        self.levels = (*levels, NODE_LEVEL)
+        self._prefixes = [f"{LABEL}{key}=" for key in levels]
+        self._found: dict[tuple[str | None, ...], Domain] = {}
+        self.cluster = Domain(-1, "", None)
+        """All nodes."""
+        self.domain_of = {node.id: self._narrowest(node.total) for node in nodes}
+        """By node, the narrowest domain above it."""
+        self._of_levels: dict[str, Domains] = {}
+
+    def has(self, level: str) -> bool:
+        return level in self.levels
+
+    def of_level(self, level: str) -> Domains:
+        """The domains of a level that the operator names."""
+        found = self._of_levels.get(level)
+        if found is None:
+            number = self.levels.index(level)
+            domain_of = {domain: domain.at(number) for domain in self._domains()}
+            found = self._of_levels[level] = Domains(domain_of)
+        return found
+
+    def place_of(self, node_id: str, level: str) -> Place:
+        """The domain of a level that a node is in, which may be the node."""
+        return self.of_level(level).around[self.domain_of[node_id]] or node_id
+
+    def rooms(self, sizes: Mapping[str, int], level: str) -> dict[Place, int]:
+        """Workers by domain of a level; sizes: by node."""
+        found: dict[Place, int] = {}
+        for node_id, size in sizes.items():
+            place = self.place_of(node_id, level)
+            found[place] = found.get(place, 0) + size
+        return found
+
+    def labels_of(self, place: Place) -> dict[str, str]:
+        """The labels of the levels that all nodes of a domain have."""
+        around = () if isinstance(place, str) else place.around
+        return {self.levels[each.level]: each.name for each in around if each is not self.cluster}
+
+    def together(self, sizes: Mapping[str, int], level: str | None) -> int:
+        """How many workers have room in one domain of a level, or anywhere without a level."""
+        if level is None:
+            return sum(sizes.values())
+        return max(self.rooms(sizes, level).values(), default=0) if self.has(level) else 0
+
+    def _domains(self) -> list[Domain]:
+        return [self.cluster, *self._found.values()]
+
+    def _narrowest(self, total: Mapping[str, float]) -> Domain:
+        domain = self.cluster
+        path: tuple[str | None, ...] = ()
+        for level, prefix in enumerate(self._prefixes):
+            value = next((n[len(prefix) :] for n in total if n.startswith(prefix)), None) or None
+            path = (*path, value)
+            if value is not None:
+                known = self._found.get(path)
+                if known is None:
+                    known = self._found[path] = Domain(level, value, domain)
+                    domain.children.append(known)
+                domain = known
+        return domain

@@ -1,0 +1,198 @@
+"""Running jobs that leave slots to others, because they were asked to or now are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.elastic import sizing
+from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, targets
+from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
+from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
+from service.domain.scheduling.placement.slots import count, workers
+from service.domain.scheduling.policy.ranking import is_kept_back
+from service.domain.scheduling.policy.records import Preempt, Shrink, Snapshot, WaitingJob
+from service.domain.scheduling.rules import eviction, order
+from service.domain.scheduling.rules.backfill import Backfill
+from service.domain.scheduling.rules.eviction import RunningJob
+from service.domain.scheduling.rules.obstacles import Reason
+
+MAX_PREEMPTED = 100
+"""Jobs that one plan asks for slots: those that are still in the way are asked by the next."""
+
+
+class Departures:
+    """What one plan asks of running jobs: to leave their slots, or some of them."""
+
+    def __init__(
+        self, snapshot: Snapshot, stock: Stock, gangs: Gangs, ranks: Mapping[str, order.Rank]
+    ) -> None:
+        """ranks: of the jobs that run."""
+        self._snapshot = snapshot
+        self._stock = stock
+        self._gangs = gangs
+        self._ranks = ranks
+        running = eviction.cheapest_first(snapshot.running, ranks)
+        self._candidates = eviction.Candidates(running, ranks, snapshot.min_run_s)
+        self._leaving: dict[str, int] = {}
+        """By job, its place among those that leave or shrink."""
+        self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
+        """By node."""
+        for job in running:
+            if job.is_leaving:
+                self._expect(job, job.slices)
+            elif job.recalled:
+                self._expect(job, job.recalled)
+        self._soon = Pool(stock, When.SOON)
+        self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
+        self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
+        """Ranks, and how many workers would fit if all left that may be asked for these."""
+        self.targets: dict[str, int] = {}
+        """The sizes of jobs whose size is chosen."""
+        self.asked: list[Preempt | Shrink] = []
+
+    def from_nodes(self, slices: Sequence[Slice]) -> tuple[str, ...]:
+        """The jobs that leave slots on the nodes of these slices, those first that were asked
+        first."""
+        there = {name for part in slices for name in self._leaving_from[part.node_id]}
+        return tuple(sorted(there, key=lambda name: self._leaving[name]))
+
+    def choose_sizes(
+        self, waiting: Sequence[tuple[WaitingJob, Gang, order.Rank]], now: datetime
+    ) -> None:
+        """Choose the sizes of elastic jobs, and ask those for slots that run on more."""
+        elastic, min_run_s = self._snapshot.elastic, self._snapshot.min_run_s
+        claims: list[ElasticClaim] = []
+        others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
+        for job, gang, rank in waiting:
+            backs_off = job.not_before is not None and job.not_before > now
+            if backs_off or job.preparing or is_kept_back(job, self._snapshot.used_up):
+                continue
+            standing = _standing(rank)
+            # The rules for sizes don't know the room of a topology's domains.
+            choice = elastic.get(job.job_id) if gang.kind.required is None else None
+            if choice is None:
+                others[standing, gang.kind] += gang.least
+                continue
+            comes_first = job.waited_s > order.LONGEST_WAIT_S
+            claims.append(
+                ElasticClaim(job.job_id, standing, gang.kind, choice, comes_first=comes_first)
+            )
+        sized = [
+            job
+            for job in self._snapshot.running
+            if job.job_id in elastic
+            and job.yields
+            and not (job.is_leaving or job.recalled or job.request.required_level)
+        ]
+        for running in sized:
+            claims.append(
+                ElasticClaim(
+                    running.job_id,
+                    _standing(self._ranks[running.job_id]),
+                    self._gangs.of(running.request).kind,
+                    elastic[running.job_id],
+                    held=count(running.slices),
+                    stays=running.held_s < min_run_s,
+                    comes_first=running.held_s < sizing.least_run_s(min_run_s, running.num_left),
+                )
+            )
+        self.targets |= targets(claims, others, self._soon.room, self._stock.largest)
+        for running in sized:
+            self._resize(running, self.targets[running.job_id])
+
+    def _resize(self, running: RunningJob, target: int) -> None:
+        """Have a running job give up what it has beyond the size that was chosen, or leave to
+        resume on that size where it can't change its size in place."""
+        held = count(running.slices)
+        in_place = self._snapshot.elastic[running.job_id].in_place
+        if held == target or len(self.asked) >= MAX_PREEMPTED or (in_place and target > held):
+            return
+        name = running.job_id
+        if in_place and target:
+            given, left = [], held
+            for part in running.spare:
+                if left - part.num_workers >= target:
+                    given.append(part)
+                    left -= part.num_workers
+            if given:
+                message = "goes on with fewer workers, because other jobs gain more by these"
+                self._shrink(running, given, message, name)
+            return
+        message = (
+            f"leaves its slots and resumes on {workers(target)} instead of {held}, by its speed"
+            if target
+            else "leaves its slots for a while, because other jobs gain more by them"
+        )
+        self.asked.append(Preempt(name, Reason("resized", message), name))
+        self.backfill.leaves(name)
+        self._expect(running, running.slices)
+
+    def make_room(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
+        """Have running jobs leave slots for this one; False where not enough may be asked. Jobs
+        whose sizes are chosen leave none to each other but by these."""
+        is_sized = job.job_id in self.targets
+        key = gang.kind, job.yields, is_sized
+        tried = self._unevictable.get(key)
+        is_weaker = tried is not None and gang.least > tried[1] and rank.may_less(tried[0])
+        if is_weaker or len(self.asked) >= MAX_PREEMPTED:
+            return False
+        kept = self._leaving.keys() | self.targets.keys() if is_sized else self._leaving
+        candidates = self._candidates.of(rank, kept)
+        found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
+        if not found.asks:
+            self._unevictable[key] = rank, found.room
+            return False
+        self._unevictable.clear()
+        of_jobs: dict[str, list[eviction.Ask]] = {}
+        for ask in found.asks:
+            of_jobs.setdefault(ask.running.job_id, []).append(ask)
+        for asks in of_jobs.values():
+            self._ask(asks, job.job_id, rank)
+        return True
+
+    def _ask(self, asks: Sequence[eviction.Ask], name: str, coming: order.Rank) -> None:
+        """Ask one running job for all of these slots on behalf of the job of this name."""
+        running = asks[0].running
+        slices = tuple(part for ask in asks for part in ask.slices)
+        if any(ask.is_all for ask in asks):
+            why = eviction.because(coming, self._ranks[running.job_id])
+            reason = Reason("preempted", f"leaves its slots to job {name}, which {why}")
+            self.asked.append(Preempt(running.job_id, reason, name))
+            self.backfill.leaves(running.job_id)
+            slices = running.slices
+        else:
+            message = f"goes on with fewer workers, so that job {name} can start"
+            self._shrink(running, slices, message, name)
+            return
+        self._expect(running, slices)
+
+    def _shrink(
+        self, running: RunningJob, slices: Sequence[Slice], message: str, because_of: str
+    ) -> None:
+        """Ask a group for these of its slots."""
+        name, kind = running.job_id, self._gangs.of(running.request).kind
+        batch_size = self.batch_size(name, kind, count(running.slices) - count(slices))
+        reason = Reason("shrinks", message)
+        self.asked.append(Shrink(name, tuple(slices), reason, because_of, batch_size))
+        self._expect(running, slices)
+
+    def batch_size(self, job_id: str, kind: WorkerKind, num_workers: int) -> int | None:
+        """The global batch of a job that trains on so many workers; None if it has no choice."""
+        job = self._snapshot.elastic.get(job_id)
+        if job is None or job.batch_range is None:
+            return None
+        return sizing.best_batch(job, num_workers, max(1, self._stock.largest(kind)))
+
+    def _expect(self, running: RunningJob, slices: Sequence[Slice]) -> None:
+        """It leaves these slots."""
+        self._leaving[running.job_id] = len(self._leaving)
+        for part in slices:
+            self._leaving_from[part.node_id].append(running.job_id)
+        self._stock.expect(self._gangs.of(running.request).kind, slices)
+
+
+def _standing(rank: order.Rank) -> Standing:
+    return int(rank.turn), rank.falling_priority, rank.user_is_ahead

@@ -1,0 +1,104 @@
+"""Whether the nodes could run a gang if they were empty, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from service.config.node_types import LABEL
+from service.domain.scheduling.placement.slots import (
+    EPSILON,
+    Node,
+    Request,
+    amount_of,
+    fits,
+    is_part_of_gpu,
+    needs,
+)
+from service.domain.scheduling.placement.topology import Topology, largest, name_of
+from service.domain.scheduling.rules.obstacles import Reason
+
+
+def can_ever_fit(
+    request: Request, nodes: Sequence[Node], topology: Topology | None = None
+) -> Reason | None:
+    """Why the accepted nodes could not run the gang even if they were empty; None if they could.
+    topology: of these nodes, and perhaps of others."""
+    usable = [node for node in nodes if node.accepted]
+    most = 0
+    for node in usable:
+        most += fits(request.bundle, node.total)
+        if most >= request.least:
+            break
+    if most >= request.least:
+        if request.required_level is None:
+            return None
+        sizes = {node.id: fits(request.bundle, node.total) for node in usable}
+        return _why_never_together(request, topology or Topology((), usable), sizes)
+    if most:
+        return _unsatisfiable(
+            f"{needs(request)}, but the whole cluster has room for {most} at once"
+            + (", each on another GPU" if is_part_of_gpu(request.bundle) else ""),
+        )
+    totals = [node.total for node in usable]
+    lacking = [
+        (name, amount, max((total.get(name, 0.0) for total in totals), default=0.0))
+        for name, amount in request.bundle.items()
+    ]
+    missing = [entry for entry in lacking if entry[2] + EPSILON < entry[1]]
+    if not missing:
+        return _unsatisfiable(f"{needs(request)}, and no single node of the cluster has all of it")
+    name, amount, best = missing[0]
+    if name.startswith(LABEL):
+        label = name.removeprefix(LABEL)
+        return _unsatisfiable(f"no node of the cluster has the label {label}")
+    if name.startswith("accelerator_type:"):
+        kind = name.removeprefix("accelerator_type:")
+        return _unsatisfiable(f"no node of the cluster has the accelerator {kind}")
+    return _unsatisfiable(
+        f"each worker needs {amount_of(name, amount)}, but the largest node has "
+        f"{amount_of(name, best) if best else f'no {name}'}",
+    )
+
+
+def _why_never_together(
+    request: Request, topology: Topology, sizes: Mapping[str, int]
+) -> Reason | None:
+    """Why no domain of the required level could hold the gang; sizes: by node, its room."""
+    level = request.required_level
+    if level is None:
+        return None
+    if (no_level := why_no_level(request, topology)) is not None:
+        return no_level
+    rooms = topology.rooms(sizes, level)
+    place = largest(rooms)
+    if rooms[place] >= request.least:
+        return None
+    return _unsatisfiable(
+        f"{needs(request)}, but the largest {level}, {name_of(place)}, has room for "
+        f"{rooms[place]} at once"
+    )
+
+
+def why_no_level(request: Request, topology: Topology) -> Reason | None:
+    """Why the required level is none of the topology; None if it is, or none is required."""
+    level = request.required_level
+    if level is None or topology.has(level):
+        return None
+    known = ", ".join(topology.levels)
+    return _unsatisfiable(
+        f"{needs(request)}, but the topology (DRAY_TOPOLOGY) has no level {level!r}, only: {known}"
+    )
+
+
+def _unsatisfiable(message: str) -> Reason:
+    return Reason("unsatisfiable", message)
+
+
+def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
+    """The resource of which no accepted node has enough for one worker; None if only the number of
+    workers is too large."""
+    totals = [node.total for node in nodes if node.accepted]
+    for name, amount in request.bundle.items():
+        if all(total.get(name, 0.0) + EPSILON < amount for total in totals):
+            return name
+    return None

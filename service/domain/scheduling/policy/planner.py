@@ -1,0 +1,105 @@
+"""The scheduling policy: which jobs start where, why the others wait, who makes room, who grows.
+
+A gang starts whole or not at all; an elastic one also with fewer workers, from its least number
+on. Jobs are considered in the order of `order`: by priority, then by the work that they have left.
+A job that finds no free slots has running jobs leave that come clearly behind it (`eviction`).
+
+A job that can't start yet reserves all that it could ever use: on each node, as many of its
+workers' bundles as fit there when the node is empty are set aside, and jobs behind it may take only
+the rest. So a small job never delays a large one that came first, yet passes it on capacity that
+the large one has no use for, such as nodes of another kind. A job that would leave its slots when
+it is asked to passes also on reserved ones, while the other has not waited for long: it can be
+pushed out again. So does one whose running time is limited, if it surely ends before the other can
+start (`backfill`).
+
+Elastic jobs that report how long their steps take get the size at which the cluster gains most by
+them (`sizing`): those that run on other sizes grow, give slots back, or leave and resume.
+
+Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
+and lacks workers to train on. It was given its slots before any job that waits now, it holds the
+rest of them, and it stands by for no more than half a minute. So it gets any free slot, also one
+that a waiting job has reserved, and slots that it can't have yet are set aside as for a job ahead
+of all others. After the queue: an elastic group that trains below its size gets slots that no
+waiting job has reserved, by priority, then first come first served. Here jobs that back off reserve
+slots, too: a job that starts before them ends some day, but a group keeps what it has grown into.
+
+A job that backs off reserves nothing before the queue has been served, unless it is tried again
+soon: it was not at fault, as one whose node was lost, and keeps its place.
+
+A job that is held, that the limits of its queue keep back (`limits`), that waits for others to end,
+or whose array runs as many jobs as it may, reserves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.placement.gangs import Gangs
+from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node
+from service.domain.scheduling.policy.ranking import Ranking, at_the_front
+from service.domain.scheduling.policy.records import Decision, Snapshot, Stay, Wait
+from service.domain.scheduling.policy.round import Round, waits_for_jobs
+from service.domain.scheduling.rules.limits import HELD, held_message
+from service.domain.scheduling.rules.obstacles import Reason
+
+
+def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
+    """One decision for each waiting job, in the order of the queue, those that are held at its end;
+    then one for each group that could grow, and one for each job that is to leave its slots."""
+    accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
+    gangs = Gangs(slots.total_of(node.total for node in accepted))
+    of_queue = [gangs.of(job.request) for job in snapshot.queue]
+    for group in snapshot.growing:
+        gangs.of(group.request)
+    for job in snapshot.running:
+        if job.job_id in snapshot.elastic:
+            gangs.of(job.request)
+    gangs.name_all(shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted))
+    ranking = Ranking(snapshot, gangs)
+    ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
+    running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
+    if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
+        ranks, running = at_the_front(snapshot, ranks, running)
+    # Sorted are places, and no pairs: a collector of garbage goes through all that is made here.
+    queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
+    queue.sort(key=ranks.__getitem__)
+    round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
+    held = [job for job in snapshot.queue if job.held is not None]
+    kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
+    obstacle = _nothing_starts(snapshot, accepted)
+    if obstacle is None and snapshot.elastic:
+        waiting = [(snapshot.queue[at], of_queue[at], ranks[at]) for at in queue]
+        round_.departures.choose_sizes(waiting, now)
+    standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
+    if obstacle is not None:
+        waits = [
+            waits_for_jobs(job, position) if job.after else Wait(job.job_id, obstacle, position)
+            for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
+        ]
+        others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
+        return [*waits, *kept, *standing_by, *others]
+    decisions: list[Decision] = []
+    position = 1
+    for at in queue:
+        decision = round_.decide(snapshot.queue[at], of_queue[at], ranks[at], position)
+        position += isinstance(decision, Wait)
+        decisions.append(decision)
+    round_.end_queue()
+    groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
+    grown = [round_.grow(group) for group in groups if not group.lacking]
+    return [*decisions, *kept, *standing_by, *grown, *round_.departures.asked]
+
+
+def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
+    if not snapshot.connected:
+        return Reason("cluster_unavailable", "waits for the Ray cluster, which does not answer")
+    may_come = bool(snapshot.to_come)
+    if snapshot.nodes and not accepted and not may_come:
+        return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
+    if not accepted and not may_come:
+        return Reason("no_nodes", "waits for a node: the cluster has none yet")
+    if snapshot.storage_problem is not None:
+        return Reason("storage_full", f"waits for room: {snapshot.storage_problem}")
+    return None

@@ -1,0 +1,114 @@
+"""The ranks of jobs, by the quotas and shares of their queues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from service.domain.scheduling.placement.gangs import Gang, Gangs
+from service.domain.scheduling.policy.records import Snapshot, WaitingJob
+from service.domain.scheduling.rules import order, shares
+from service.domain.scheduling.rules.eviction import RunningJob
+from service.domain.scheduling.rules.limits import QueueLimits
+
+
+class Ranking:
+    """The ranks of the jobs of a snapshot."""
+
+    def __init__(self, snapshot: Snapshot, gangs: Gangs) -> None:
+        self._guaranteed = _within_quota(snapshot, gangs)
+        # An account whose jobs are all kept back could not use its share.
+        active = {(job.queue, job.owner) for job in snapshot.running}
+        used_up = snapshot.used_up
+        active.update([(j.queue, j.owner) for j in snapshot.queue if not is_kept_back(j, used_up)])
+        self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
+        self._of_accounts: dict[shares.Account, tuple[shares.Turn, bool]] = {}
+
+    def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
+        account = job.queue, job.owner
+        standing = self._of_accounts.get(account)
+        if standing is None:
+            turn = self._standings.turn(job.queue)
+            standing = turn, self._standings.user_is_ahead(*account)
+            self._of_accounts[account] = standing
+        turn, user_is_ahead = standing
+        return order.Rank(
+            shares.Turn.QUOTA if job.job_id in self._guaranteed else turn,
+            -job.priority,
+            user_is_ahead,
+            order.work_left(job.left_s, gang.weight, job.waited_s),
+            job.seq,
+            job.place,
+        )
+
+
+def at_the_front(
+    snapshot: Snapshot, ranks: Sequence[order.Rank], running: Mapping[str, order.Rank]
+) -> tuple[list[order.Rank], dict[str, order.Rank]]:
+    """The ranks with those of jobs that were moved to the front. A running one keeps its place, so
+    that nobody whom it has passed pushes it out."""
+    waiting = zip(snapshot.queue, ranks, strict=True)
+    could = [(job.queue, r) for job, r in waiting if not is_kept_back(job, snapshot.used_up)]
+    fronts = order.Fronts(could)
+    in_queue = zip(snapshot.queue, ranks, strict=True)
+    there = {job.job_id: fronts.rank(job.queue, running[job.job_id]) for job in snapshot.running}
+    return [fronts.rank(job.queue, rank) for job, rank in in_queue], there
+
+
+def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
+    """The jobs that their queues guarantee their slots. Jobs count against a quota by priority, of
+    equal ones those first that run; those that can't start now do not count, also for a limit."""
+    having = {queue.name for queue in snapshot.queues if queue.quota}
+    if not having:
+        return set()
+    there: list[WaitingJob | RunningJob] = [
+        *[job for job in snapshot.running if job.queue in having],
+        *[job for job in snapshot.queue if job.queue in having or job.array is not None],
+    ]
+    there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
+    in_arrays = Counter(snapshot.running_of_arrays)
+    limits = limits_of(snapshot, gangs)
+    claims = []
+    for job in there:
+        gang = gangs.of(job.request)
+        if isinstance(job, RunningJob) or (
+            _may_claim(job, in_arrays, snapshot.used_up) and _takes_room(job, gang, limits)
+        ):
+            claims.append(shares.Claim(job.job_id, job.queue, gang.kind.counted, gang.least))
+    return shares.within_quota(snapshot.queues, claims)
+
+
+def _takes_room(job: WaitingJob, gang: Gang, limits: QueueLimits) -> bool:
+    """Take what the limits leave for the job; False if that is not enough for it to start."""
+    of_account = limits.of((job.queue, job.owner))
+    if of_account is None:
+        return True
+    if of_account.room(job.job_id, gang.kind, gang.least).workers < gang.least:
+        return False
+    of_account.take(job.job_id, gang.kind, gang.least)
+    return True
+
+
+def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
+    """With what groups that run hold and lack."""
+    limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
+    for group in snapshot.growing:
+        of_account = limits.of((group.queue, group.owner))
+        if of_account is not None:
+            of_account.take(group.job_id, gangs.of(group.request).kind, group.lacking)
+    return limits
+
+
+def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
+    """Whether the job does not start before something happens that is not the scheduler's."""
+    return bool(job.held or job.after) or job.queue in used_up
+
+
+def _may_claim(job: WaitingJob, in_arrays: Counter[str], used_up: Collection[str]) -> bool:
+    """Whether the job could start if there were slots. in_arrays: members that count already."""
+    if is_kept_back(job, used_up) or job.preparing or job.not_before:
+        return False
+    if job.array is not None:
+        in_arrays[job.array.array_id] += 1
+        return in_arrays[job.array.array_id] <= job.array.max_running
+    return True

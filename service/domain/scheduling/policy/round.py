@@ -1,0 +1,258 @@
+"""One round of the policy: jobs get what is left of the slots, one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
+from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
+from service.domain.scheduling.placement.slots import Node, count, workers
+from service.domain.scheduling.placement.topology import Topology
+from service.domain.scheduling.policy.departures import Departures
+from service.domain.scheduling.policy.feasibility import can_ever_fit
+from service.domain.scheduling.policy.ranking import limits_of
+from service.domain.scheduling.policy.records import (
+    Decision,
+    Grow,
+    Growing,
+    Impossible,
+    Snapshot,
+    Start,
+    Stay,
+    Wait,
+    WaitingJob,
+)
+from service.domain.scheduling.rules import order
+from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
+from service.domain.scheduling.rules.obstacles import Obstacles, Reason, jobs
+
+SOON_S = 15.0
+"""A job that backs off for no longer keeps its place: it was not at fault, or not often."""
+
+
+class Round:
+    """The slots that are left while one plan is made."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        snapshot: Snapshot,
+        gangs: Gangs,
+        ranks: Mapping[str, order.Rank],
+        now: datetime,
+    ) -> None:
+        """ranks: of the jobs that run."""
+        self._nodes = nodes
+        self._gangs = gangs
+        self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
+        self._stock = Stock(nodes, gangs, self._topology)
+        self.departures = Departures(snapshot, self._stock, gangs, ranks)
+        self._targets = self.departures.targets
+        self._backfill = self.departures.backfill
+        self._free = Pool(self._stock, When.FREE)
+        self._open = Offer(self._stock)
+        """Without what is reserved by blocked jobs ahead."""
+        self._passable = Offer(self._stock)
+        """Without what is reserved by those of them that have waited for long."""
+        self._unreserved = Pool(self._stock, When.NOW)
+        """Also with what is reserved."""
+        if all(job.ends_within_s is None for job in snapshot.queue):
+            self._backfill.close()
+        self._limits = limits_of(snapshot, gangs)
+        self._obstacles = Obstacles(self._stock, snapshot.holders, self._free)
+        self._to_come = snapshot.to_come
+        self._impossible: dict[Gang, Reason | None] = {}
+        self._too_large: dict[Gang, Reason | None] = {}
+        self._backing_off: list[tuple[WaitingJob, Gang]] = []
+        self._now = now
+        self._running_of_arrays = Counter(snapshot.running_of_arrays)
+
+    def serve(self, group: Growing) -> Decision:
+        """Give a group that stands by all that it lacks, of any free slots."""
+        gang, lacking = self._gangs.of(group.request), group.lacking
+        slices = self._free.pack_near(gang.kind, lacking, lacking, group.node_ids)
+        if slices is not None:
+            return self._grow(group, gang, slices)
+        sentence = f"stands by for {workers(lacking)} of {gang.bundle_spoken}"
+        reason, ahead = self._why_no_more(sentence, group, gang, lacking)
+        self._set_aside(group.job_id, gang, lacking)
+        self._backfill.close()
+        return Stay(group.job_id, reason, ahead)
+
+    def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
+        if job.after:
+            return waits_for_jobs(job, position)
+        if (impossible := self._never_fits(gang)) is not None:
+            return Impossible(job.job_id, impossible)
+        if job.not_before is not None and job.not_before > self._now:
+            self._back_off(job, gang, job.not_before)
+            message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
+            return Wait(job.job_id, Reason("backing_off", message), position)
+        if job.array is not None and self._is_full(job.array):
+            return Wait(job.job_id, Reason("array_limit", job.array.sentence), position)
+        if job.preparing is not None:
+            self._backing_off.append((job, gang))
+            reason = Reason("preparing_environment", job.preparing)
+            return Wait(job.job_id, reason, position)
+        kind, least, most = gang.kind, gang.least, gang.request.num_workers
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is not None:
+            room = limits.room(job.job_id, kind, least)
+            if room.workers < least:
+                limits.keep_place(job.job_id, kind, least, room)
+                reason = Reason(room.code, f"{gang.needs}; {room.message}")
+                return Wait(job.job_id, reason, position, room.holders)
+            most = min(most, room.workers)
+        target = self._targets.get(job.job_id)
+        offer = self._passable if job.yields else self._open
+        if target == 0 and offer.soon.has(kind, least):
+            message = f"{gang.needs}; other jobs gain more by the slots that there are"
+            return Wait(job.job_id, Reason("others_gain_more", message), position)
+        if target:
+            most = max(least, min(most, target))
+            if not offer.now.has(kind, most) and offer.soon.has(kind, most):
+                return self._promise(job, gang, offer, most, position)
+        slices = offer.now.pack_most(kind, least, most)
+        if slices is None and self._backfill.may_pass(job.ends_within_s):
+            slices = self._unreserved.pack_most(kind, least, most)
+        if slices is not None:
+            self._take(job.job_id, kind, slices)
+            if limits is not None:
+                limits.take(job.job_id, kind, count(slices))
+            self._count_in_array(job)
+            return Start(job.job_id, slices)
+        if limits is not None:
+            limits.keep_place(job.job_id, kind, most)
+        if offer.soon.has(kind, least) or self.departures.make_room(job, gang, rank, offer):
+            self._count_in_array(job)
+            return self._promise(job, gang, offer, most, position)
+        reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
+        if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
+            reason, ahead = lacks, ()
+        self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
+        self._backfill.block(kind, least, rank)
+        return Wait(job.job_id, reason, position, ahead)
+
+    def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
+        """Let a job that is tried again soon keep its place, as if it waited for slots."""
+        kind, most = gang.kind, gang.request.num_workers
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is not None:
+            most = min(most, limits.room(job.job_id, kind, gang.least).workers)
+        is_full = job.array is not None and self._is_full(job.array)
+        is_soon = (until - self._now).total_seconds() <= SOON_S
+        if not is_soon or is_full or most < gang.least:
+            self._backing_off.append((job, gang))
+            return
+        if limits is not None:
+            limits.keep_place(job.job_id, kind, most)
+        offer = self._passable if job.yields else self._open
+        slices = offer.now.pack_most(kind, gang.least, most)
+        if slices is None:
+            self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
+        else:
+            self._stock.promise(kind, slices)
+            self._obstacles.block(job.job_id, kind)
+
+    def _never_fits(self, gang: Gang) -> Reason | None:
+        if self._stock.whole(gang.kind) >= gang.least:
+            return None
+        if gang not in self._impossible:
+            nodes = [*self._nodes, *self._to_come]
+            self._impossible[gang] = can_ever_fit(gang.request, nodes, self._topology)
+        return self._impossible[gang]
+
+    def _lacks_nodes(self, gang: Gang) -> Reason | None:
+        """Why the nodes that are there could not run the gang even if they were empty."""
+        if self._stock.whole(gang.kind) >= gang.least:
+            return None
+        if gang not in self._too_large:
+            reason = can_ever_fit(gang.request, self._nodes, self._topology)
+            if reason is not None:
+                why = reason.message if self._nodes else "there is none that it could use"
+                message = f"{gang.needs}, and waits for nodes: {why}"
+                reason = Reason("waiting_for_nodes", message)
+            self._too_large[gang] = reason
+        return self._too_large[gang]
+
+    def _promise(self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int) -> Wait:
+        """Keep slots of which some are about to be left."""
+        slices = offer.soon.pack_most(gang.kind, gang.least, most)
+        assert slices is not None, "the slots of those that leave are enough"
+        self._stock.promise(gang.kind, slices)
+        self._obstacles.block(job.job_id, gang.kind)
+        leaving = self.departures.from_nodes(slices)
+        verb = "makes" if len(leaving) == 1 else "make"
+        message = f"{gang.needs}; {jobs(leaving)} {verb} room for it"
+        return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
+
+    def _is_full(self, array: ArrayLimit) -> bool:
+        return self._running_of_arrays[array.array_id] >= array.max_running
+
+    def _count_in_array(self, job: WaitingJob) -> None:
+        if job.array is not None:
+            self._running_of_arrays[job.array.array_id] += 1
+
+    def end_queue(self) -> None:
+        """Set aside what jobs reserve that back off, before groups grow."""
+        for job, gang in self._backing_off:
+            most = gang.request.num_workers
+            self._set_aside(job.job_id, gang, most)
+            limits = self._limits.of((job.queue, job.owner))
+            if limits is not None:
+                limits.keep_place(job.job_id, gang.kind, most)
+
+    def grow(self, group: Growing) -> Decision:
+        """Give a group that trains the slots it can use and nobody has reserved."""
+        gang = self._gangs.of(group.request)
+        kind = gang.kind
+        most, held = group.most, count(group.slices)
+        if group.job_id in self._targets:
+            most = min(most, self._targets[group.job_id] - held)
+        if most <= 0:
+            message = f"trains on {workers(held)}; other jobs gain more by the slots that there are"
+            return Stay(group.job_id, Reason("others_gain_more", message))
+        limits = self._limits.of((group.queue, group.owner))
+        sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
+        if limits is not None:
+            room = limits.room(group.job_id, kind, 1)
+            if not room.workers:
+                reason = Reason(room.code, f"{sentence}; {room.message}")
+                return Stay(group.job_id, reason, room.holders)
+            most = min(most, room.workers)
+        slices = self._open.now.pack_near(kind, 1, most, group.node_ids)
+        if slices is not None:
+            if limits is not None:
+                limits.take(group.job_id, kind, count(slices))
+            return self._grow(group, gang, slices)
+        return Stay(group.job_id, *self._why_no_more(sentence, group, gang, 1))
+
+    def _why_no_more(
+        self, sentence: str, group: Growing, gang: Gang, least: int
+    ) -> tuple[Reason, tuple[str, ...]]:
+        free = self._free.room_near(gang.kind, group.node_ids)
+        return self._obstacles.why(sentence, group.job_id, gang.kind, least, free)
+
+    def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
+        self._take(group.job_id, gang.kind, slices)
+        num_workers = count(group.slices) + count(slices)
+        batch_size = self.departures.batch_size(group.job_id, gang.kind, num_workers)
+        return Grow(group.job_id, slices, batch_size)
+
+    def _take(self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...]) -> None:
+        self._stock.take(kind, slices)
+        self._obstacles.hold(job_id, slices)
+
+    def _set_aside(self, job_id: str, gang: Gang, most: int, is_impatient: bool = True) -> None:
+        self._obstacles.block(job_id, gang.kind)
+        self._open.reserved.set_aside(gang.kind, most)
+        if is_impatient:
+            self._passable.reserved.set_aside(gang.kind, most)
+
+
+def waits_for_jobs(job: WaitingJob, position: int) -> Wait:
+    reason = Reason("waiting_for_jobs", waits_for(job.after))
+    return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))

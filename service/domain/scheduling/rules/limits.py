@@ -1,0 +1,255 @@
+"""The limits of queues and of their users: how many workers a job may have, whatever is free.
+
+A job that waits keeps its place under the limits, too: jobs behind it, for which the same limits
+count, get none of the room that it waits for. A user's limit never keeps back another user's jobs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from service.domain.scheduling.placement.gangs import WorkerKind
+from service.domain.scheduling.placement.slots import (
+    EPSILON,
+    Holder,
+    Request,
+    amounts,
+    count,
+    needs,
+    spoken,
+)
+from service.domain.scheduling.rules.obstacles import MAX_NAMED
+from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.shares import Account
+
+QUEUE_LIMIT = "queue_limit"
+USER_LIMIT = "user_limit"
+BUDGET_USED_UP = "budget_used_up"
+HELD = "held"
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many workers a job may have, and the limit that leaves no more."""
+
+    workers: int
+    code: str = ""
+    message: str = ""
+    holders: tuple[str, ...] = ()
+    """Jobs that hold what the limit counts, of many the first."""
+
+
+UNLIMITED = Room(1 << 40)
+
+
+@dataclass
+class _Use:
+    """The jobs and resources that count towards the limits of a queue, or of one of its users."""
+
+    holds: dict[str, float] = field(default_factory=dict)
+    jobs: dict[str, None] = field(default_factory=dict)
+    """Those that hold slots."""
+    ahead: dict[str, float] = field(default_factory=dict)
+    """Resources that waiting jobs which come first will hold."""
+    num_ahead: int = 0
+    told: dict[str | None, Room] = field(default_factory=dict)
+    """Of limits that leave nothing to a job that holds nothing, by resource, until more is held."""
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The limits of a queue, or of one of its users, and the words for them."""
+
+    code: str
+    amounts: Mapping[str, float]
+    max_running: int | None
+    holder: str
+    """Subject of the sentence on what is held."""
+    where: str
+    limit: str
+    use: _Use
+
+    @property
+    def limits_nothing(self) -> bool:
+        return self.max_running is None and not self.amounts
+
+
+class AccountLimits:
+    """The limits that hold for the jobs of one user in one queue: the user's first."""
+
+    def __init__(self, scopes: Sequence[_Scope], closed: Room | None = None) -> None:
+        """closed: what all are told where no job starts."""
+        self._scopes = scopes
+        self._closed = closed
+        self._most_ever: dict[WorkerKind, int] = {}
+
+    def room(self, job_id: str, kind: WorkerKind, least: int) -> Room:
+        """The workers that all limits leave to a job, beside those that it has. If these are fewer
+        than `least`, and the user's limit is one reason, then that is the one told: it keeps back
+        nobody else."""
+        if self._closed is not None:
+            return self._closed
+        most = UNLIMITED.workers
+        for scope in self._scopes:
+            workers, resource = _left(scope, job_id, kind)
+            if workers < least:
+                return _told(scope, job_id, workers, resource)
+            most = min(most, workers)
+        return Room(most)
+
+    def take(self, job_id: str, kind: WorkerKind, num_workers: int) -> None:
+        """The job gets so many workers."""
+        self.add(job_id, [(name, num_workers * each) for name, each in kind.counted])
+
+    def keep_place(
+        self, job_id: str, kind: WorkerKind, num_workers: int, under: Room = UNLIMITED
+    ) -> None:
+        """The job waits for so many workers, for want of slots or `under` a limit. One that the
+        limits never allow, since they were lowered, keeps no place: nobody would start again."""
+        if under is not UNLIMITED and num_workers > self._most(kind):
+            return
+        wanted = [(name, num_workers * each) for name, each in kind.counted]
+        for scope in self._scopes:
+            if under.code == USER_LIMIT and scope.code != USER_LIMIT:
+                continue
+            _sum(scope.use.ahead, wanted)
+            scope.use.num_ahead += job_id not in scope.use.jobs
+
+    def _most(self, kind: WorkerKind) -> int:
+        """How many workers the limits allow where nothing else is held."""
+        found = self._most_ever.get(kind)
+        if found is None:
+            allowed = [
+                math.floor((scope.amounts[name] + EPSILON) / each)
+                for scope in self._scopes
+                for name, each in kind.counted
+                if each and name in scope.amounts
+            ]
+            found = self._most_ever[kind] = min(allowed, default=UNLIMITED.workers)
+        return found
+
+    def add(self, job_id: str, held: Iterable[tuple[str, float]]) -> None:
+        """The job holds these resources."""
+        for scope in self._scopes:
+            _sum(scope.use.holds, held)
+            scope.use.jobs[job_id] = None
+            scope.use.told.clear()
+
+
+class QueueLimits:
+    """The room that is left under the limits while one plan is made."""
+
+    def __init__(
+        self,
+        queues: Iterable[Queue],
+        holders: Iterable[Holder] = (),
+        used_up: Mapping[str, str] | None = None,
+    ) -> None:
+        """used_up: by queue, why no more of its jobs start, since its budget is used up."""
+        self._used_up = used_up or {}
+        self._queues = {queue.name: queue for queue in queues}
+        self._of_queues: dict[str, _Use] = defaultdict(_Use)
+        self._of_accounts: dict[Account, AccountLimits | None] = {}
+        for holder in holders:
+            limits = self.of((holder.queue, holder.owner))
+            if limits is not None:
+                limits.add(holder.job_id, amounts(holder.bundle, count(holder.slices)).items())
+
+    def of(self, account: Account) -> AccountLimits | None:
+        """None where nothing is limited."""
+        if account in self._of_accounts:
+            return self._of_accounts[account]
+        scopes = [scope for scope in self._made(*account) if not scope.limits_nothing]
+        why = self._used_up.get(account[0])
+        closed = None if why is None else Room(0, BUDGET_USED_UP, why)
+        limits = AccountLimits(scopes, closed) if scopes or closed else None
+        self._of_accounts[account] = limits
+        return limits
+
+    def _made(self, name: str, owner: str) -> tuple[_Scope, _Scope]:
+        # A queue without a row is one of a release that did not know rules.
+        queue = self._queues.get(name) or Queue(name)
+        of_user = _Scope(
+            USER_LIMIT,
+            *(queue.user_limit, queue.max_running_per_user, owner),
+            *(f" in the queue {name!r}", "its limit for a user is", _Use()),
+        )
+        of_queue = _Scope(
+            QUEUE_LIMIT,
+            *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit is"),
+            self._of_queues[name],
+        )
+        return of_user, of_queue
+
+
+def _left(scope: _Scope, job_id: str, kind: WorkerKind) -> tuple[int, str | None]:
+    """How many workers the limits leave, and the resource that leaves no more; None of the number
+    of jobs."""
+    use, most = scope.use, scope.max_running
+    if most is not None and job_id not in use.jobs and len(use.jobs) + use.num_ahead >= most:
+        return 0, None
+    left, resource = UNLIMITED.workers, None
+    for name, each in kind.counted:
+        if each and name in scope.amounts:
+            rest = scope.amounts[name] - use.holds.get(name, 0.0) - use.ahead.get(name, 0.0)
+            workers = max(0, math.floor((rest + EPSILON) / each))
+            if workers < left:
+                left, resource = workers, name
+    return left, resource
+
+
+def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Room:
+    """The room that the limits leave, in words."""
+    use = scope.use
+    is_shared = job_id not in use.jobs and not workers
+    if is_shared and resource in use.told:
+        return use.told[resource]
+    named = itertools.islice((other for other in use.jobs if other != job_id), MAX_NAMED)
+    if resource is None:
+        limit, has = f"{scope.max_running}", f"runs {_jobs(len(use.jobs))}"
+        is_any_ahead = use.num_ahead > 0
+    else:
+        has = f"holds {spoken(resource, use.holds.get(resource, 0.0))}"
+        limit = spoken(resource, scope.amounts[resource])
+        is_any_ahead = use.ahead.get(resource, 0.0) > 0
+    room = Room(workers, scope.code, _message(scope, has, limit, is_any_ahead), tuple(named))
+    if is_shared and is_any_ahead:
+        use.told[resource] = room
+    return room
+
+
+def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
+    """`the queue 'night' holds 7 GPU, its limit is 8 GPU`."""
+    ahead = ", and jobs ahead wait for the rest" if is_any_ahead else ""
+    return f"{scope.holder} {has}{scope.where}, {scope.limit} {limit}{ahead}"
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"
+
+
+def _sum(total: dict[str, float], more: Iterable[tuple[str, float]]) -> None:
+    for name, amount in more:
+        total[name] = total.get(name, 0.0) + amount
+
+
+def why_never(queue: Queue, request: Request) -> str | None:
+    """Why the queue's limits never allow a job of this request; None if they do at times."""
+    least = amounts(request.bundle, request.least)
+    limits = ((queue.limit, "has a limit of"), (queue.user_limit, "gives a user no more than"))
+    for limit, words in limits:
+        for name, most in limit.items():
+            if least.get(name, 0.0) > most + EPSILON:
+                return (
+                    f"{needs(request)}, but the queue {queue.name!r} {words} {spoken(name, most)}"
+                )
+    return None
+
+
+def held_message(held_by: str, job_id: str) -> str:
+    """Why a held job waits, and how it goes on."""
+    return f"is held by {held_by}; `dray release {job_id}` lets it go on"

@@ -1,0 +1,186 @@
+"""Why a job waits: the sentences, and the jobs that are in its way."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.gangs import Gang, WorkerKind
+from service.domain.scheduling.placement.pools import Pool, Stock
+from service.domain.scheduling.placement.slots import Holder, count
+from service.domain.scheduling.placement.topology import largest, name_of
+
+MAX_NAMED = 20
+"""Jobs in the way that are named; the sentence says how many there are."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    code: str
+    message: str
+
+
+class _Reach:
+    """Nodes on which workers of some kinds could run, the jobs that hold slots there, and the
+    blocked jobs that could use them as well."""
+
+    def __init__(self, node_kinds: frozenset[int]) -> None:
+        self.node_kinds = node_kinds
+        self.num_holders = 0
+        """How many of all holders are counted here."""
+        self.held_by: dict[str, int] = {}
+        self.held = 0
+        self.blocked: list[tuple[int, str]] = []
+        """The first: place and job, in the order of the queue."""
+        self.num_blocked = 0
+        self.rivals: list[_Reach] = []
+        """Those with some of the same nodes."""
+
+
+class Obstacles:
+    """Jobs that hold slots, and jobs ahead that have reserved some, as a plan goes on."""
+
+    def __init__(self, stock: Stock, holders: Sequence[Holder], free: Pool) -> None:
+        self._stock = stock
+        self._free = free
+        self._holders = [(holder.job_id, holder.slices) for holder in holders]
+        self._num_blocked = 0
+        self._reaches: dict[frozenset[int], _Reach] = {}
+        self._reach_of: dict[WorkerKind, _Reach] = {}
+        self._first_ahead: dict[_Reach, tuple[str, ...]] = {}
+        self._by_slots: dict[Gang, tuple[tuple[int, int], Reason, tuple[str, ...]]] = {}
+
+    def hold(self, job_id: str, slices: tuple[Slice, ...]) -> None:
+        self._holders.append((job_id, slices))
+
+    def block(self, job_id: str, kind: WorkerKind) -> None:
+        """The job has reserved slots."""
+        reach = self._reach(kind)
+        reach.num_blocked += 1
+        if len(reach.blocked) < MAX_NAMED:
+            reach.blocked.append((self._num_blocked, job_id))
+        self._num_blocked += 1
+
+    def why_waiting(self, job_id: str, gang: Gang) -> tuple[Reason, tuple[str, ...]]:
+        """Why the gang does not start, and which jobs are in the way."""
+        reach = self._counted(gang.kind)
+        free = self._free.room(gang.kind)
+        if free >= gang.least or job_id in reach.held_by:
+            return self.why(gang.needs, job_id, gang.kind, gang.least)
+        # Its equals wait for the same reason, as long as nothing has started.
+        seen = (free, reach.num_holders)
+        known = self._by_slots.get(gang)
+        if known is None or known[0] != seen:
+            told = self.why(gang.needs, job_id, gang.kind, gang.least)
+            known = self._by_slots[gang] = (seen, *told)
+        return known[1], known[2]
+
+    def why(
+        self, sentence: str, job_id: str, kind: WorkerKind, least: int, free: int | None = None
+    ) -> tuple[Reason, tuple[str, ...]]:
+        """Why so many workers are not available, and which jobs are in the way. free: how many
+        could be together with those that it has."""
+        is_new = free is None
+        free = self._free.room(kind) if free is None else free
+        if free >= least:
+            ahead, number = self._ahead(kind)
+            message = (
+                f"{sentence}; {free} could start, but {jobs(ahead, number)} "
+                f"{_is(number)} ahead in the queue and "
+                f"{'needs' if number == 1 else 'need'} the same slots"
+            )
+            return Reason("behind_in_queue", message), ahead
+        reach = self._counted(kind)
+        own = reach.held_by.get(job_id, 0)
+        others = len(reach.held_by) - (job_id in reach.held_by)
+        named = itertools.islice((name for name in reach.held_by if name != job_id), MAX_NAMED)
+        code, there = "waiting_for_slots", f"{free} {_is(free)} free"
+        if kind.required is not None and (total := self._free.total(kind)) >= least:
+            code = "waiting_for_domain"
+            there = f"{total} {_is(total)} free, but {self._together(kind, free, is_new)}"
+        message, in_the_way = f"{sentence}; {there}", tuple(named)
+        if others:
+            verb = "holds" if others == 1 else "hold"
+            message += f", {jobs(in_the_way, others)} {verb} {reach.held - own}"
+        elif self._stock.whole(kind) > self._holds(job_id):
+            message += ", others use the rest of the cluster"
+        else:
+            message += ", and it holds all that the cluster has"
+        return Reason(code, message), in_the_way
+
+    def _together(self, kind: WorkerKind, free: int, is_new: bool) -> str:
+        """How many are free in one domain; is_new: in any, since nothing of the group runs yet."""
+        assert kind.required is not None
+        level, rooms = kind.required.level, self._free.rooms(kind)
+        number = f"only {free}" if free else "none"
+        if not is_new:
+            return f"{number} within its {level}"
+        where = f" ({name_of(largest(rooms))})" if free else ""
+        return f"{number} within one {level}{where}"
+
+    def _counted(self, kind: WorkerKind) -> _Reach:
+        """The reach, with what the newest holders have there."""
+        reach = self._reach(kind)
+        if reach.num_holders == len(self._holders):
+            return reach
+        kind_of = self._stock.kind_of
+        for name, slices in itertools.islice(self._holders, reach.num_holders, None):
+            there = 0
+            for part in slices:
+                if kind_of.get(part.node_id) in reach.node_kinds:
+                    there += part.num_workers
+            if there:
+                reach.held_by[name] = reach.held_by.get(name, 0) + there
+                reach.held += there
+        reach.num_holders = len(self._holders)
+        return reach
+
+    def _holds(self, job_id: str) -> int:
+        return sum(count(slices) for name, slices in self._holders if name == job_id)
+
+    def _reach(self, kind: WorkerKind) -> _Reach:
+        reach = self._reach_of.get(kind)
+        if reach is None:
+            there = enumerate(self._stock.capacity(kind))
+            node_kinds = frozenset(at for at, workers in there if workers)
+            reach = self._reaches.get(node_kinds)
+            if reach is None:
+                reach = self._reaches[node_kinds] = _Reach(node_kinds)
+                self._meet(reach)
+            self._reach_of[kind] = reach
+        return reach
+
+    def _meet(self, new: _Reach) -> None:
+        for reach in self._reaches.values():
+            if reach.node_kinds & new.node_kinds:
+                new.rivals.append(reach)
+                if reach is not new:
+                    reach.rivals.append(new)
+
+    def _ahead(self, kind: WorkerKind) -> tuple[tuple[str, ...], int]:
+        """Blocked jobs ahead that have reserved slots of a node on which this job could run, and
+        how many there are."""
+        reach = self._reach(kind)
+        number = sum([rival.num_blocked for rival in reach.rivals])
+        first = self._first_ahead.get(reach)
+        if first is None:
+            named = heapq.merge(*(rival.blocked for rival in reach.rivals))
+            first = tuple([job_id for _, job_id in itertools.islice(named, MAX_NAMED)])
+            if len(first) == MAX_NAMED:  # those that come later are not among the first
+                self._first_ahead[reach] = first
+        return first, number
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def jobs(names: Sequence[str], number: int | None = None) -> str:
+    """`jobs a, b, c and 7 more`; number: how many there are, if not all are named."""
+    number = len(names) if number is None else number
+    shown = ", ".join(names[:3])
+    more = f" and {number - 3} more" if number > 3 else ""
+    return f"{'job' if number == 1 else 'jobs'} {shown}{more}"

@@ -1,0 +1,310 @@
+"""The reconciler: a loop that finds out what became of each live attempt, and stores it.
+
+Each live attempt has a follower, a task that long-polls it and has every reply stored together with
+the cursor in one transaction. So a reply that was not stored is simply asked for again, by this
+process or by the next one. SQL says which attempts live, not the memory of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ray_workers.shared.contracts import Cause, Frame, Outcome, PollReply
+from service.checkpoints import unreported
+from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
+from service.config.settings import Settings
+from service.costs.prices_file import PricesFile
+from service.db.notifications import QUEUE, Signals
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import jobs as repository
+from service.ingest.attempt_results import Received
+from service.loops.attempts.commands import Command, Commands
+from service.loops.attempts.reply_writer import ReplyWriter
+from service.loops.shared import queue_view
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.launches import Launches
+from service.loops.shared.pace import rest_after
+from service.loops.shared.timings import LoopTimings
+from service.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
+MAX_REPLIES_BYTES = 128 << 20
+"""Of all attempts together: each may have a reply that waits to be stored."""
+
+
+class Reconciler:
+    """Owns one follower task for each live attempt."""
+
+    def __init__(
+        self,
+        database: LoopDatabase,
+        cluster: Cluster,
+        storage: Storage,
+        launches: Launches,
+        signals: Signals,
+        settings: Settings,
+        timings: LoopTimings,
+        prices: PricesFile,
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._storage = storage
+        self._launches = launches
+        self._signals = signals
+        self._settings = settings
+        self._timings = timings
+        self._writer = ReplyWriter(database, storage, prices)
+        self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._refs: dict[tuple[str, int], AttemptRef] = {}
+        """Where each followed attempt is now: a group that grows comes to other nodes."""
+        self._closed: set[tuple[str, int]] = set()
+        """Attempts whose end was stored since the live ones were read."""
+        self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
+        # Threads of its own: a storage that hangs must not use up those of everybody.
+        self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
+        self._commands = Commands(cluster)
+        self._unowned_at = self._deleted_at = 0.0
+
+    @property
+    def reply_delay_s(self) -> float:
+        """How long the reply that was stored last has waited for that: more than a second of a
+        service that does not keep up with what is reported."""
+        return self._writer.delay_s
+
+    async def run(self) -> None:
+        """Until cancelled; the followers end with it."""
+        try:
+            with self._signals.subscribe(QUEUE) as woken:
+                while True:
+                    began = asyncio.get_running_loop().time()
+                    try:
+                        await self.run_once()
+                    except Exception:
+                        logger.exception("the reconciler failed a round; it goes on")
+                    await rest_after(began)
+                    await woken.wait(self._settings.scheduler_tick_s)
+        finally:
+            running = [*self._followers.values(), *self._chores.values()]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await self._writer.close()
+            self._storage_readers.shutdown(wait=False, cancel_futures=True)
+
+    async def run_once(self) -> None:
+        """Start the missing followers, pass on commands, end attempts that nobody owns."""
+        self._closed.clear()
+        found = await self._database.read(queue_view.followed)
+        live = [a for a in found if not self._launches.is_under_way(a.job_id, a.attempt)]
+        cursors = await self._cursors([a for a in live if a.key not in self._followers])
+        for attempt in live:
+            key = attempt.key
+            if key in self._closed or (key not in self._followers and key not in cursors):
+                continue  # it has ended meanwhile
+            self._refs[key] = ref = _ref(attempt)
+            if key not in self._followers:
+                self._begin_to_follow(attempt, cursors[key])
+            for command in self._commands.due(attempt, ref):
+                self._begin(command.key, self._pass_on(command))
+        if asyncio.get_running_loop().time() >= self._unowned_at:
+            self._begin(("orphans",), self._end_unowned())
+        if asyncio.get_running_loop().time() >= self._deleted_at:
+            self._begin(("deleted",), self._drop_deleted())
+
+    async def _cursors(
+        self, attempts: Sequence[queue_view.FollowedAttempt]
+    ) -> Mapping[tuple[str, int], Mapping[str, int]]:
+        """Up to where the reports of those of these attempts that live are stored."""
+        job_ids = [attempt.job_id for attempt in attempts]
+        if not job_ids:
+            return {}
+        return await self._database.read(lambda s, _: attempts_repository.cursors(s, job_ids))
+
+    def _begin_to_follow(
+        self, attempt: queue_view.FollowedAttempt, cursor: Mapping[str, int]
+    ) -> None:
+        key = attempt.key
+        task = asyncio.create_task(self._follow(attempt, cursor), name=f"follow {key}")
+        self._followers[key] = task
+        task.add_done_callback(functools.partial(self._forget, key))
+
+    def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
+        self._followers.pop(key, None)
+        self._refs.pop(key, None)
+
+    def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
+        """Run the chore beside the loop, once at a time: one supervisor that does not answer must
+        not keep the others waiting."""
+        if what in self._chores:
+            return chore.close()
+        self._chores[what] = task = asyncio.create_task(chore)
+        task.add_done_callback(lambda _: self._chores.pop(what, None))
+        return None
+
+    async def _pass_on(self, command: Command) -> None:
+        try:
+            await command.call()
+        except ClusterUnavailable as error:
+            logger.info("can't tell %s attempt %d to %s yet: %s", *command.key, error)
+            await self._pause()
+        else:
+            self._commands.done(command)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._timings.unavailable_pause_s)
+
+    async def _follow(self, attempt: queue_view.FollowedAttempt, cursor: Mapping[str, int]) -> None:
+        """Poll one attempt from this cursor on and have stored what it says, until its outcome is
+        stored."""
+        key, said = attempt.key, ""
+        loop = asyncio.get_running_loop()
+        claimed_at = loop.time() - attempt.age_s
+        given_up = False
+        while True:
+            asked_at, ref = loop.time(), self._refs[key]
+            try:
+                reply = await self._cluster.poll(
+                    ref, cursor, self._settings.poll_wait_s, self._reply_bytes
+                )
+                if reply.outcome is not None and ref != self._refs[key]:
+                    continue  # it came to other nodes meanwhile, which were not asked
+                if not given_up and _was_never_there(reply):
+                    given_up = await self._give_up(ref, asked_at - claimed_at)
+                    continue  # it may have come while it was given up
+            except ClusterUnavailable as error:
+                if str(error) != said:
+                    said = str(error)
+                    logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, said)
+                await self._pause()
+                continue
+            try:
+                in_storage = await self._checkpoints_of_ended(ref, reply.outcome)
+                recorded = await self._writer.store(
+                    Received(ref.job_id, ref.attempt, reply, cursor, in_storage)
+                )
+            except Exception:
+                logger.exception("could not store a reply of %s; asking again", ref.job_id)
+                await self._pause()
+                continue
+            if not recorded.live:  # the end is stored, by this process or by another
+                return await self._close(ref)
+            cursor = recorded.cursor
+            if not reply.more:
+                took_s = loop.time() - asked_at
+                await asyncio.sleep(max(0.0, self._timings.reply_period_s - took_s))
+
+    @property
+    def _reply_bytes(self) -> int:
+        """Most bytes of a reply."""
+        share = MAX_REPLIES_BYTES // max(1, len(self._followers))
+        return min(MAX_REPLY_BYTES, max(MIN_REPLY_BYTES, share))
+
+    async def _give_up(self, ref: AttemptRef, age_s: float) -> bool:
+        """See to it that an attempt without a supervisor does not come late; False, after a
+        pause, while it may be one that is just being launched.
+
+        This process knows when its own launches are over; others may be under way in another
+        process, or in a gateway that outlives the service that was killed.
+        """
+        ours = self._launches.is_ours(ref.job_id, ref.attempt)
+        if not ours and age_s < self._timings.launch_grace_s:
+            await self._pause()
+            return False
+        await self._cluster.give_up(ref)
+        return True
+
+    async def _checkpoints_of_ended(self, ref: AttemptRef, outcome: Outcome | None) -> list[Frame]:
+        """Reports of the attempt's checkpoints in the storage, since a lost node takes unread
+        reports along: the newest first, as many as the storage lists in time."""
+        if outcome is None or outcome.cause is Cause.SUCCEEDED:  # then every report was read
+            return []
+        found: list[Frame] = []
+
+        def search() -> None:
+            for report in unreported.committed(self._storage, ref.job_id, ref.attempt):
+                found.append(report)
+
+        searching = asyncio.get_running_loop().run_in_executor(self._storage_readers, search)
+        try:
+            # Not wait_for, which drops a cancellation that comes together with the result.
+            async with asyncio.timeout(self._timings.storage_limit_s):
+                await searching
+        except Exception as error:  # the job must come to its end all the same
+            said = "%s attempt %d ends without a whole list of its checkpoints in the storage: %r"
+            logger.warning(said, ref.job_id, ref.attempt, error)
+        return list(found)
+
+    async def _close(self, ref: AttemptRef) -> None:
+        """Let the cluster forget an attempt whose end is stored. If the cluster does not answer,
+        the search for orphans does it."""
+        self._closed.add((ref.job_id, ref.attempt))
+        self._commands.forget(ref.job_id, ref.attempt)
+        self._launches.ended(ref.job_id, ref.attempt)
+        try:
+            await self._cluster.acknowledge(ref)
+        except ClusterUnavailable as error:
+            logger.info("%s attempt %d is not yet acknowledged: %s", ref.job_id, ref.attempt, error)
+            self._unowned_at = 0.0
+        self._signals.publish(QUEUE)
+
+    async def _end_unowned(self) -> None:
+        """End attempts that the cluster still has and SQL has closed.
+
+        SQL is asked last: an attempt is claimed before it is launched, so one that the cluster
+        lists and that SQL then does not call live has ended.
+        """
+        self._unowned_at = asyncio.get_running_loop().time() + self._timings.unowned_period_s
+        try:
+            known = await self._cluster.attempts()
+            live = await self._database.read(queue_view.followed)
+            owned = {(a.job_id, a.attempt) for a in live} | set(self._followers)
+            for ref in known:
+                key = (ref.job_id, ref.attempt)
+                if key not in owned:
+                    logger.warning("ending %s attempt %d, which nobody owns", *key)
+                    with contextlib.suppress(ClusterUnavailable):  # the supervisor may be stopped
+                        await self._cluster.stop_attempt(ref)
+                    await self._cluster.acknowledge(ref)
+        except ClusterUnavailable:
+            await self._pause()
+            self._unowned_at = 0.0
+
+    async def _drop_deleted(self) -> None:
+        """Have the nodes delete their files of jobs that were deleted.
+
+        The nodes say which jobs they keep files of, so a node that was away is told later. SQL is
+        asked last: a job is stored before a node hears of it.
+        """
+        self._deleted_at = asyncio.get_running_loop().time() + self._timings.deleted_period_s
+        try:
+            kept = await self._cluster.kept_jobs()
+            known = await self._database.read(lambda s, _: repository.existing(s, kept))
+            if deleted := sorted(set(kept) - known):
+                logger.info("the nodes drop what they keep for deleted jobs: %s", deleted)
+                await self._cluster.drop_jobs(deleted)
+        except ClusterUnavailable:
+            await self._pause()
+            self._deleted_at = 0.0
+
+
+def _was_never_there(reply: PollReply) -> bool:
+    """Whether there is no supervisor, and never was anything of the attempt as far as we know."""
+    lost = reply.outcome is not None and reply.outcome.cause is Cause.SUPERVISOR_LOST
+    return lost and not reply.cursor
+
+
+def _ref(attempt: queue_view.FollowedAttempt) -> AttemptRef:
+    return AttemptRef(
+        job_id=attempt.job_id,
+        attempt=attempt.attempt,
+        session=attempt.cluster_session,
+        node_ids=attempt.node_ids,
+    )

@@ -1,0 +1,102 @@
+"""Stores the replies of attempts: those that come while a transaction is written share the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from service.costs.prices_file import PricesFile
+from service.ingest import attempt_results
+from service.ingest.attempt_results import Received, Recorded
+from service.loops.shared.batches import together_or_alone
+from service.loops.shared.fencing import LoopDatabase
+from service.storage.storage import Storage
+from service.telemetry.known_attempts import KnownAttempts
+
+MAX_REPLIES = 50
+"""Replies of one transaction: SQLite has one writer, and others wait for it."""
+MAX_FRAMES = 2000
+"""Frames of one transaction of several replies. A reply with more has a transaction of its own,
+beside the others where the database has several writers: it may write to the storage."""
+
+
+_Waiting = tuple[Received, asyncio.Future[Recorded]]
+
+
+class ReplyWriter:
+    """For one event loop."""
+
+    def __init__(self, database: LoopDatabase, storage: Storage, prices: PricesFile) -> None:
+        self._database = database
+        self._storage = storage
+        self._prices = prices
+        self._known = KnownAttempts()
+        self.delay_s = 0.0
+        """How long the reply that was stored last has waited for that."""
+        self._waiting: list[_Waiting] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def store(self, received: Received) -> Recorded:
+        """The effect of the reply, once it is stored."""
+        began = asyncio.get_running_loop().time()
+        recorded = await self._store(received)
+        self.delay_s = asyncio.get_running_loop().time() - began
+        return recorded
+
+    async def _store(self, received: Received) -> Recorded:
+        if len(received.reply.frames) > MAX_FRAMES:
+            (recorded,) = await self._write([received])
+            return recorded
+        answer: asyncio.Future[Recorded] = asyncio.get_running_loop().create_future()
+        self._waiting.append((received, answer))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_all(), name="reply writer")
+        return await answer
+
+    async def close(self) -> None:
+        """Ends with the followers, whose replies are asked for again."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            batch = self._next_batch()
+            try:
+                stored = await together_or_alone([received for received, _ in batch], self._write)
+            except Exception as error:
+                stored = [error] * len(batch)
+            for (_, answer), recorded in zip(batch, stored, strict=True):
+                if answer.done():
+                    continue  # its follower was cancelled
+                if isinstance(recorded, Exception):
+                    answer.set_exception(recorded)
+                else:
+                    answer.set_result(recorded)
+
+    def _next_batch(self) -> list[_Waiting]:
+        """The first that waits, and the next ones of other jobs that go with it."""
+        batch: list[_Waiting] = []
+        left: list[_Waiting] = []
+        jobs: set[str] = set()
+        num_frames = 0
+        for each in self._waiting:
+            received, _ = each
+            num_frames += len(received.reply.frames)
+            fits = len(batch) < MAX_REPLIES and num_frames <= MAX_FRAMES
+            if fits and received.job_id not in jobs:
+                batch.append(each)
+                jobs.add(received.job_id)
+            else:
+                left.append(each)
+        self._waiting = left
+        return batch
+
+    async def _write(self, received: Sequence[Received]) -> list[Recorded]:
+        return await self._database.write(
+            lambda session, now: attempt_results.record(
+                *(session, self._storage, received, now),
+                prices=self._prices.current(),
+                known=self._known,
+            )
+        )

@@ -1,0 +1,1 @@
+"""What starts, where and when: the queue and the cluster are watched, and plans are applied."""

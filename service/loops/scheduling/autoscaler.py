@@ -1,0 +1,262 @@
+"""The autoscaler's loop: waiting jobs have Ray asked for nodes, and the request is withdrawn again.
+
+The scheduler hands in each plan; a loop of its own sends what follows from it, so that no round
+waits for Ray. It is sent again now and then: a new Ray, or a new gateway, knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from service.cluster.port import Cluster, ClusterNode, ClusterSnapshot, ClusterUnavailable
+from service.config.settings import Settings
+from service.db.models import AutoscalingRow
+from service.db.repositories import cluster as repository
+from service.db.session import touch
+from service.domain.scheduling import autoscaling, policy
+from service.domain.scheduling.placement.slots import EPSILON
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.queue_view import LiveAttempt
+from service.loops.shared.timings import LoopTimings
+
+logger = logging.getLogger(__name__)
+
+WITHDRAWAL_LIMIT_S = 5.0
+"""How long a service that stops waits for Ray and the database to take its demand back."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A request to Ray and the gateway."""
+
+    demand: autoscaling.Demand = autoscaling.NOTHING
+    released: tuple[str, ...] = ()
+
+    @property
+    def request(self) -> tuple[object, ...]:
+        return self.demand.bundles, self.released
+
+
+class Autoscaler:
+    """Without types of nodes in the settings it asks for nothing, and withdraws what a service with
+    other settings has asked for."""
+
+    def __init__(
+        self, database: LoopDatabase, cluster: Cluster, settings: Settings, timings: LoopTimings
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._types = settings.autoscale_nodes
+        self._idle = timedelta(seconds=settings.autoscale_idle_s)
+        self._timings = timings
+        self._wanted: _Wanted | None = None if self._types else _Wanted()
+        """None before the first plan: the request of an old leader stands until then."""
+        self._is_asking = False
+        """Whether Ray may have a request of this term."""
+        self._stored: autoscaling.Demand | None = None
+        self._sent_released: frozenset[str] = frozenset()
+        """Nodes that the gateway may have released, as far as it was told."""
+        self._changed = asyncio.Event()
+        self._asked_at: dict[str, datetime] = {}
+        """By job that waits for nodes that are to come, since when."""
+        self._session = ""
+        self._were_there: frozenset[str] = frozenset()
+        """Nodes of the session's first plan: the head is among them, or nodes of other kinds."""
+        self._memory: Mapping[int, float] = {}
+        """By the place of a type in the setting, of the largest node that came."""
+        self._real_types = self._types
+        self._idle_since: dict[str, datetime] = {}
+        """By node that carries nothing and that no waiting job needs."""
+
+    def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
+        """The cluster with the nodes as released that are about to be, so that nothing starts on
+        them: the snapshot may be older than the request. A job that needs one has it taken back."""
+        wanted = () if self._wanted is None else self._wanted.released
+        leaving = self._sent_released.union(wanted)
+        if cluster is None or not leaving:
+            return cluster
+        nodes = (
+            replace(node, accepted=False, is_released=True) if node.node_id in leaving else node
+            for node in cluster.nodes
+        )
+        return replace(cluster, nodes=tuple(nodes))
+
+    def expected(self, cluster: ClusterSnapshot | None) -> tuple[policy.Node, ...]:
+        """Nodes that can't be used yet and may come, for the plan. A node that is refused may be
+        mended or replaced, so it takes no other's place here."""
+        if not self._types or cluster is None:
+            return ()
+        usable = [node for node in _staying(cluster) if node.accepted]
+        joining = [_as_node(node) for node in cluster.nodes if _is_joining(node)]
+        return (*joining, *autoscaling.may_come(self._types, usable))
+
+    def consider(
+        self,
+        snapshot: policy.Snapshot,
+        decisions: Sequence[policy.Decision],
+        cluster: ClusterSnapshot | None,
+        live: Sequence[LiveAttempt],
+        now: datetime,
+    ) -> list[policy.Decision]:
+        """Ask for what the plan lacks, from now on; answers the decisions, with what was asked for
+        each job."""
+        if not self._types or cluster is None:
+            return list(decisions)
+        carriers = {node_id for attempt in live for node_id in attempt.node_ids}
+        carriers |= {part.node_id for holder in snapshot.holders for part in holder.slices}
+        in_use = carriers | {n.node_id for n in cluster.nodes if _is_used(n, cluster.shared)}
+        free = {node.id: node.available_to_us for node in snapshot.nodes}
+        present = [
+            replace(_as_node(n), available_to_us=free[n.node_id]) if n.accepted else _as_node(n)
+            for n in cluster.nodes
+        ]
+        self._learn(present, cluster.session)
+        to_come = autoscaling.may_come(self._real_types, _staying(cluster))
+        found = autoscaling.demand(snapshot, decisions, present, to_come, in_use)
+        going = {n.node_id for n in cluster.nodes if n.is_released and n.drained_by is not None}
+        staying = in_use.union(n.node_id for n in cluster.nodes if n.is_never_released)
+        released = self._long_idle(present, found.needed | staying, now) | going
+        self._want(_Wanted(found, tuple(sorted(released))))
+        self._asked_at = {job_id: self._asked_at.get(job_id, now) for job_id in found.nodes_of}
+        requests = {job.job_id: job.request for job in snapshot.queue}
+        return [self._told(decision, found, requests) for decision in decisions]
+
+    def _learn(self, present: Sequence[policy.Node], session: str) -> None:
+        """Of nodes that came since: how much memory those of each type really have. Known to this
+        process alone, so that it is learned anew once the setting was corrected."""
+        if session != self._session:
+            self._session = session
+            self._were_there = frozenset(node.id for node in present)
+        came = [node for node in present if node.id not in self._were_there]
+        if came:
+            self._memory = autoscaling.memory_seen(self._types, came, self._memory)
+            self._real_types = autoscaling.as_seen(self._types, self._memory)
+
+    def _long_idle(
+        self, present: Sequence[policy.Node], needed: frozenset[str], now: datetime
+    ) -> set[str]:
+        """Nodes that have carried nothing for long enough to be released."""
+        idle = {node.id for node in present if node.accepted} - needed
+        self._idle_since = {node_id: self._idle_since.get(node_id, now) for node_id in sorted(idle)}
+        return {n for n, since in self._idle_since.items() if now - since >= self._idle}
+
+    def _want(self, wanted: _Wanted) -> None:
+        if self._wanted is None or wanted.request != self._wanted.request:
+            self._changed.set()
+        self._wanted = wanted
+
+    def _told(
+        self,
+        decision: policy.Decision,
+        demand: autoscaling.Demand,
+        requests: Mapping[str, policy.Request],
+    ) -> policy.Decision:
+        """A job that waits, or a group that stands by, says what was asked for it."""
+        if not isinstance(decision, policy.Wait | policy.Stay):
+            return decision
+        job_id, reason = decision.job_id, decision.reason
+        if job_id in demand.nodes_of:
+            at = self._asked_at[job_id]
+            more = autoscaling.sentence(demand.nodes_of[job_id], at)
+        elif job_id in demand.without_hope:
+            more = "no more nodes may be added for it now (DRAY_AUTOSCALE_NODES)"
+            if job_id in requests and self._real_types != self._types:
+                types = self._types, self._real_types
+                more = autoscaling.why_too_small(requests[job_id], *types) or more
+        else:
+            return decision
+        return replace(decision, reason=replace(reason, message=f"{reason.message}; {more}"))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if self._types:
+            await self._changed.wait()
+        elif not await self._is_anything_left():
+            await asyncio.get_running_loop().create_future()
+        while True:
+            self._changed.clear()
+            pause_s = self._timings.request_period_s
+            try:
+                await self._send()
+            except ClusterUnavailable as error:
+                logger.info("Ray can't be asked for nodes now: %s", error)
+                pause_s = self._timings.unavailable_pause_s
+            except Exception:
+                logger.exception("the autoscaler failed a round; it goes on")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+
+    async def _is_anything_left(self) -> bool:
+        """Whether a service with other settings has asked for anything; once the database says."""
+        while True:
+            try:
+                return await self._database.read(_was_asked)
+            except Exception:
+                logger.exception("what Ray was asked for could not be read; it is tried again")
+            await asyncio.sleep(self._timings.unavailable_pause_s)
+
+    async def withdraw(self) -> None:
+        """Before a stop: ask for nothing any more, if Ray and the database answer in time."""
+        self._want(_Wanted())
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(WITHDRAWAL_LIMIT_S):
+                if self._is_asking or await self._database.read(_was_asked):
+                    await self._send()
+
+    async def _send(self) -> None:
+        wanted = self._wanted or _Wanted()
+        bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
+        # A request may have come to Ray though its answer is lost.
+        self._is_asking = self._is_asking or bool(bundles)
+        self._sent_released = self._sent_released.union(wanted.released)
+        await self._cluster.request_nodes(bundles, wanted.released)
+        self._is_asking, self._sent_released = bool(bundles), frozenset(wanted.released)
+        if wanted.demand != self._stored:
+            await self._database.write(lambda s, at: _store(s, wanted.demand, at))
+            self._stored = wanted.demand
+
+
+def _store(session: Session, demand: autoscaling.Demand, now: datetime) -> None:
+    touch(session)
+    before = repository.autoscaling(session)
+    bundles = [[dict(kind), number] for kind, number in demand.bundles]
+    since = None if before is None else before.asked_at
+    asked_at = (since or now) if demand.num_nodes else None
+    row = AutoscalingRow(num_nodes=demand.num_nodes, bundles=bundles, asked_at=asked_at)
+    repository.put_autoscaling(session, row)
+
+
+def _was_asked(session: Session, _: datetime) -> bool:
+    row = repository.autoscaling(session)
+    return row is not None and bool(row.bundles)
+
+
+def _staying(cluster: ClusterSnapshot) -> list[policy.Node]:
+    return [_as_node(node) for node in cluster.nodes if node.drained_by is None]
+
+
+def _as_node(node: ClusterNode) -> policy.Node:
+    usable = node.accepted or _is_joining(node)
+    seen = (node.node_id, node.resources, node.available)
+    return policy.Node.labelled(*seen, node.labels, accepted=usable)
+
+
+def _is_joining(node: ClusterNode) -> bool:
+    return node.drained_by is None and (node.is_starting or node.is_released)
+
+
+def _is_used(node: ClusterNode, is_shared: bool) -> bool:
+    """Whether anything is on it that is not among our attempts."""
+    return bool(node.quarantined) or (is_shared and _is_taken(node.resources, node.available))
+
+
+def _is_taken(total: Mapping[str, float], available: Mapping[str, float]) -> bool:
+    return any(available.get(name, 0.0) + EPSILON < amount for name, amount in total.items())

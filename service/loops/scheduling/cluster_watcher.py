@@ -1,0 +1,81 @@
+"""The cluster watcher: a loop that keeps the newest snapshot of the cluster, here and in SQL.
+
+The scheduler plans with the snapshot in memory, so that a submission waits for no call to Ray; the
+API answers from the one in SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
+from service.config.settings import Settings
+from service.db.notifications import QUEUE, Signals
+from service.lifecycle import preemption
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.timings import LoopTimings
+from service.nodes import node_table
+
+logger = logging.getLogger(__name__)
+
+NOT_ASKED = "the cluster was not asked yet"
+
+
+class ClusterWatcher:
+    """Holds `latest`, None while the cluster does not answer, and `problem`, why it does not."""
+
+    def __init__(
+        self,
+        database: LoopDatabase,
+        cluster: Cluster,
+        signals: Signals,
+        settings: Settings,
+        timings: LoopTimings,
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._signals = signals
+        self._settings = settings
+        self._timings = timings
+        self._stored: object = None
+        self._stored_at = 0.0
+        self.latest: ClusterSnapshot | None = None
+        self.problem: str | None = NOT_ASKED
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.run_once()
+            except Exception:
+                logger.exception("the cluster watch failed a round; it goes on")
+            is_steady = self.latest is not None and all(
+                node.accepted or node.is_released or node.drained_by is not None
+                for node in self.latest.nodes
+            )
+            timings = self._timings
+            await asyncio.sleep(timings.watch_period_s if is_steady else timings.joining_period_s)
+
+    async def run_once(self) -> None:
+        """Ask the cluster, store what changed, wake the scheduler, clear nodes that will go."""
+        before = (self.latest, self.problem)
+        try:
+            self.latest, self.problem = await self._cluster.snapshot(), None
+        except ClusterUnavailable as error:
+            self.latest, self.problem = None, str(error)
+        if (self.latest, self.problem) != before:
+            self._signals.publish(QUEUE)
+        now = asyncio.get_running_loop().time()
+        is_old = now - self._stored_at > self._timings.refresh_s
+        if is_old or (self.latest, self.problem) != self._stored:
+            latest, problem = self.latest, self.problem
+            await self._database.write(lambda s, at: node_table.store(s, latest, problem, at))
+            self._stored, self._stored_at = (latest, problem), now
+        await self._clear_drained()
+
+    async def _clear_drained(self) -> None:
+        """Ask the attempts on a node that is about to go to save and leave, while they can."""
+        latest, grace_s = self.latest, self._settings.preempt_grace_s
+        if latest is not None and any(node.drained_by is not None for node in latest.nodes):
+            await self._database.write(lambda s, at: preemption.leave_nodes(s, latest, grace_s, at))

@@ -1,0 +1,79 @@
+"""The recorder: a loop that keeps what the scheduler saw and decided, beside the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.timings import LoopTimings
+from service.outlook import decisions
+from service.outlook.decisions import SeenRound
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING = 32
+"""Rounds that wait to be kept; of more the oldest are not kept. The scheduler never waits."""
+MOST_JOBS = 20_000
+"""Waiting jobs of all these rounds together."""
+FORGET_S = 60.0
+"""Between two searches for rounds that are too old or too many."""
+
+
+class DecisionRecorder:
+    """A loop beside the scheduler, which hands it its rounds."""
+
+    def __init__(self, database: LoopDatabase, timings: LoopTimings) -> None:
+        self._database = database
+        self._timings = timings
+        self._rounds: deque[SeenRound] = deque(maxlen=MOST_WAITING)
+        self._woken = asyncio.Event()
+        self._forget_at = 0.0
+
+    def note(self, seen: SeenRound) -> None:
+        """Keep a round that changed something, soon."""
+        if seen.changes:
+            self._rounds.append(seen)
+            while len(self._rounds) > 1 and self._num_jobs() > MOST_JOBS:
+                self._rounds.popleft()
+            self._woken.set()
+
+    def _num_jobs(self) -> int:
+        return sum(len(seen.snapshot.queue) for seen in self._rounds)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._woken.wait()
+            try:
+                await self.run_once()
+            except Exception:
+                logger.exception("a round of the scheduler could not be kept; it goes on")
+
+    async def run_once(self) -> int:
+        """Keep the rounds that wait; answers how many."""
+        self._woken.clear()
+        kept = 0
+        while self._rounds:
+            seen = self._rounds.popleft()
+            await self._keep(seen)
+            kept += 1
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._forget_at:
+            self._forget_at = loop.time() + FORGET_S
+            await self._database.write(decisions.forget)
+        return kept
+
+    async def _keep(self, seen: SeenRound) -> None:
+        (summary, data), took_s = await asyncio.to_thread(_timed, seen)
+        await self._database.write(lambda s, _: decisions.store(s, seen, summary, data))
+        await asyncio.sleep(self._timings.record_rest * took_s)
+
+
+def _timed(seen: SeenRound) -> tuple[tuple[dict[str, Any], bytes], float]:
+    """The record, and the time of the processor that it took."""
+    began = time.thread_time()
+    return decisions.record(seen), time.thread_time() - began

@@ -1,0 +1,132 @@
+"""The forecaster: a loop that says when jobs will start and end, and measures how far off it was.
+
+It plays the policy forward from what the scheduler saw last. A play of a long queue takes seconds,
+so it goes on step by step beside the other loops, which get most of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from service.db.notifications import QUEUE, Signals
+from service.db.repositories import forecasts as repository
+from service.db.session import touch
+from service.domain.scheduling import policy
+from service.domain.scheduling.outlook.simulation import Expected, Simulation
+from service.domain.scheduling.outlook.situation import Situation
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.queue_view import LiveAttempt
+from service.loops.shared.timings import LoopTimings
+from service.outlook import codec, forecasts
+from service.outlook.forecasts import Key
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SchedulerView:
+    """The view of the scheduler in its last round."""
+
+    snapshot: policy.Snapshot
+    live: tuple[LiveAttempt, ...]
+    at: datetime
+
+
+class Forecaster:
+    """A loop beside the scheduler."""
+
+    def __init__(
+        self,
+        database: LoopDatabase,
+        latest: Callable[[], SchedulerView | None],
+        signals: Signals,
+        timings: LoopTimings,
+    ) -> None:
+        """latest: what the scheduler saw last; None before its first round."""
+        self._database = database
+        self._latest = latest
+        self._signals = signals
+        self._timings = timings
+        self._forecasts = forecasts.Forecasts()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        with self._signals.subscribe(QUEUE) as woken:
+            while True:
+                began = loop.time()
+                try:
+                    await self.run_once()
+                except Exception:
+                    logger.exception("the forecaster failed a round; it goes on")
+                    # It may be stored though the answer was lost: read it anew.
+                    self._forecasts = forecasts.Forecasts()
+                took_s = loop.time() - began
+                await asyncio.sleep(max(took_s, self._timings.forecast_pause_s))
+                await woken.wait(self._timings.forecast_period_s)
+
+    async def run_once(self) -> int:
+        """One forecast; answers how many starts and ends it changed."""
+        view = self._latest()
+        if view is None:
+            return 0
+        known = await self._database.read(lambda s, _: self._read(s))
+        there = await asyncio.to_thread(_situation, view, known)
+        # First, so that questions about now are answered by it while the play goes on.
+        stored = await asyncio.to_thread(lambda: codec.encode(there.first_jobs()))
+        await self._database.write(lambda s, _: _put(s, view.at, stored))
+        play = await asyncio.to_thread(Simulation, there, view.at)
+        while await self._restful(play.step):
+            pass
+        ends = forecasts.ends(there, view.at)
+        pieces = await asyncio.to_thread(self._forecasts.changes, known, play.starts, ends, view.at)
+        for changes in pieces:
+            await self._store(changes, view.at)
+        await self._database.write(_settle)
+        return sum(map(len, pieces))
+
+    async def _store(self, changes: Mapping[Key, Expected], made_at: datetime) -> None:
+        await self._database.write(lambda s, _: self._forecasts.store(s, changes, made_at))
+        self._forecasts.stored(changes)
+
+    async def _restful(self, step: Callable[[], bool]) -> bool:
+        """One step in a thread, and a rest after it."""
+        goes_on, took_s = await asyncio.to_thread(_timed, step)
+        await asyncio.sleep(self._timings.forecast_rest * took_s)
+        return goes_on
+
+    def _read(self, session: Session) -> forecasts.Facts:
+        self._forecasts.load(session)
+        return forecasts.facts(session)
+
+
+def _put(session: Session, made_at: datetime, situation: bytes) -> None:
+    touch(session)  # no answer about a job's state has changed
+    repository.put_situation(session, made_at, situation)
+
+
+def _settle(session: Session, now: datetime) -> None:
+    touch(session)
+    repository.settle(session)
+    repository.put_errors(session, forecasts.errors(session, now).model_dump(mode="json"))
+
+
+def _timed(step: Callable[[], bool]) -> tuple[bool, float]:
+    began = time.thread_time()
+    return step(), time.thread_time() - began
+
+
+def _situation(view: SchedulerView, known: forecasts.Facts) -> Situation:
+    ran_s = {
+        attempt.job_id: (view.at - attempt.started_at).total_seconds()
+        for attempt in view.live
+        if attempt.started_at is not None
+    }
+    return forecasts.situation(view.snapshot, known, ran_s)

@@ -1,0 +1,460 @@
+"""The scheduler: a loop that decides which waiting job starts where, and starts it.
+
+Each round takes a snapshot, plans, claims and launches. `service.domain.scheduling.policy.plan`, a
+pure function, decides; the loop reads, applies and forgets. A claim that finds the job changed is
+no error: someone else won.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec
+from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
+from ray_workers.supervision.rules.recovery_rules import may_recover
+from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
+from service.config.node_types import without_labels
+from service.config.settings import Settings
+from service.costs.prices_file import PricesFile
+from service.costs.spending import UsedUpBudgets
+from service.db.notifications import QUEUE, Signals
+from service.db.repositories import queues as queues_repository
+from service.db.repositories import storage as storage_repository
+from service.db.repositories.bulk import in_chunks
+from service.db.session import touch
+from service.domain.scheduling import policy
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.placement.slots import (
+    count,
+    is_part_of_gpu,
+    parts_on,
+    with_shared_gpus,
+)
+from service.domain.scheduling.policy.batch_changes import batch_changes
+from service.jobs import data_policy
+from service.lifecycle import claims, preemption, resizing, transitions
+from service.lifecycle.claims import Claimed, Wanted
+from service.loops.scheduling import mtbf, preparations
+from service.loops.scheduling.autoscaler import Autoscaler
+from service.loops.scheduling.cluster_watcher import ClusterWatcher
+from service.loops.scheduling.decision_recorder import DecisionRecorder
+from service.loops.scheduling.forecaster import SchedulerView
+from service.loops.scheduling.trial_values import TrialValues
+from service.loops.scheduling.used_shares import UsedShares
+from service.loops.shared import queue_view
+from service.loops.shared.batches import together_or_alone
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.launches import Launches
+from service.loops.shared.pace import rest_after
+from service.loops.shared.timings import LoopTimings
+from service.nodes import quarantine
+from service.outlook.decisions import SeenRound
+from service.outlook.earlier_runs import EarlierRuns
+from service.outlook.step_times import elastic_jobs
+
+logger = logging.getLogger(__name__)
+
+RAY_LAGS = timedelta(seconds=5)
+"""How long Ray may show slots as taken that an attempt has left."""
+LONG_QUEUE = 200
+"""Waiting jobs from which on it is noted each `NOTE_PERIOD` why each of them waits."""
+NOTE_PERIOD = timedelta(seconds=1)
+MAX_CLAIMS = 50
+"""Jobs that are claimed in one transaction: SQLite has one writer, and others wait for it."""
+MAX_LAUNCHES = 16
+"""Launches that are under way at once."""
+
+
+class Scheduler:
+    """Wakes when the queue or the cluster changes, and at the latest each tick."""
+
+    def __init__(
+        self,
+        database: LoopDatabase,
+        cluster: Cluster,
+        watch: ClusterWatcher,
+        launches: Launches,
+        signals: Signals,
+        settings: Settings,
+        timings: LoopTimings,
+        deployment_id: str,
+        halted: asyncio.Event,
+        prices: PricesFile,
+        autoscaler: Autoscaler,
+        recorder: DecisionRecorder,
+    ) -> None:
+        """recorder: keeps what it saw and decided."""
+        self._database = database
+        self._cluster = cluster
+        self._watch = watch
+        self._launches = launches
+        self._signals = signals
+        self._settings = settings
+        self._impossible_grace = timedelta(seconds=timings.impossible_grace_s)
+        self._deployment_id = deployment_id
+        self._halted = halted
+        self._autoscaler = autoscaler
+        self._recorder = recorder
+        self._impossible_since: dict[str, datetime] = {}
+        self._earlier = EarlierRuns()
+        self._used = UsedShares()
+        self._budgets = UsedUpBudgets(prices)
+        self._held: dict[tuple[str, int], int] = {}
+        """Slots that attempts held in the last round."""
+        self._trial_values = TrialValues(database, signals)
+        self._left_at: datetime | None = None
+        self._noted_at: datetime | None = None
+        """When it was last noted why each job waits."""
+        self.view: SchedulerView | None = None
+        """Its view in its last round."""
+        self._gate = preparations.EnvironmentGate(
+            database, preparations.Preparations(cluster, signals), settings
+        )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        with (
+            self._signals.subscribe(QUEUE) as woken,
+            contextlib.closing(self._gate),
+            contextlib.closing(self._trial_values),
+        ):
+            while True:
+                began = asyncio.get_running_loop().time()
+                try:
+                    await self.run_once()
+                except Exception:
+                    logger.exception("the scheduler failed a round; it goes on")
+                await rest_after(began)
+                await woken.wait(self._settings.scheduler_tick_s)
+
+    async def run_once(self) -> int:
+        """One round; answers how many attempts were launched: none once it is halted."""
+        if self._halted.is_set():
+            return 0
+        cluster = self._autoscaler.as_left(self._watch.latest)
+        snapshot, live, now = await self._database.read(lambda s, now: self._look(s, now, cluster))
+        if any(attempt.is_recall_unanswered for attempt in live):
+            await self._database.write(lambda s, at: _withdraw_recalls(s, live, at))
+            return 0  # the next plan goes by what is held then
+        snapshot = replace(snapshot, queue=self._trial_values.in_queue(snapshot.queue))
+        waiting = snapshot.queue
+        growing = {a.job_id: a.growing for a in live if a.growing is not None}
+        if not waiting:
+            self._impossible_since.clear()
+        if not waiting and not growing:
+            self._autoscaler.consider(snapshot, [], cluster, live, now)
+            await self._change_batches(snapshot, [], live)
+            return 0
+        decisions = await self._gate.plan(snapshot, now, cluster)
+        decisions = [self._trial_values.reason(decision) for decision in decisions]
+        planned = tuple(decisions)
+        decisions = self._autoscaler.consider(snapshot, decisions, cluster, live, now)
+        have_run = {job.job_id for job in waiting if job.attempt > 0}
+        decisions = [
+            self._patient(decision, place, now, has_run=decision.job_id in have_run)
+            for place, decision in enumerate(decisions)
+        ]
+        if any(not isinstance(decision, policy.Wait | policy.Stay) for decision in decisions):
+            self._recorder.note(SeenRound(self._gate.seen or snapshot, planned, now))
+        attempts = {a.job_id: a.attempt for a in live}
+        await self._note(self._without_late_waits(decisions, now), attempts)
+        for decision in decisions:
+            if isinstance(decision, policy.Grow) and not self._halted.is_set():
+                await self._grow(growing[decision.job_id], decision)
+        await self._change_batches(snapshot, decisions, live)
+        starts = [d for d in decisions if isinstance(d, policy.Start)]
+        have_values = await self._trial_values.have([start.job_id for start in starts])
+        starts = [start for start in starts if start.job_id in have_values]
+        if not starts:
+            return 0
+        assert cluster is not None, "the plan starts nothing without a cluster"
+        by_id = {job.job_id: job for job in waiting}
+        wanted = [_wanted(by_id[start.job_id], start) for start in starts]
+        launched = 0
+        for some in in_chunks(wanted, MAX_CLAIMS):
+            if self._halted.is_set():
+                break
+            launched += await self._start(some, cluster.session)
+        return launched
+
+    def _look(
+        self, session: Session, now: datetime, cluster: ClusterSnapshot | None
+    ) -> tuple[policy.Snapshot, tuple[queue_view.LiveAttempt, ...], datetime]:
+        """All that the plan goes by, the live attempts, and the time."""
+        waiting, live = queue_view.snapshot(session, now, self._earlier.get(session, now))
+        nodes = () if cluster is None else cluster.nodes
+        total = slots.total_of(node.resources for node in nodes if node.accepted)
+        queues = queues_repository.every(session)
+        snapshot = replace(
+            _snapshot(cluster, waiting, live),
+            queues=queues,
+            used_up=self._budgets.get(session, queues, now),
+            used_s=self._used.get(session, now, live, total) if waiting and total else {},
+            storage_problem=storage_repository.problem(session),
+            to_come=self._autoscaler.expected(cluster),
+            min_run_s=self._settings.min_run_s,
+            elastic=elastic_jobs(session) if self._settings.elastic_sizing else {},
+            topology=self._settings.topology,
+        )
+        self.view = SchedulerView(snapshot, live, now)
+        if cluster is not None and cluster.shared and self._has_just_been_left(live, now):
+            leaving = tuple(
+                replace(job, spare=()) for job in snapshot.running if job.is_leaving or job.recalled
+            )
+            snapshot = replace(snapshot, running=leaving)
+        return snapshot, live, now
+
+    def _has_just_been_left(self, live: Sequence[queue_view.LiveAttempt], now: datetime) -> bool:
+        """Whether slots may be free that Ray does not show yet: nobody is asked to leave for want
+        of them."""
+        holding = {(a.job_id, a.attempt): count(a.slices) for a in live}
+        if any(holding.get(key, 0) < number for key, number in self._held.items()):
+            self._left_at = now
+        self._held = holding
+        return self._left_at is not None and now - self._left_at < RAY_LAGS
+
+    def _patient(
+        self, decision: policy.Decision, place: int, now: datetime, *, has_run: bool
+    ) -> policy.Decision:
+        """A job found impossible waits a while for the cluster to become whole again, and one that
+        has run there before as long as it takes."""
+        if not isinstance(decision, policy.Impossible):
+            self._impossible_since.pop(decision.job_id, None)
+            return decision
+        if has_run:
+            return policy.Wait(decision.job_id, decision.reason, place + 1)
+        since = self._impossible_since.setdefault(decision.job_id, now)
+        if now - since >= self._impossible_grace:
+            return decision
+        return policy.Wait(decision.job_id, decision.reason, place + 1)
+
+    def _without_late_waits(
+        self, decisions: list[policy.Decision], now: datetime
+    ) -> list[policy.Decision]:
+        """Of a long queue it is noted now and then why each job waits: each start changes the
+        places of all behind it."""
+        num_waits = sum(isinstance(decision, policy.Wait) for decision in decisions)
+        since = None if self._noted_at is None else now - self._noted_at
+        if num_waits > LONG_QUEUE and since is not None and timedelta(0) <= since < NOTE_PERIOD:
+            return [d for d in decisions if not isinstance(d, policy.Wait)]
+        self._noted_at = now
+        return decisions
+
+    async def _note(
+        self, decisions: Sequence[policy.Decision], attempts: Mapping[str, int]
+    ) -> None:
+        """Store the decisions that start nothing. attempts: number of the live one of each job."""
+        told = [d for d in decisions if isinstance(d, policy.Wait)]
+        waits = []
+        if told:
+            waits = await self._database.read(lambda s, _: transitions.waits_with_news(s, told))
+        stays = [d for d in decisions if isinstance(d, policy.Stay)]
+        others = [
+            d
+            for d in decisions
+            if isinstance(d, policy.Impossible | policy.Preempt | policy.Shrink)
+        ]
+        grace_s = self._settings.preempt_grace_s
+
+        def work(session: Session, now: datetime) -> None:
+            touch(session)  # jobs that wait as before did not change
+            transitions.note_waiting(session, waits, now)
+            resizing.note_stays(session, stays)
+            for decision in others:
+                which, reason = decision.job_id, decision.reason
+                if isinstance(decision, policy.Impossible):
+                    transitions.fail_impossible(session, which, reason, now)
+                elif isinstance(decision, policy.Preempt):
+                    because = reason.message
+                    preemption.make_room(session, which, attempts[which], because, grace_s, now)
+                else:
+                    resizing.recall(session, decision, attempts[which], now)
+
+        if waits or stays or others:
+            await self._database.write(work)
+
+    async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
+        """Grant the slots, if the group is still as it was; the reconciler passes the grant on."""
+        size = grow.batch_size
+        await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at, size))
+
+    async def _change_batches(
+        self,
+        snapshot: policy.Snapshot,
+        decisions: Sequence[policy.Decision],
+        live: Sequence[queue_view.LiveAttempt],
+    ) -> None:
+        """Give groups that keep their size another batch, where that gains clearly."""
+        resized = (policy.Grow, policy.Shrink, policy.Preempt)
+        changes = batch_changes(snapshot, {d.job_id for d in decisions if isinstance(d, resized)})
+        attempts = {attempt.job_id: attempt.attempt for attempt in live}
+
+        def change(session: Session, at: datetime) -> None:
+            touch(session)
+            for job_id, size in changes.items():
+                resizing.change_batch(session, job_id, attempts[job_id], size, at)
+
+        if changes and not self._halted.is_set():
+            await self._database.write(change)
+
+    async def _start(self, wanted: Sequence[Wanted], cluster_session: str) -> int:
+        """Claim these jobs for new attempts and launch those; answers how many were claimed."""
+        for one in wanted:
+            self._launches.begin(one.job_id, one.attempt_seen + 1)
+        under_way = {one.job_id: one.attempt_seen + 1 for one in wanted}
+        try:
+            claimed = await self._claim(wanted, cluster_session)
+            self._used.claimed((each.job_id, each.attempt) for each in claimed)
+            for each in claimed:
+                self._launches.claimed(each.job_id, each.attempt)
+            at_once = asyncio.Semaphore(MAX_LAUNCHES)
+
+            async def launch(each: Claimed) -> None:
+                async with at_once:
+                    try:
+                        await self._launch(each)
+                    except Exception:
+                        # The others go on. The reconciler ends the attempt if it did not come.
+                        logger.exception("the launch of %s failed", each.job_id)
+                self._launches.answered(each.job_id, under_way.pop(each.job_id))
+                self._signals.publish(QUEUE)
+
+            await asyncio.gather(*map(launch, claimed))
+            return len(claimed)
+        finally:
+            for job_id, attempt in under_way.items():
+                self._launches.answered(job_id, attempt)
+            self._signals.publish(QUEUE)
+
+    async def _claim(self, wanted: Sequence[Wanted], cluster_session: str) -> list[Claimed]:
+        async def claim(some: Sequence[Wanted]) -> Sequence[Claimed | None]:
+            return await self._database.write(
+                lambda s, at: claims.claim(s, some, cluster_session, at)
+            )
+
+        claimed = []
+        for one, answer in zip(wanted, await together_or_alone(wanted, claim), strict=True):
+            if isinstance(answer, Exception):
+                logger.error("the job %s could not be claimed", one.job_id, exc_info=answer)
+            elif answer is not None:
+                claimed.append(answer)
+        return claimed
+
+    async def _launch(self, claimed: Claimed) -> None:
+        await self._gate.note_ready(claimed.job_id, claimed.attempt)
+        bundle = claimed.wanted.bundle
+        spec = AttemptSpec(
+            deployment_id=self._deployment_id,
+            job_id=claimed.job_id,
+            attempt=claimed.attempt,
+            spec=claimed.document,
+            slices=claimed.wanted.slices,
+            bundle=without_labels(bundle),
+            storage_url=self._settings.storage_url,
+            resume_from=claimed.resume_from,
+            init_from=claimed.init_from,
+            code=_code_of(claimed, self._settings),
+            start_timeout_s=self._settings.start_timeout_s,
+            max_runtime_s=claimed.max_runtime_s,
+            data_policy=data_policy.policy_of(self._settings),
+            environment_policy=preparations.policy_of(self._settings, claimed.owner),
+            spool_limit_bytes=self._settings.spool_limit_bytes,
+            furthest_step=claimed.furthest_step,
+            min_workers=claimed.min_workers,
+            recovers_in_place=_recovers_in_place(claimed, bundle),
+            worker_mtbf_s=await self._worker_mtbf_s(claimed),
+            silence_limit_s=self._settings.silence_limit_s,
+            array_index=claimed.array_index,
+            parameters=claimed.parameters,
+        )
+        try:
+            await self._cluster.launch(spec)
+        except ClusterUnavailable as error:
+            # Nobody knows whether the attempt started. The reconciler finds out, and ends it if it
+            # did not; a gateway that is still launching says so when it is polled.
+            logger.warning(
+                "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
+            )
+
+    async def _worker_mtbf_s(self, claimed: Claimed) -> float:
+        if not mtbf.asks(claimed.spec):
+            return WORKER_MTBF_S
+        return await self._database.read(lambda s, now: mtbf.worker_mtbf(s, claimed.job_id, now))
+
+
+def _withdraw_recalls(
+    session: Session, live: Sequence[queue_view.LiveAttempt], now: datetime
+) -> None:
+    touch(session)
+    for attempt in live:
+        if attempt.is_recall_unanswered:
+            resizing.withdraw(session, attempt.job_id, attempt.attempt, now)
+
+
+def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
+    return Wanted(job.job_id, job.attempt, job.queue, start.slices, job.request.bundle)
+
+
+def _recovers_in_place(claimed: Claimed, bundle: Mapping[str, float]) -> bool:
+    # As many as it asks for: an elastic group that begins with one may have more later.
+    num_workers = claimed.spec.resources.num_workers
+    return may_recover(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
+
+
+def _code_of(claimed: Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | None:
+    row, remote = claimed.code, claimed.spec.remote_code
+    if remote is not None:
+        return preparations.code_of(remote, settings)
+    if row is None:
+        return None
+    url = f"{settings.storage_url.rstrip('/')}/{row.manifest_key}"
+    return CodeRef(row.id, url, row.manifest_sha256)
+
+
+def _snapshot(
+    cluster: ClusterSnapshot | None,
+    waiting: tuple[policy.WaitingJob, ...],
+    live: tuple[queue_view.LiveAttempt, ...],
+) -> policy.Snapshot:
+    """The queue and the cluster as plain data for the plan."""
+    holders = tuple(policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner) for a in live)
+    if cluster is None:
+        return policy.Snapshot(waiting, (), connected=False, holders=holders)
+    nodes = []
+    bundles = (*(job.request.bundle for job in waiting), *(each.bundle for each in holders))
+    shares_gpus = any(map(is_part_of_gpu, bundles))
+    held_by_node = slots.held_by_node(holders)
+    alive = {(attempt.job_id, attempt.attempt) for attempt in live}
+    for node in cluster.nodes:
+        # Where nobody else takes slots our own books are exact, and Ray's lag behind.
+        available = node.available if cluster.shared else node.resources
+        ours = held_by_node.get(node.node_id, {})
+        stuck = node.quarantined or ()
+        # Those of an attempt that lives are among the slots that it holds.
+        held = quarantine.with_kept(ours, [e for e in stuck if (e.job_id, e.attempt) not in alive])
+        free = slots.offered(node.resources, available, held)
+        if shares_gpus and node.resources.get("GPU"):
+            free = with_shared_gpus(free, parts_on(node.node_id, holders))
+        kept = quarantine.with_kept({}, stuck)
+        seen = (node.node_id, node.resources, free)
+        nodes.append(
+            policy.Node.labelled(*seen, node.labels, accepted=node.accepted, quarantined=kept)
+        )
+    here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
+    return policy.Snapshot(
+        waiting,
+        tuple(nodes),
+        connected=True,
+        holders=holders,
+        growing=tuple(a.growing for a in here if a.growing is not None),
+        running=tuple(a.running for a in here if a.running is not None),
+        running_of_arrays=Counter(a.array_id for a in live if a.array_id is not None),
+    )

@@ -1,0 +1,74 @@
+"""How much of the cluster each user of each queue has used of late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from ray_workers.shared.contracts import Slice
+from service.db.repositories import attempts as repository
+from service.domain.scheduling import policy
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.rules.shares import REMEMBERED_S, Account, Used
+from service.lifecycle import resizing
+from service.loops.shared.queue_view import LiveAttempt
+
+MAX_READ = 100_000
+
+
+class UsedShares:
+    """Reads each attempt once, when it has ended; belongs to one loop.
+
+    An attempt counts with the slots that it held at its end, from its claim on.
+    """
+
+    def __init__(self) -> None:
+        self._used = Used()
+        self._has_looked_back = False
+        self._lived: set[tuple[str, int]] = set()
+        """Attempts whose end was not read yet."""
+
+    def claimed(self, attempts: Iterable[tuple[str, int]]) -> None:
+        """These attempts have begun, and may end before anybody sees them alive."""
+        self._lived.update(attempts)
+
+    def get(
+        self,
+        session: Session,
+        now: datetime,
+        live: Sequence[LiveAttempt],
+        total: Mapping[str, float],
+    ) -> dict[Account, float]:
+        """Cluster-seconds; total: resources of the cluster as it is now."""
+        lives = {(attempt.job_id, attempt.attempt) for attempt in live}
+        if self._has_looked_back:
+            gone = [*repository.ended_slots_of(session, self._lived - lives)]
+        else:
+            since = now - timedelta(seconds=REMEMBERED_S)
+            gone = [*repository.ended_slots(session, since=since, limit=MAX_READ)]
+            self._has_looked_back = True
+        for row in gone:
+            self._add(row, total)
+        self._lived = lives
+        used = self._used.seconds(now.timestamp())
+        for attempt in live:
+            account = attempt.queue, attempt.owner
+            held_s = _share(attempt.slices, attempt.bundle, total) * attempt.age_s
+            used[account] = used.get(account, 0.0) + held_s
+        return used
+
+    def _add(self, row: Row[Any], total: Mapping[str, float]) -> None:
+        share = _share(resizing.as_slices(row.slices), row.bundle, total)
+        held_s = max(0.0, (row.finished_at - row.created_at).total_seconds())  # clocks are set
+        self._used.add((row.queue, row.owner), share * held_s, row.finished_at.timestamp())
+
+
+def _share(
+    slices: Sequence[Slice], bundle: Mapping[str, float], total: Mapping[str, float]
+) -> float:
+    num_workers = sum(part.num_workers for part in slices)
+    return slots.share_of(policy.Request(num_workers, bundle), total)

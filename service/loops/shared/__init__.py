@@ -1,0 +1,1 @@
+"""What all loops stand on: the fenced database, the jobs as loops see them, and their pace."""

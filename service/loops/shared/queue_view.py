@@ -1,0 +1,271 @@
+"""The jobs as the loops see them: those that wait, and those that live.
+
+Every round of the loops reads them, so only the columns that are needed, without objects of rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from ray_workers.shared.contracts import Drill, DrillKind, Grant, Recall, Slice
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import dependencies as dependencies_repository
+from service.db.repositories import faults as faults_repository
+from service.db.repositories import jobs as repository
+from service.domain.scheduling import policy
+from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
+from service.lifecycle import resizing
+from service.lifecycle.preemption import HOLDING
+from service.outlook.earlier_runs import Kind, Runs
+
+SLOW_START_S = 900.0
+"""For an attempt to come to its first step. One that hangs before may be asked for its slots after
+this time and the minimum run time."""
+UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
+
+
+@dataclass(frozen=True)
+class FollowedAttempt:
+    """An attempt that has not been seen gone, and what is asked of it."""
+
+    job_id: str
+    attempt: int
+    job_state: JobState
+    cluster_session: str
+    age_s: float
+    """Seconds since the claim."""
+    node_ids: tuple[str, ...]
+    """Nodes that may have files or processes of the attempt, also those that it left."""
+    preempt_grace_s: float | None
+    """Set once the attempt was asked to leave its slots."""
+    drills: tuple[Drill, ...]
+    """Faults that are to be injected and were not yet."""
+    grant: Grant | None
+    """Slots that the attempt holds and has not confirmed yet."""
+    recall: Recall | None
+    """Slots that it was asked to give back, and still holds."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.job_id, self.attempt
+
+
+@dataclass(frozen=True)
+class LiveAttempt:
+    """An attempt that has not been seen gone, as planning goes by it."""
+
+    job_id: str
+    attempt: int
+    job_state: JobState
+    queue: str
+    owner: str
+    slices: tuple[Slice, ...]
+    bundle: Mapping[str, float]
+    cluster_session: str
+    age_s: float
+    """Seconds since the claim."""
+    started_at: datetime | None
+    max_runtime_s: int | None
+    runtime_used_s: float
+    """Running time of the attempts before this one."""
+    node_ids: tuple[str, ...]
+    """Nodes that may have files or processes of the attempt, also those that it left."""
+    is_recall_unanswered: bool = False
+    """It was asked too long ago to give slots back, and still holds them."""
+    growing: policy.Growing | None = None
+    """Set while the group could use more slots and may be granted some."""
+    running: policy.RunningJob | None = None
+    """Set while it could be asked to leave its slots, or was."""
+    array_id: str | None = None
+
+
+def snapshot(
+    session: Session, now: datetime, earlier: Runs | None = None
+) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
+    """The waiting jobs, in the order of submission by priority, and every attempt that may still
+    hold slots.
+
+    earlier: what is known of jobs that are done; None where nobody asks how long these have left.
+    """
+    jobs = repository.in_state(session, UNFINISHED)
+    runs = {} if earlier is None else earlier
+    after = _dependencies(session, jobs)
+    waiting = tuple(
+        policy.WaitingJob(
+            job_id=job.id,
+            attempt=job.attempt,
+            priority=job.priority,
+            seq=job.number,
+            request=resizing.request_of(job),
+            not_before=job.not_before if job.not_before and job.not_before > now else None,
+            left_s=_left_s(job, job.runtime_used_s, runs),
+            waited_s=_waited_s(job, now),
+            yields=job.yields,
+            ends_within_s=_ends_within_s(job),
+            queue=job.queue,
+            owner=job.owner,
+            held=job.held_by,
+            place=job.rank,
+            after=after.get(job.array_id or job.id, ()),
+            array=_array_limit(job),
+        )
+        for job in jobs
+        if job.state is JobState.QUEUED
+    )
+    return waiting, _live(session, now, jobs, runs)
+
+
+def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
+    """Every attempt that may still hold slots, however many jobs wait."""
+    attempts = attempts_repository.followed_columns(session)
+    drills = _drills(session) if attempts else {}
+    return tuple(
+        FollowedAttempt(
+            job_id=row.job_id,
+            attempt=row.attempt,
+            job_state=row.job_state,
+            cluster_session=row.cluster_session,
+            age_s=(now - row.created_at).total_seconds(),
+            node_ids=resizing.carriers(row),
+            preempt_grace_s=row.preempt_grace_s,
+            drills=tuple(drills.get((row.job_id, row.attempt), ())),
+            grant=resizing.granted(row),
+            recall=resizing.recalled(row),
+        )
+        for row in attempts
+    )
+
+
+def _live(
+    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs
+) -> tuple[LiveAttempt, ...]:
+    """jobs: theirs, and perhaps others."""
+    by_id = {job.id: job for job in jobs}
+    attempts = attempts_repository.live_columns(session)
+    return tuple(
+        LiveAttempt(
+            job_id=row.job_id,
+            attempt=row.attempt,
+            job_state=by_id[row.job_id].state,
+            queue=by_id[row.job_id].queue,
+            owner=by_id[row.job_id].owner,
+            slices=resizing.as_slices(row.slices),
+            bundle=row.bundle,
+            cluster_session=row.cluster_session,
+            age_s=max(0.0, (now - row.created_at).total_seconds()),
+            started_at=row.started_at,
+            max_runtime_s=by_id[row.job_id].max_runtime_s,
+            runtime_used_s=by_id[row.job_id].runtime_used_s,
+            node_ids=resizing.carriers(row),
+            is_recall_unanswered=resizing.is_unanswered(row, now),
+            growing=resizing.growing(by_id[row.job_id], row, now),
+            running=_running(by_id[row.job_id], row, runs, now),
+            array_id=by_id[row.job_id].array_id,
+        )
+        for row in attempts
+    )
+
+
+def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.RunningJob | None:
+    """Of these rows; None of a job that holds no slots."""
+    if job.state not in (*HOLDING, JobState.CANCELLING):
+        return None
+    slices = resizing.as_slices(attempt.slices)
+    used_s = job.runtime_used_s
+    started_at = attempt.started_at
+    ran_s = 0.0 if started_at is None else max(0.0, (now - started_at).total_seconds())
+    return policy.RunningJob(
+        job_id=job.id,
+        priority=job.priority,
+        seq=job.number,
+        request=policy.Request(
+            sum(part.num_workers for part in slices),
+            attempt.bundle,
+            required_level=job.required_topology,
+        ),
+        slices=slices,
+        held_s=_held_s(job, attempt, now),
+        left_s=_left_s(job, used_s + ran_s, runs),
+        waited_s=_waited_s(job, now) - ran_s,
+        lost_s=0.0 if job.yields else ran_s,
+        yields=job.yields,
+        is_leaving=attempt.preempt_asked_at is not None or job.state is JobState.CANCELLING,
+        place=job.rank,
+        queue=job.queue,
+        owner=job.owner,
+        spare=resizing.spare(job, attempt, now),
+        recalled=() if attempt.recalled is None else resizing.as_slices(attempt.recalled),
+        same_batch_s=resizing.same_batch_s(job, attempt, now),
+        num_left=job.preemptions,
+    )
+
+
+def _held_s(job: Any, attempt: Any, now: datetime) -> float:
+    """For how long the attempt has had its slots to train. One that starts slowly is given time for
+    it, or it would be pushed out before its first step, each time anew."""
+    is_starting = job.state is JobState.STARTING
+    ran_at = None if is_starting else attempt.running_at
+    since: datetime = ran_at or attempt.started_at or attempt.created_at
+    held_s = (now - since).total_seconds()
+    return max(0.0, held_s - SLOW_START_S if is_starting else held_s)
+
+
+def _ends_within_s(job: Any) -> float | None:
+    """An attempt is ended once all have run for `max_runtime_s` together."""
+    return None if job.max_runtime_s is None else job.max_runtime_s - job.runtime_used_s
+
+
+def _waited_s(job: Any, now: datetime) -> float:
+    """Since it was submitted, without the time in which it ran or was kept back."""
+    since = job.kept_back_since
+    kept_back_s = float(job.kept_back_s)
+    if since is not None:
+        kept_back_s += (now - since).total_seconds()
+    there_s: float = (now - job.created_at).total_seconds()
+    return there_s - float(job.runtime_used_s) - kept_back_s
+
+
+def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
+    progress = job.progress or {}
+    total = progress.get("total_steps")
+    share_done = min(1.0, progress.get("step", 0) / total) if total else None
+    earlier_s = runs.get(Kind(job.owner, job.name, job.num_workers), ())
+    return forecast.seconds_left(share_done, ran_s, earlier_s)
+
+
+def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
+    """By job or array, what it waits for. jobs: all that have not ended."""
+    found: dict[str, tuple[Dependency, ...]] = {}
+    rows = dependencies_repository.all_open(session)
+    if not rows:
+        return found
+    states = {job.id: str(job.state) for job in jobs}
+    unfinished = Counter(job.array_id for job in jobs)
+    for waiter, after_id, on_success in rows:
+        is_now = states.get(after_id) or f"{unfinished[after_id]} of its jobs have not ended"
+        found[waiter] = (*found.get(waiter, ()), Dependency(after_id, on_success, is_now))
+    return found
+
+
+def _array_limit(job: Row[Any]) -> ArrayLimit | None:
+    if job.array_max_running is None:
+        return None
+    return ArrayLimit(job.array_id, job.array_max_running)
+
+
+def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:
+    """By attempt, those whose fault was not injected yet."""
+    drills: dict[tuple[str, int], list[Drill]] = {}
+    for drill in faults_repository.waiting_drills(session):
+        asked = Drill(drill.id, DrillKind(drill.kind), drill.rank, drill.at_step)
+        drills.setdefault((drill.job_id, drill.attempt), []).append(asked)
+    return drills

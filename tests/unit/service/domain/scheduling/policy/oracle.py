@@ -1,0 +1,495 @@
+"""A slow look at a plan: it goes through the decisions in their order, with nothing kept but the
+resources of each node, and fails where one of them breaks a promise of docs/scheduling.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from ray_workers.shared.contracts import Slice
+from service.config.node_types import NODE_LEVEL, labels_in
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.placement.gangs import SIZE_POWER
+from service.domain.scheduling.placement.slots import amounts, count, fits
+from service.domain.scheduling.policy import (
+    Decision,
+    Grow,
+    Growing,
+    Impossible,
+    Node,
+    Preempt,
+    Request,
+    RunningJob,
+    Shrink,
+    Snapshot,
+    Start,
+    Stay,
+    Wait,
+    WaitingJob,
+)
+from service.domain.scheduling.rules import order
+from service.domain.scheduling.rules.eviction import CLEARLY_LESS, MIN_RUN_S
+from service.domain.scheduling.rules.limits import why_never
+from service.domain.scheduling.rules.queues import Queue
+
+Asks = Preempt | Shrink
+Free = dict[str, dict[str, float]]
+"""By node and resource."""
+
+STARTS_NEVER = {"held", "waiting_for_jobs", "backing_off", "array_limit", "preparing_environment"}
+AT_LIMIT = {"queue_limit", "user_limit"}
+WITHOUT_SLOTS = {"waiting_for_slots", "waiting_for_domain", "behind_in_queue"}
+
+
+class Oracle:
+    """Nobody has used more than its share: that rule has tests of its own."""
+
+    def __init__(self, snapshot: Snapshot, now: datetime) -> None:
+        assert not snapshot.used_s
+        self.snapshot = snapshot
+        self.now = now
+        self.nodes = [node for node in snapshot.nodes if node.accepted]
+        self.levels = (*snapshot.topology, NODE_LEVEL)
+        self.queues = {queue.name: queue for queue in snapshot.queues}
+        self.total = slots.total_of(node.total for node in self.nodes)
+        self.free, self.now_free, self.soon_free = self.copy(), self.copy(), self.copy()
+        self.aside: dict[bool, list[tuple[Request, int]]] = {False: [], True: []}
+        """Of jobs ahead: for those that may not pass on what is reserved, and for those that may
+        while the others have not waited for long."""
+        self.holding: dict[str, tuple[str, str, Mapping[str, float], int]] = {
+            holder.job_id: (holder.queue, holder.owner, holder.bundle, count(holder.slices))
+            for holder in snapshot.holders
+        }
+        self.waiting_ahead: list[tuple[WaitingJob | Growing, int, str]] = []
+        self.in_arrays = Counter(snapshot.running_of_arrays)
+        self.backing_off: list[WaitingJob] = []
+        self.asked: set[str] = set()
+        self.preempted: set[str] = set()
+        self.start_in_s: list[float] = []
+        """Of the blocked jobs ahead, at the earliest."""
+        self.backfills: set[str] = set()
+        self.stand_by = False
+        for group in snapshot.growing:
+            self.holds(group, group.lacking)
+        held = dict(self.holding)
+        self.guaranteed = self.within_quota()
+        self.holding = held
+        for job in snapshot.running:
+            self.change(self.soon_free, job.request, job.slices if job.is_leaving else job.recalled)
+
+    # The rules for a job.
+
+    def work(self, job: WaitingJob | RunningJob) -> float:
+        if job.waited_s > order.LONGEST_WAIT_S:
+            return -1.0
+        if job.left_s is None:
+            return 0.0
+        share = slots.share_of(job.request, self.total)
+        return (job.left_s + order.SETTLING_S) * share**SIZE_POWER
+
+    def key(self, job: WaitingJob | RunningJob) -> tuple[float, ...]:
+        first = job.job_id not in self.guaranteed
+        passed = [
+            other
+            for other in self.snapshot.queue
+            if (other.queue, other.priority) == (job.queue, job.priority)
+            and (other.job_id not in self.guaranteed) == first
+            and other.place > job.place
+            and not (other.held or other.after)
+        ]
+        leader = min([job, *passed], key=lambda one: (self.work(one), one.seq))
+        return first, -job.priority, self.work(leader), leader.seq, job.place
+
+    def within_quota(self) -> set[str]:
+        """Claims by priority, those that run first; jobs that can't start claim nothing."""
+        there: list[WaitingJob | RunningJob] = [*self.snapshot.running, *self.snapshot.queue]
+        there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
+        left = {name: dict(queue.quota) for name, queue in self.queues.items()}
+        arrays = Counter(self.snapshot.running_of_arrays)
+        found = set()
+        for job in there:
+            if isinstance(job, WaitingJob):
+                if job.after or job.held or job.preparing or job.not_before:
+                    continue
+                if job.array is not None:
+                    arrays[job.array.array_id] += 1
+                    if arrays[job.array.array_id] > job.array.max_running:
+                        continue
+                left_under = [self.left_under(job, of_user=of_user) for of_user in (True, False)]
+                if min(left_under) < job.request.least:
+                    continue
+                self.holds(job, job.request.least)
+            quota = left.get(job.queue, {})
+            claim = amounts(job.request.bundle, job.request.least)
+            main = "GPU" if claim.get("GPU") else "CPU"
+            named = {name: amount for name, amount in claim.items() if name in quota}
+            if main in named and all(quota[name] >= amount for name, amount in named.items()):
+                for name, amount in named.items():
+                    quota[name] -= amount
+                found.add(job.job_id)
+        return found
+
+    def may_evict(self, coming: WaitingJob, running: RunningJob) -> bool:
+        if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
+            return False
+        if not self.key(coming) < self.key(running):
+            return False
+        ours = coming.job_id in self.guaranteed
+        theirs = running.job_id in self.guaranteed
+        if ours and not theirs:
+            return True
+        if ours == theirs and coming.priority > running.priority:
+            return True
+        (*_, ours_left, _, _), (*_, work, _, _) = self.key(coming), self.key(running)
+        return running.yields and work > 0 and ours_left < CLEARLY_LESS * work
+
+    def may_shrink(self, coming: WaitingJob, running: RunningJob) -> bool:
+        if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
+            return False
+        ours = coming.job_id in self.guaranteed
+        theirs = running.job_id in self.guaranteed
+        return (not ours, -coming.priority) <= (not theirs, -running.priority)
+
+    def starts_in_s(self, job: WaitingJob) -> float:
+        """Of a blocked job, at the earliest: those that are in its way have left at these times."""
+        if self.room(job.request, self.soon_free) >= job.request.least:
+            return 0.0
+        leave_s = {each.job_id: self.leaves_in_s(job, each) for each in self.snapshot.running}
+        for at in sorted(set(leave_s.values())):
+            free = {name: dict(there) for name, there in self.soon_free.items()}
+            for each in self.snapshot.running:
+                is_gone = each.job_id in self.preempted or each.is_leaving
+                if leave_s[each.job_id] <= at and not is_gone:
+                    self.change(free, each.request, each.slices)
+            if self.room(job.request, free) >= job.request.least:
+                return at
+        return 0.0
+
+    def leaves_in_s(self, coming: WaitingJob, running: RunningJob) -> float:
+        if running.is_leaving or running.recalled or running.left_s is None:
+            return 0.0
+        may_be_asked = running.yields or running.spare
+        if may_be_asked or self.may_evict(coming, replace(running, held_s=MIN_RUN_S)):
+            return min(running.left_s / 2, max(0.0, MIN_RUN_S - running.held_s))
+        return running.left_s / 2
+
+    def may_backfill(self, job: WaitingJob) -> bool:
+        """Whether it ends, with a margin for its start and end, before any job ahead can start."""
+        if job.ends_within_s is None or self.stand_by:
+            return False
+        return all(job.ends_within_s + order.SETTLING_S <= at for at in self.start_in_s)
+
+    # The resources.
+
+    def copy(self) -> Free:
+        return {node.id: dict(node.available_to_us) for node in self.nodes}
+
+    def change(self, free: Free, request: Request, slices: Sequence[Slice], sign: int = 1) -> None:
+        for part in slices:
+            for name, amount in request.bundle.items() if part.node_id in free else ():
+                there = free[part.node_id]
+                there[name] = there.get(name, 0.0) + sign * part.num_workers * amount
+
+    def less_aside(self, free: Free, *, passes: bool) -> Free:
+        """The free resources that are left for a job that may pass, or may not."""
+        left = {name: dict(there) for name, there in free.items()}
+        for node in self.nodes:
+            taken: Counter[object] = Counter()
+            for request, number in self.aside[passes]:
+                level = request.required_level
+                kind = (request.kind, level, request.least if level else None)
+                before = taken[kind]
+                taken[kind] += number
+                most = fits(request.bundle, node.total) if self.is_usable(request, node) else 0
+                here = min(most, before + number) - min(most, before)
+                for name, amount in request.bundle.items():
+                    left[node.id][name] = left[node.id].get(name, 0.0) - here * amount
+        return left
+
+    def room(self, request: Request, free: Free) -> int:
+        """Where the workers may be together."""
+        if request.required_level is None:
+            return sum(fits(request.bundle, there) for there in free.values())
+        return max(self.rooms(request, free, request.required_level).values(), default=0)
+
+    def rooms(self, request: Request, free: Free, level: str) -> Counter[object]:
+        """By domain of a level."""
+        found: Counter[object] = Counter()
+        for node in self.nodes:
+            found[self.place(node.id, level)] += fits(request.bundle, free[node.id])
+        return found
+
+    def place(self, node_id: str, level: str) -> object:
+        """The domain of a level that a node is in, by its labels; a node that lacks the label is in
+        that of the next narrower level."""
+        labels = labels_in(next(node.total for node in self.nodes if node.id == node_id))
+        names = self.snapshot.topology
+        for number in range(self.levels.index(level), len(names)):
+            if names[number] in labels:
+                return tuple(labels.get(name) for name in names[: number + 1])
+        return node_id
+
+    def places(self, slices: Sequence[Slice], level: str) -> set[object]:
+        return {self.place(part.node_id, level) for part in slices if part.node_id in self.free}
+
+    def is_usable(self, request: Request, node: Node) -> bool:
+        """Whether the node is in a domain that could hold the gang."""
+        level = request.required_level
+        if level is None:
+            return True
+        rooms = self.rooms(request, self.empty(), level)
+        return rooms[self.place(node.id, level)] >= request.least
+
+    # The limits.
+
+    def left_under(self, job: WaitingJob | Growing, *, of_user: bool) -> int:
+        """Workers that the limits of its queue, or of its user there, leave to the job."""
+        queue = self.queues.get(job.queue, Queue(job.queue))
+        limit = queue.user_limit if of_user else queue.limit
+        most = queue.max_running_per_user if of_user else queue.max_running
+        holding = {
+            name: held
+            for name, held in self.holding.items()
+            if held[0] == job.queue and (not of_user or held[1] == job.owner)
+        }
+        ahead = [
+            (other, number)
+            for other, number, code in self.waiting_ahead
+            if other.queue == job.queue
+            and (other.owner == job.owner if of_user else code != "user_limit")
+        ]
+        new = [other for other, _ in ahead if other.job_id not in holding]
+        if most is not None and job.job_id not in holding and len(holding) + len(new) >= most:
+            return 0
+        left = 10**9
+        for name, each in amounts(job.request.bundle, 1).items():
+            if name in limit and each:
+                held = sum(amounts(b, n).get(name, 0.0) for _, _, b, n in holding.values())
+                kept = sum(amounts(o.request.bundle, n).get(name, 0.0) for o, n in ahead)
+                left = min(left, max(0, int((limit[name] - held - kept + 1e-6) // each)))
+        return left
+
+    def holds(self, job: WaitingJob | Growing, number: int) -> None:
+        """So many workers more."""
+        _, _, _, before = self.holding.get(job.job_id, ("", "", {}, 0))
+        held = (job.queue, job.owner, job.request.bundle, before + number)
+        self.holding[job.job_id] = held
+
+    # The decisions.
+
+    def check(self, decisions: Sequence[Decision]) -> None:
+        jobs = {job.job_id: job for job in self.snapshot.queue}
+        groups = {group.job_id: group for group in self.snapshot.growing}
+        of_jobs = [d for d in decisions if isinstance(d, Start | Wait | Impossible)]
+        of_groups = [d for d in decisions if isinstance(d, Grow | Stay)]
+        asked = [d for d in decisions if isinstance(d, Preempt | Shrink)]
+        assert sorted(d.job_id for d in of_jobs) == sorted(jobs)
+        assert sorted(d.job_id for d in of_groups) == sorted(groups)
+        assert len({d.job_id for d in asked}) == len(asked)
+        free = [job for job in self.snapshot.queue if job.held is None]
+        queue = [job.job_id for job in sorted(free, key=self.key)]
+        assert [d.job_id for d in of_jobs][: len(queue)] == queue, "the order of the queue"
+        waits = [d for d in of_jobs if isinstance(d, Wait)]
+        places = [d.position for d in waits if d.reason.code != "held"]
+        assert places == list(range(1, len(places) + 1))
+        assert {d.because_of for d in asked} <= {d.job_id for d in waits}
+        for decision in of_groups:
+            if groups[decision.job_id].lacking:
+                self.stands_by(groups[decision.job_id], decision)
+        for each in of_jobs:
+            self.decided(jobs[each.job_id], each, [d for d in asked if d.because_of == each.job_id])
+        for job in self.backing_off:
+            self.set_aside(job.request, job.request.num_workers, both=True)
+            self.waiting_ahead.append((job, job.request.num_workers, ""))
+        for decision in sorted(
+            (d for d in of_groups if not groups[d.job_id].lacking),
+            key=lambda d: (-groups[d.job_id].priority, groups[d.job_id].seq),
+        ):
+            self.grown(groups[decision.job_id], decision)
+
+    def is_full(self, job: WaitingJob) -> bool:
+        return job.array is not None and self.in_arrays[job.array.array_id] >= job.array.max_running
+
+    def empty(self) -> Free:
+        return {node.id: dict(node.total) for node in self.nodes}
+
+    def decided(self, job: WaitingJob, decision: Decision, asked: Sequence[Asks]) -> None:
+        request = job.request
+        code = decision.reason.code if isinstance(decision, Wait) else ""
+        never = job.held or job.after or job.not_before or self.is_full(job) or job.preparing
+        fits_ever = self.room(request, self.empty()) >= request.least
+        if isinstance(decision, Impossible):
+            assert not fits_ever
+            return
+        if never:
+            assert code in STARTS_NEVER, (job, decision)
+            assert not asked, "nobody leaves for a job that can't start"
+            if code in ("backing_off", "preparing_environment"):
+                self.backing_off.append(job)
+            return
+        assert fits_ever
+        limits = [self.left_under(job, of_user=of_user) for of_user in (True, False)]
+        if min(limits) < request.least:
+            assert code == ("user_limit" if limits[0] < request.least else "queue_limit")
+            assert not asked
+            if why_never(self.queues.get(job.queue, Queue(job.queue)), request) is None:
+                self.waiting_ahead.append((job, request.least, code))
+            return
+        most = min(request.num_workers, *limits)
+        room = self.room(request, self.less_aside(self.now_free, passes=job.yields))
+        if room < request.least and self.may_backfill(job):
+            room = self.room(request, self.now_free)
+            self.backfills.add(job.job_id)
+        if isinstance(decision, Start):
+            assert room >= request.least
+            assert count(decision.slices) == min(most, room), "a gang starts whole, or elastic"
+            self.takes(job, decision)
+            if job.array is not None:
+                self.in_arrays[job.array.array_id] += 1
+            return
+        assert isinstance(decision, Wait)
+        assert room < request.least, "a job that fits starts"
+        self.waiting_ahead.append((job, most, ""))
+        if decision.reason.code == "room_is_made":
+            self.made_room(job, decision, asked)
+            self.asked |= {ask.job_id for ask in asked}
+            self.preempted |= {ask.job_id for ask in asked if isinstance(ask, Preempt)}
+            return
+        assert code in WITHOUT_SLOTS
+        assert not asked
+        soon = self.less_aside(self.soon_free, passes=job.yields)
+        assert self.room(request, soon) < request.least, "slots that are being left are waited for"
+        for each in self.snapshot.running:
+            if each.job_id not in self.asked and self.may_evict(job, each):
+                self.change(soon, each.request, each.slices)
+            elif each.job_id not in self.asked and self.may_shrink(job, each):
+                self.change(soon, each.request, each.spare)
+        assert self.room(request, soon) < request.least, "those that may be asked are asked"
+        self.set_aside(request, most, both=job.waited_s > order.LONGEST_WAIT_S)
+        self.start_in_s.append(self.starts_in_s(job))
+
+    def takes(self, job: WaitingJob | Growing, decision: Start | Grow) -> None:
+        passes = isinstance(job, WaitingJob) and job.yields
+        free = self.less_aside(self.now_free, passes=passes)
+        if job.job_id in self.backfills:
+            free = self.now_free
+        lacks = isinstance(job, Growing) and job.lacking
+        if isinstance(job, WaitingJob):
+            self.is_near_together(job.request, decision.slices, free)
+        before = job.slices if isinstance(job, Growing) else ()
+        self.is_within_its_level(job.request, (*before, *decision.slices))
+        for part in decision.slices:
+            there = self.free[part.node_id] if lacks else free[part.node_id]
+            assert part.num_workers <= fits(job.request.bundle, there), "what is free, not reserved"
+        for each in (self.now_free, self.soon_free, self.free):
+            self.change(each, job.request, decision.slices, -1)
+        if not lacks:
+            self.holds(job, count(decision.slices))
+
+    def is_within_its_level(self, request: Request, slices: Sequence[Slice]) -> None:
+        if request.required_level is not None:
+            assert len(self.places(slices, request.required_level)) == 1
+
+    def is_near_together(self, request: Request, slices: Sequence[Slice], free: Free) -> None:
+        """On one node or in the narrowest domain with room for it, of several the fullest."""
+        number = count(slices)
+        for level in reversed(self.levels):
+            rooms = self.rooms(request, free, level)
+            could = {place: room for place, room in rooms.items() if room >= number}
+            if could:
+                (place,) = self.places(slices, level)
+                assert could[place] == min(could.values())
+                return
+        widest = [self.place(part.node_id, self.levels[0]) for part in slices]
+        assert widest == sorted(widest, key=widest.index), "ranks of a domain come together"
+        largest = sorted(self.rooms(request, free, self.levels[0]).values(), reverse=True)
+        needed = next(n for n in range(len(largest) + 1) if sum(largest[:n]) >= number)
+        assert len(set(widest)) == needed, "over as few domains as possible"
+
+    def made_room(self, job: WaitingJob, wait: Wait, asked: Sequence[Asks]) -> None:
+        running = {each.job_id: each for each in self.snapshot.running}
+        for ask in asked:
+            there = running[ask.job_id]
+            if isinstance(ask, Preempt):
+                assert self.may_evict(job, there)
+            else:
+                assert self.may_shrink(job, there)
+                assert not Counter(ask.slices) - Counter(there.spare)
+        soon = self.less_aside(self.soon_free, passes=job.yields)
+        assert bool(asked) == (self.room(job.request, soon) < job.request.least)
+        parts = [
+            (running[ask.job_id].request, slices)
+            for ask in asked
+            for slices in (
+                [running[ask.job_id].slices]
+                if isinstance(ask, Preempt)
+                else [(part,) for part in ask.slices]
+            )
+        ]
+        for request, slices in parts:
+            self.change(soon, request, slices)
+            self.change(self.soon_free, request, slices)
+        assert self.room(job.request, soon) >= job.request.least, "what is asked for is enough"
+        for request, slices in parts:
+            self.change(soon, request, slices, -1)
+            assert self.room(job.request, soon) < job.request.least, "and no more than is needed"
+            self.change(soon, request, slices)
+        if any(isinstance(ask, Preempt) for ask in asked):
+            self.nobody_leaves_where_others_can_shrink(job, soon, parts)
+        for part in wait.slices:
+            assert part.num_workers <= fits(job.request.bundle, soon[part.node_id])
+        assert job.request.least <= count(wait.slices) <= job.request.num_workers
+        self.is_within_its_level(job.request, wait.slices)
+        self.is_near_together(job.request, wait.slices, soon)
+        self.change(self.soon_free, job.request, wait.slices, -1)
+        for part in wait.slices:
+            there, later = self.now_free[part.node_id], self.soon_free[part.node_id]
+            there.update({name: min(there[name], later[name]) for name in there})
+        if job.array is not None:
+            self.in_arrays[job.array.array_id] += 1
+
+    def nobody_leaves_where_others_can_shrink(
+        self, job: WaitingJob, soon: Free, parts: Sequence[tuple[Request, Sequence[Slice]]]
+    ) -> None:
+        """soon: with all parts returned."""
+        soon = {name: dict(there) for name, there in soon.items()}
+        for request, slices in parts:
+            self.change(soon, request, slices, -1)
+        for each in self.snapshot.running:
+            if each.job_id not in self.asked and self.may_shrink(job, each):
+                self.change(soon, each.request, each.spare)
+        assert self.room(job.request, soon) < job.request.least
+
+    def set_aside(self, request: Request, number: int, *, both: bool) -> None:
+        self.aside[False].append((request, number))
+        if both:
+            self.aside[True].append((request, number))
+
+    def stands_by(self, group: Growing, decision: Grow | Stay) -> None:
+        room = self.room_near(group, self.free)
+        if isinstance(decision, Grow):
+            assert count(decision.slices) == group.lacking
+            self.takes(group, decision)
+            return
+        assert room < group.lacking
+        self.stand_by = True
+        self.set_aside(group.request, group.lacking, both=True)
+
+    def grown(self, group: Growing, decision: Grow | Stay) -> None:
+        most = min(group.most, *(self.left_under(group, of_user=of) for of in (True, False)))
+        room = self.room_near(group, self.less_aside(self.now_free, passes=False))
+        if isinstance(decision, Grow):
+            assert 0 < count(decision.slices) == min(most, room)
+            self.takes(group, decision)
+        else:
+            assert not min(most, room), "idle slots are given to groups that can use them"
+
+    def room_near(self, group: Growing, free: Free) -> int:
+        """Where workers may be together with those of the group."""
+        level = group.request.required_level
+        if level is None:
+            return self.room(group.request, free)
+        there = self.places(group.slices, level)
+        return max((self.rooms(group.request, free, level)[place] for place in there), default=0)

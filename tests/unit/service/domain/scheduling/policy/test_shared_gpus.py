@@ -1,0 +1,130 @@
+"""Parts of GPUs in the plan: two workers of one job never share a GPU, and others may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.slots import (
+    add,
+    fits,
+    held_on,
+    offered,
+    parts_on,
+    with_shared_gpus,
+)
+from service.domain.scheduling.policy import (
+    Decision,
+    Holder,
+    Node,
+    Request,
+    Snapshot,
+    Start,
+    Wait,
+    WaitingJob,
+    can_ever_fit,
+    plan,
+)
+from tests.unit.service.domain.scheduling.rules.test_limits import NOW
+
+HALF = {"GPU": 0.5}
+WHOLE = {"GPU": 1.0}
+
+
+def job(name: str, workers: int, bundle: dict[str, float], seq: int = 0) -> WaitingJob:
+    return WaitingJob(name, 0, 50, seq, Request(workers, bundle))
+
+
+def holder(name: str, workers: int, bundle: dict[str, float]) -> Holder:
+    return Holder(name, (Slice("n", workers),), bundle)
+
+
+def decide(*jobs: WaitingJob, gpus: int, holders: Sequence[Holder] = ()) -> list[Decision]:
+    total = {"GPU": float(gpus)}
+    free = offered(total, total, held_on("n", holders))
+    free = with_shared_gpus(free, parts_on("n", holders))
+    node = Node("n", total, free)
+    return plan(Snapshot(jobs, (node,), connected=True, holders=tuple(holders)), NOW)
+
+
+def started(decisions: Sequence[Decision]) -> list[str]:
+    return [each.job_id for each in decisions if isinstance(each, Start)]
+
+
+def test_a_node_carries_as_many_workers_of_a_job_as_it_has_gpus() -> None:
+    assert started(decide(job("a", 2, HALF), gpus=2)) == ["a"]
+    assert started(decide(job("a", 1, HALF), gpus=1)) == ["a"]
+    reason = can_ever_fit(Request(2, HALF), [Node("n", WHOLE, WHOLE)])
+    assert reason is not None
+    assert reason.message == (
+        "needs 2 workers of 0.5 GPU, but the whole cluster has room for 1 at once, "
+        "each on another GPU"
+    )
+
+
+def test_two_jobs_share_the_gpus() -> None:
+    both = decide(job("a", 2, HALF, 1), job("b", 2, HALF, 2), gpus=2)
+    assert started(both) == ["a", "b"]
+    assert started(decide(job("b", 2, HALF), gpus=2, holders=[holder("a", 2, HALF)])) == ["b"]
+    full = [holder("a", 2, HALF), holder("b", 2, HALF)]
+    assert started(decide(job("c", 1, {"GPU": 0.25}), gpus=2, holders=full)) == []
+
+
+def test_parts_do_not_start_for_a_gpu_that_another_has_whole() -> None:
+    held = [holder("w", 1, WHOLE)]
+    assert started(decide(job("a", 2, HALF), gpus=2, holders=held)) == []
+    assert started(decide(job("a", 1, HALF), gpus=2, holders=held)) == ["a"]
+
+
+def test_jobs_of_one_plan_count_beside_each_other() -> None:
+    halves, whole = job("a", 2, HALF, 1), job("w", 2, WHOLE, 2)
+    assert started(decide(halves, whole, gpus=3)) == ["a"]
+    assert started(decide(halves, whole, gpus=4)) == ["a", "w"]
+
+
+def test_a_whole_gpu_is_one_of_which_nobody_has_a_part() -> None:
+    spread = [holder("a", 2, HALF)]
+    (waits,) = decide(job("w", 1, WHOLE), gpus=2, holders=spread)
+    assert isinstance(waits, Wait), "a GPU's worth is free, half of each"
+    assert started(decide(job("w", 1, WHOLE), gpus=3, holders=spread)) == ["w"]
+    assert started(decide(job("w", 2, WHOLE), gpus=3, holders=spread)) == []
+    packed = [holder(name, 1, HALF) for name in "ab"]
+    assert started(decide(job("w", 1, WHOLE), gpus=2, holders=packed)) == ["w"]
+    beside = [holder("a", 1, WHOLE), holder("b", 1, HALF)]
+    assert started(decide(job("w", 1, WHOLE), gpus=2, holders=beside)) == []
+
+
+@pytest.mark.parametrize(
+    ("free", "parts", "whole"),
+    [
+        (4.0, [], 4),
+        (3.0, [(0.5, 2)], 2),
+        (3.7, [(0.1, 3)], 1),
+        (0.0, [(0.5, 2), (0.5, 2)], 0),
+        (2.0, [(0.5, 1), (0.5, 1), (0.25, 4)], 0),
+    ],
+)
+def test_whole_gpus_are_counted(free: float, parts: list[tuple[float, int]], whole: int) -> None:
+    shared = with_shared_gpus({"GPU": free}, parts)
+    assert fits(WHOLE, shared) == whole
+
+
+def test_what_is_taken_and_returned_leaves_the_same() -> None:
+    free = with_shared_gpus({"GPU": 4.0}, [])
+    before = dict(free)
+    add(free, HALF, -2)
+    assert (fits(WHOLE, free), fits(HALF, free)) == (2, 4)
+    add(free, WHOLE, -1)
+    assert fits(WHOLE, free) == 1
+    add(free, WHOLE, 1)
+    add(free, HALF, 2)
+    assert free == before
+
+
+def test_gpus_that_nobody_shares_are_counted_as_before() -> None:
+    assert fits(WHOLE, {"GPU": 3.5}) == 3
+    assert fits({"GPU": 2.0}, {"GPU": 3.5}) == 1
+    assert fits(HALF, {"GPU": 1.0}) == 1
+    assert fits({"CPU": 1.0}, {"CPU": 2.0}) == 2

@@ -1,0 +1,108 @@
+"""Jobs that could not use slots: those that wait for others, and those of an array that is full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dray.views import JobState
+from service.domain.scheduling.policy import Decision, Snapshot, Start, Wait, WaitingJob, plan
+from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency, Prospect, prospect
+from tests.unit.service.domain.scheduling.policy.test_policy import NOW, job, node, started
+
+FIRST = Dependency("job-1", on_success=True, is_now="RUNNING")
+
+
+def decide(
+    *jobs: WaitingJob, cpus: float = 8.0, running: int = 0, connected: bool = True
+) -> list[Decision]:
+    nodes = (node("n", CPU=cpus),)
+    running_of_arrays = {"array-1": running} if running else {}
+    return plan(Snapshot(jobs, nodes, connected, running_of_arrays=running_of_arrays), NOW)
+
+
+def of_array(name: str, max_running: int, seq: int, array_id: str = "array-1") -> WaitingJob:
+    return replace(job(name, seq=seq), array=ArrayLimit(array_id, max_running))
+
+
+def test_a_job_that_waits_for_others_takes_and_reserves_nothing() -> None:
+    waiting = replace(job("a", 8, seq=1), after=(FIRST,))
+    decisions = decide(waiting, job("b", 8, seq=2))
+    assert started(decisions) == ["b"]
+    (wait, _) = decisions
+    assert isinstance(wait, Wait)
+    assert (wait.reason.code, wait.blocked_by) == ("waiting_for_jobs", ("job-1",))
+    assert wait.reason.message == "waits for the success of job-1 (RUNNING)"
+
+
+def test_a_job_that_waits_for_others_is_not_yet_found_impossible() -> None:
+    (wait,) = decide(replace(job("a", 9), after=(FIRST,)))
+    assert isinstance(wait, Wait)
+
+
+def test_a_job_that_waits_for_others_says_so_though_there_is_no_cluster() -> None:
+    waiting = replace(job("a", seq=1), after=(FIRST,))
+    first, second = decide(waiting, job("b", seq=2), connected=False)
+    assert isinstance(first, Wait)
+    assert isinstance(second, Wait)
+    assert (first.reason.code, first.position) == ("waiting_for_jobs", 1)
+    assert (second.reason.code, second.position) == ("cluster_unavailable", 2)
+
+
+def test_an_array_starts_as_many_jobs_as_it_may_run() -> None:
+    jobs = [of_array(name, 3, seq) for seq, name in enumerate("abcde")]
+    decisions = decide(*jobs, job("other", seq=9), running=1)
+    assert started(decisions) == ["a", "b", "other"]
+    for decision in decisions[2:5]:
+        assert isinstance(decision, Wait)
+        assert decision.reason.code == "array_limit"
+        assert decision.reason.message == "3 jobs of array-1 run, its max_running"
+        assert decision.blocked_by == ()
+
+
+def test_the_limit_of_an_array_counts_no_other_jobs() -> None:
+    jobs = [of_array("a", 1, 1), of_array("b", 1, 2, "array-2"), job("c", seq=3)]
+    assert started(decide(*jobs)) == ["a", "b", "c"]
+    assert started(decide(*jobs, running=1)) == ["b", "c"]
+
+
+def test_a_job_of_a_full_array_reserves_nothing() -> None:
+    large = replace(of_array("a", 1, 1), request=job("a", 8).request)
+    assert started(decide(large, job("b", 8, seq=2), running=1)) == ["b"]
+
+
+def test_a_job_that_can_not_start_uses_up_nothing_of_the_limit() -> None:
+    large = replace(of_array("a", 1, 1), request=job("a", CPU=8.0).request)
+    nodes = (node("n", 4.0, CPU=8.0), node("m", CPU=2.0))
+    decisions = plan(Snapshot((large, of_array("b", 1, 2)), nodes, True), NOW)
+    assert not isinstance(decisions[0], Start)
+    assert started(decisions) == ["b"]
+
+
+Q, R, S, F, C = (
+    JobState.QUEUED,
+    JobState.RUNNING,
+    JobState.SUCCEEDED,
+    JobState.FAILED,
+    JobState.CANCELLED,
+)
+
+
+@pytest.mark.parametrize(
+    ("states", "on_success", "then"),
+    [
+        ({Q}, True, Prospect.OPEN),
+        ({JobState.CANCELLING}, True, Prospect.OPEN),
+        ({S}, True, Prospect.SATISFIED),
+        ({F}, True, Prospect.NEVER),
+        ({C}, True, Prospect.NEVER),
+        ({C}, False, Prospect.SATISFIED),
+        ({S, R}, True, Prospect.OPEN),
+        ({F, R}, True, Prospect.NEVER),
+        ({F, R}, False, Prospect.OPEN),
+        ({F, S}, False, Prospect.SATISFIED),
+    ],
+)
+def test_how_a_dependency_stands(states: set[JobState], on_success: bool, then: Prospect) -> None:
+    assert prospect(states, on_success=on_success) is then

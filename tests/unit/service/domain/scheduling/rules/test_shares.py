@@ -1,0 +1,293 @@
+"""Queues get their quotas and weights, users their shares, over a simulated month too."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from service.domain.scheduling.policy import Preempt, RunningJob, Snapshot, Start, WaitingJob, plan
+from service.domain.scheduling.rules.dependencies import ArrayLimit
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
+from service.domain.scheduling.rules.order import LONGEST_WAIT_S
+from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.shares import (
+    HALF_LIFE_S,
+    QUEUE_SLACK_S,
+    USER_SLACK_S,
+    Standings,
+    Used,
+)
+from tests.unit.service.domain.scheduling import snapshots
+from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
+
+GPUS = 8
+DAY = 24 * HOUR
+
+
+def waiting(
+    name: str, queue: str, owner: str = "ann", *, gpus: int = 1, seq: int = 0
+) -> WaitingJob:
+    return snapshots.waiting(name, gpus, queue=queue, owner=owner, seq=seq)
+
+
+def running(
+    name: str, queue: str, owner: str = "ann", *, gpus: int = 1, yields: bool = True
+) -> RunningJob:
+    return snapshots.running(name, {"n": gpus}, queue=queue, owner=owner, yields=yields, seq=0)
+
+
+def snapshot(
+    queue: Sequence[WaitingJob], there: Sequence[RunningJob], queues: Sequence[Queue], used: Used
+) -> Snapshot:
+    used_s = used.seconds(NOW.timestamp())
+    return snapshots.snapshot(queue, there, {"n": GPUS}, queues=tuple(queues), used_s=used_s)
+
+
+def leaving(seen: Snapshot) -> dict[str, str]:
+    """Who is asked to leave, and how the one that comes is ahead."""
+    return {
+        decision.job_id: decision.reason.message.split("which ")[1]
+        for decision in plan(seen, NOW)
+        if isinstance(decision, Preempt)
+    }
+
+
+def test_borrowed_slots_go_back_to_the_queue_whose_quota_they_are() -> None:
+    queues = [Queue("own", quota={"GPU": 4.0}), Queue("other")]
+    there = [running("borrows", "other", gpus=8, yields=False)]
+    job = waiting("mine", "own", gpus=4)
+    seen = snapshot([job], there, queues, Used())
+    assert leaving(seen) == {"borrows": "is within its queue's quota"}
+    seen = snapshot([waiting("mine", "own", gpus=5)], there, queues, Used())
+    assert leaving(seen) == {}, "that is more than the quota, and the script would lose its work"
+    there = [running("a", "own", gpus=4), *there[:0], running("b", "other", gpus=4, yields=False)]
+    seen = snapshot([waiting("more", "own", gpus=1)], there, queues, Used())
+    assert "b" not in leaving(seen), "the quota is in use"
+
+
+@pytest.mark.parametrize("limit", [{"user_limit": {"GPU": 1.0}}, {"max_running_per_user": 1}])
+def test_jobs_that_a_limit_keeps_back_use_up_no_quota(limit: dict[str, Any]) -> None:
+    queues = [Queue("own", quota={"GPU": 4.0}, **limit), Queue("other")]
+    there = [running("a0", "own"), running("borrows", "other", gpus=7, yields=False)]
+    queue = [
+        *(waiting(f"a{n}", "own", seq=n) for n in range(1, 5)),
+        waiting("b", "own", "bob", seq=9),
+    ]
+    assert leaving(snapshot(queue, there, queues, Used())) == {
+        "borrows": "is within its queue's quota"
+    }
+
+
+def test_what_runs_within_a_quota_is_not_pushed_out_by_the_work_of_others() -> None:
+    queues = [Queue("own", quota={"GPU": 8.0}), Queue("other")]
+    there = [running("mine", "own", gpus=8)]
+    assert leaving(snapshot([waiting("new", "other")], there, queues, Used())) == {}
+    assert leaving(snapshot([waiting("new", "other")], there, queues[1:], Used())) == {
+        "mine": "has less work left"
+    }
+
+
+@pytest.mark.parametrize(
+    ("queue", "owner", "slack_s", "why"),
+    [
+        ("two", "ann", QUEUE_SLACK_S, "is of a queue that has used less of its share"),
+        ("one", "bob", USER_SLACK_S, "is of a user that has used less of their share"),
+    ],
+)
+def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
+    queue: str, owner: str, slack_s: float, why: str
+) -> None:
+    used = Used()
+    used.add(("one", "ann"), 2.1 * slack_s, NOW.timestamp())
+    there = [running("greedy", "one", gpus=8)]
+    # With as much left, so that it is not ahead by its work.
+    job = dataclasses.replace(waiting("new", queue, owner, gpus=8), left_s=HOUR)
+    found = leaving(snapshot([job], there, [Queue("one"), Queue("two")], used))
+    assert list(found) == ["greedy"]
+    assert found["greedy"] == why
+    used = Used()
+    used.add(("one", "ann"), 1.9 * slack_s, NOW.timestamp())
+    assert leaving(snapshot([job], there, [Queue("one"), Queue("two")], used)) == {}
+
+
+@pytest.mark.parametrize(("weight", "is_ahead"), [(1.0, True), (1.5, True), (2.5, False)])
+def test_a_user_is_ahead_by_the_weight_in_its_queue(weight: float, is_ahead: bool) -> None:
+    used = Used()
+    used.add(("one", "ann"), 9 * USER_SLACK_S, NOW.timestamp())
+    used.add(("one", "bob"), 3 * USER_SLACK_S, NOW.timestamp())
+    there = [running("greedy", "one", gpus=8)]
+    job = dataclasses.replace(waiting("new", "one", "bob", gpus=8), left_s=HOUR)
+    seen = snapshot([job], there, [Queue("one", user_weights={"ann": weight})], used)
+    why = "is of a user that has used less of their share"
+    assert leaving(seen) == ({"greedy": why} if is_ahead else {})
+
+
+@pytest.mark.parametrize(
+    ("weight", "ann_s", "bob_s", "ahead"),
+    [
+        (1 / 9, 1.8 * HOUR, 9 * HOUR, set()),
+        (1 / 9, 2.0 * HOUR, 9 * HOUR, {"ann"}),
+        (1 / 9, HOUR, 16 * HOUR, set()),
+        (1 / 9, HOUR, 18 * HOUR, {"bob"}),
+        (1e-6, 0.9 * QUEUE_SLACK_S, 9 * HOUR, set()),
+        (1e-6, 1.1 * QUEUE_SLACK_S, 9 * HOUR, {"ann"}),
+    ],
+)
+def test_beside_a_user_of_little_weight_less_is_clearly_more_than_a_share(
+    weight: float, ann_s: float, bob_s: float, ahead: set[str]
+) -> None:
+    used = {("q", "ann"): ann_s, ("q", "bob"): bob_s}
+    standings = Standings([Queue("q", user_weights={"ann": weight})], used, used)
+    assert {owner for queue, owner in used if standings.user_is_ahead(queue, owner)} == ahead
+
+
+def test_a_queue_whose_jobs_are_all_held_does_not_count_among_the_others() -> None:
+    used = Used()
+    for queue, seconds in (("one", 8.5), ("two", 6.0)):
+        used.add((queue, "ann"), seconds * QUEUE_SLACK_S, NOW.timestamp())
+    queues = [Queue("one"), Queue("two"), Queue("three")]
+    there = [running("greedy", "one", gpus=8)]
+    job = dataclasses.replace(waiting("new", "two", gpus=8), left_s=HOUR)
+    held = dataclasses.replace(waiting("held", "three"), held="ann")
+    found = leaving(snapshot([job, held], there, queues, used))
+    assert found == {"greedy": "is of a queue that has used less of its share"}
+
+
+def test_half_of_the_use_is_forgotten_each_half_life() -> None:
+    used = Used()
+    used.add(("q", "ann"), 100.0, 1e9)
+    used.add(("q", "ann"), 100.0, 1e9 - HALF_LIFE_S)
+    assert used.seconds(1e9) == {("q", "ann"): 150.0}
+    assert used.seconds(1e9 + 2 * HALF_LIFE_S) == {("q", "ann"): pytest.approx(37.5)}
+
+
+def test_over_a_month_queues_and_users_get_their_weights() -> None:
+    """Three queues that always have work, of two users each; jobs of 2 to 9 hours, of which one
+    user's are three times as long."""
+    queues = [
+        Queue("a", weight=2.0, user_weights={"ann": 3.0}),
+        Queue("b"),
+        Queue("c", user_weights={"ann": 0.25, "carol": 7.0}),
+    ]
+    shares = {("a", "ann"): 0.75, ("b", "ann"): 0.5, ("c", "ann"): 0.2}
+    users = [(queue.name, owner) for queue in queues for owner in ("ann", "bob")]
+    step_s, at = 900.0, NOW.timestamp()
+    numbers = itertools.count(1)
+    used, got = Used(), Counter[tuple[str, str]]()
+    jobs: dict[str, WaitingJob] = {}
+    left_s: dict[str, float] = {}
+    held: dict[str, float] = {}
+    for _ in range(int(30 * DAY / step_s)):
+        for name, owner in users:
+            mine = [j for j in jobs.values() if (j.queue, j.owner) == (name, owner)]
+            for _ in range(GPUS + 2 - len(mine)):
+                seq = next(numbers)
+                job = waiting(f"j{seq}", name, owner, seq=seq)
+                jobs[job.job_id] = job
+                left_s[job.job_id] = (2 + seq % 2) * HOUR * (3 if owner == "bob" else 1)
+        there = [
+            dataclasses.replace(
+                running(name, jobs[name].queue, jobs[name].owner),
+                held_s=held[name],
+                left_s=left_s[name],
+                seq=jobs[name].seq,
+            )
+            for name in held
+        ]
+        queue_now = [
+            dataclasses.replace(job, left_s=left_s[name])
+            for name, job in jobs.items()
+            if name not in held
+        ]
+        for decision in plan(snapshot_at(queue_now, there, queues, used, at), NOW):
+            if isinstance(decision, Start):
+                held[decision.job_id] = 0.0
+            elif isinstance(decision, Preempt):
+                del held[decision.job_id]
+        for name in list(held):
+            account = jobs[name].queue, jobs[name].owner
+            used.add(account, step_s / GPUS, at)
+            got[account] += 1
+            held[name] += step_s
+            left_s[name] -= step_s
+            if left_s[name] <= 0:
+                del held[name], left_s[name], jobs[name]
+        at += step_s
+    whole = sum(got.values())
+    for queue in queues:
+        part = sum(number for (name, _), number in got.items() if name == queue.name)
+        assert part / whole == pytest.approx(queue.weight / 4, rel=0.05)
+        of_ann = shares[queue.name, "ann"]
+        assert got[queue.name, "ann"] / part == pytest.approx(of_ann, rel=0.05)
+        assert got[queue.name, "bob"] / part == pytest.approx(1 - of_ann, rel=0.05)
+
+
+def snapshot_at(
+    queue: Sequence[WaitingJob],
+    there: Sequence[RunningJob],
+    queues: Sequence[Queue],
+    used: Used,
+    at: float,
+) -> Snapshot:
+    return dataclasses.replace(snapshot(queue, there, queues, Used()), used_s=used.seconds(at))
+
+
+def test_a_gang_of_half_the_cluster_does_not_starve_under_a_flood_of_small_jobs() -> None:
+    step_s, flood = 300.0, itertools.count()
+    left_s, waited_s, held_s = 20 * HOUR, 0.0, 0.0
+    is_running = False
+    small: list[RunningJob] = []
+    for _ in range(int(3 * DAY / step_s)):
+        gang = dataclasses.replace(waiting("gang", "q", gpus=GPUS // 2), waited_s=waited_s)
+        gang = dataclasses.replace(gang, left_s=left_s)
+        there = list(small)
+        if is_running:
+            job = running("gang", "q", gpus=GPUS // 2)
+            job = dataclasses.replace(job, held_s=held_s, left_s=left_s, waited_s=waited_s)
+            there.append(job)
+        new = [waiting(f"s{next(flood)}", "q", seq=1) for _ in range(GPUS)]
+        queue = new if is_running else [gang, *new]
+        for decision in plan(snapshot(queue, there, [Queue("q")], Used()), NOW):
+            if isinstance(decision, Preempt):
+                small = [job for job in small if job.job_id != decision.job_id]
+                if decision.job_id == "gang":
+                    is_running = False
+            elif isinstance(decision, Start) and decision.job_id == "gang":
+                is_running, held_s = True, 0.0
+            elif isinstance(decision, Start):
+                small.append(dataclasses.replace(running(decision.job_id, "q"), held_s=0.0))
+        small = [dataclasses.replace(job, held_s=job.held_s + step_s) for job in small]
+        small = [job for job in small if job.held_s < 0.5 * HOUR]
+        if not is_running:
+            waited_s += step_s
+            continue
+        held_s += step_s
+        left_s -= step_s
+        if left_s <= 0:
+            break
+    assert left_s <= 0
+    assert HOUR < waited_s <= LONGEST_WAIT_S + MIN_RUN_S + 2 * step_s
+
+
+def test_a_quota_is_not_used_up_by_jobs_that_could_not_start() -> None:
+    queues = [Queue("own", quota={"GPU": 8.0}), Queue("other")]
+    there = [running("borrows", "other", gpus=8, yields=False)]
+    array = ArrayLimit("array", 1)
+    for blocked in (
+        [dataclasses.replace(waiting("held", "own", gpus=8), held="ann")],
+        [dataclasses.replace(waiting("builds", "own", gpus=8), preparing="host builds it")],
+        [dataclasses.replace(waiting(f"a{n}", "own"), array=array) for n in range(8)],
+    ):
+        mine = waiting("mine", "own", gpus=4, seq=9)
+        decisions = plan(snapshot([*blocked, mine], there, queues, Used()), NOW)
+        assert [d.job_id for d in decisions if isinstance(d, Preempt)] == ["borrows"]
+    low = dataclasses.replace(running("low", "own", gpus=8), priority=10)
+    high = dataclasses.replace(waiting("high", "own", gpus=8), priority=90)
+    assert leaving(snapshot([high], [low], queues, Used())) == {
+        "low": "is within its queue's quota"
+    }

@@ -1,0 +1,48 @@
+"""Jobs that wait and run on nodes with GPUs, as the scheduling policy sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.slots import held_on, offered
+from service.domain.scheduling.policy import Holder, Node, Request, RunningJob, Snapshot, WaitingJob
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+HOUR = 3600.0
+GPU = {"GPU": 1.0}
+
+
+def waiting(name: str, gpus: int = 1, **fields: Any) -> WaitingJob:
+    """A recipe that asks for so many workers of one GPU, and of which nobody knows how long it
+    takes."""
+    request = Request(gpus, GPU, fields.pop("min_workers", None))
+    usual = {"attempt": 0, "priority": 50, "seq": 99, "waited_s": 0.0, "yields": True}
+    return WaitingJob(job_id=name, request=request, **{**usual, **fields})
+
+
+def running(name: str, slices: Mapping[str, int], **fields: Any) -> RunningJob:
+    """A recipe that holds so many GPUs of each node, has an hour left, and may be asked to
+    leave."""
+    parts = tuple(Slice(node, number) for node, number in slices.items())
+    request = Request(sum(slices.values()), GPU)
+    usual = {"priority": 50, "seq": 1, "held_s": MIN_RUN_S, "left_s": HOUR, "yields": True}
+    return RunningJob(job_id=name, request=request, slices=parts, **{**usual, **fields})
+
+
+def snapshot(
+    queue: Sequence[WaitingJob],
+    there: Sequence[RunningJob] = (),
+    totals: Mapping[str, float] | None = None,
+    **facts: Any,
+) -> Snapshot:
+    """totals: number of GPUs by node."""
+    holders = tuple(Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner) for j in there)
+    nodes = []
+    for name, gpus in (totals or {"n": 4.0}).items():
+        total = {"GPU": gpus}
+        nodes.append(Node(name, total, offered(total, total, held_on(name, holders))))
+    return Snapshot(tuple(queue), tuple(nodes), True, holders, running=tuple(there), **facts)
