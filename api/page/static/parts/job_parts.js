@@ -23,6 +23,15 @@ export const isArrayId = (text) => /^array-[0-9a-z]+$/.test(text);
 export const nameOf = (job) => job.name || job.id;
 export const toJob = (id, tab) => link(['jobs', id], { tab });
 
+// The model of a node's GPUs, by Ray's name of it; empty where it has none.
+export const gpuOf = ({ resources }) => Object.keys(resources).find((name) => name.startsWith('accelerator_type:'))?.slice(17) ?? '';
+
+// A place in Ray's dashboard, which has its places behind the #.
+export function RayLink({ dashboard, place, title, className, children }) {
+  if (!dashboard) return children;
+  return html`<a class=${className} href=${`${dashboard.replace(/\/+$/, '')}/#/${place}`} title=${title} target="_blank" rel="noopener noreferrer">${children}</a>`;
+}
+
 export function JobLink({ job, children }) {
   return html`<a href=${toJob(job.id)} title=${job.id}>${children ?? nameOf(job)}</a>`;
 }

@@ -67,7 +67,7 @@ export function Logs({ job }) {
         <label><input type="checkbox" checked=${alone} onChange=${(event) => setAlone(event.target.checked)} /> hits alone</label>`}
       <label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.target.checked)} /> follow</label>
       <span class="soft" role="status">${plural(lines.length, 'line')}${complete ? '' : ', more may come'}</span>
-      <button onClick=${save}>Download</button>
+      <button aria-label="Download the log" onClick=${save}>Download</button>
     </div>
     <${Failure} error=${error ?? refused} />
     ${dropped > 0 && html`<p class="note">The first ${plural(dropped, 'line')} are left out here; the download has all.</p>`}
