@@ -374,7 +374,7 @@ class Site:
             fields["train"] = {"optimizer": {"lr": 1e-3 * (number + 1)}, "epochs": 10}
             rates.append(self.ended(f"baseline-{owner}", Cause.SUCCEEDED, number, **fields))
         run(self.tracking.pin_baseline("rates", rates[1]))
-        self.annotate(rates[0], add_tags=["good"], notes="Slow, but it *converges*.")
+        self.annotate(rates[0], add_tags=["good"], notes=NOTES)
         diverging = self.ended("diverging-lr", Cause.USER_ERROR, 5, max_retries=0)
         run(self.hands.jobs.cancel(self.submit("not-needed"), actor="ann"))
         for number in range(4):
@@ -388,7 +388,6 @@ class Site:
         self.waits(EVIL, 6)
         self.hands.now = datetime.now(UTC)
         self.cluster(stuck=diverging)
-        self.annotate(job_id, add_tags=["candidate"], notes=NOTES)
         return job_id
 
 

@@ -136,14 +136,14 @@ def test_tags_and_notes_are_changed_and_nobodys_are_lost(site: Site, tab: Watche
 
 @SOAK
 def test_notes_are_shown_as_markdown(job_id: str, tab: Watched) -> None:
-    notes = tab.open(f"jobs/{job_id}").locator(".notes")
+    page = tab.open("jobs?text=baseline-ann")
+    page.get_by_role("link", name="baseline-ann").click()
+    notes = page.get_by_role("region", name="Notes")
     notes.wait_for()
     assert notes.locator("h4").inner_text() == "What was tried"
     assert notes.locator("p > code").inner_text() == "3e-3"
-    assert (notes.locator("p > em").inner_text(), notes.locator("p > strong").inner_text()) == (
-        "sweep",
-        "bf16",
-    )
+    assert notes.locator("em").all_inner_texts() == ["sweep", "no"]
+    assert notes.locator("p > strong").inner_text() == "bf16"
     assert notes.locator("ol > li > ul > li").all_inner_texts() == [
         "recovered in 0.41 s",
         "no step was lost",
@@ -391,6 +391,10 @@ def test_the_cluster_shows_who_holds_what_and_what_is_refused(job_id: str, tab: 
     is_shown(page, re.compile(r"2 slots in quarantine for \d+ min"))
     is_shown(page, STUCK)
     assert "A100-80G" in node.inner_text()
+    node.get_by_text("GPUs now").click()
+    uses = node.locator(".uses tbody tr")
+    uses.nth(4).wait_for()
+    assert re.fullmatch(r"3\t[89]\d\.\d%\t21\.0 GiB\t\d{3} W\t\d\d °C", uses.nth(4).inner_text())
     gone = page.get_by_role("region", name="gpu-d.example").inner_text()
     assert "gone, L40S" in gone
     assert "Ray has lost this node" in gone

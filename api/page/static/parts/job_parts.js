@@ -47,7 +47,7 @@ export function Progress({ job }) {
   return html`<span class="progress">
     ${share !== null && html`<span class="meter" role="progressbar" aria-valuemin="0" aria-valuemax="100"
       aria-valuenow=${Math.round(100 * share)} aria-label=${said}><span style=${{ width: `${100 * share}%` }}></span></span>`}
-    <span class="said" title=${said}>${share === null ? whole(step) : `${Math.floor(100 * share)}%`}${
+    <span class="said" title=${said}>${share === null ? said : `${Math.floor(100 * share)}%`}${
       eta ? html` <span class="soft">${duration(eta)} left</span>` : ''}</span>
   </span>`;
 }

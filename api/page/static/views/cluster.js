@@ -7,6 +7,7 @@ import { html, useEffect, useState } from '../lib/html.js';
 import { repeat, useNow, usePoll } from '../lib/live.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
 import { RayLink, State, gpuOf, nameOf, toJob } from '../parts/job_parts.js';
+import { GPU_USES, SAMPLED_MS } from '../parts/uses.js';
 
 const MOST_SLOTS = 64;
 const WITH_SLOTS = ['STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING'];
@@ -19,6 +20,7 @@ export function ClusterPage() {
   const now = useNow(5000);
   if (!cluster.data) return cluster.error ? html`<${Failure} error=${cluster.error} />` : html`<${Loading} />`;
   const { nodes, connected, reason, storage, updated_at: seen, ray_dashboard: dashboard, autoscaling } = cluster.data;
+  const spread = new Set(nodes.flatMap((node, n) => node.jobs.filter((id) => nodes.some((other, m) => m !== n && other.jobs.includes(id)))));
   const jobs = Object.fromEntries((running.data?.items ?? []).map((job) => [job.id, job]));
   const totals = totalsOf(nodes);
   return html`<section aria-labelledby="title">
@@ -31,7 +33,7 @@ export function ClusterPage() {
       ${storage.used_bytes !== null && html`<div class="fact"><dt>Storage</dt><dd>${bytes(storage.used_bytes)} of ${bytes(storage.quota_bytes)}</dd></div>`}
       ${autoscaling && html`<div class="fact"><dt>Nodes to come</dt><dd>${autoscaling.num_nodes}</dd></div>`}</dl>
     ${nodes.length === 0 && html`<${Empty}>There are no nodes.<//>`}
-    <div class="nodes">${nodes.map((node) => html`<${Node} key=${node.node_id} node=${node} jobs=${jobs} now=${now} dashboard=${dashboard} />`)}</div>
+    <div class="nodes">${nodes.map((node) => html`<${Node} key=${node.node_id} node=${node} jobs=${jobs} spread=${spread} now=${now} dashboard=${dashboard} />`)}</div>
     <h2>Queues</h2><${Failure} error=${queues.error} /><${Queues} queues=${queues.data?.items ?? []} />
     <h2>What waits</h2><${Waiting} now=${now} running=${running.data?.items ?? []} />
   </section>`;
@@ -55,7 +57,7 @@ function totalsOf(nodes) {
   return [...found.values()].filter(({ name, held }) => name !== 'memory' || held > 0);
 }
 
-function Node({ node, jobs, now, dashboard }) {
+function Node({ node, jobs, spread, now, dashboard }) {
   const { resources, held, quarantined } = node;
   const kind = resources.GPU ? 'GPU' : 'CPU';
   const count = Math.floor(resources[kind] ?? 0);
@@ -74,8 +76,24 @@ function Node({ node, jobs, now, dashboard }) {
     ${node.reason && html`<p class="note">${node.reason}</p>`}
     ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<a href=${toJob(one.job_id)}>its job</a>)</p>`)}
     ${node.jobs.length > 0 && html`<p>${node.jobs.map((id) => html`<a key=${id} class="label" href=${toJob(id)}>${jobs[id] ? nameOf(jobs[id]) : id}</a> `)}</p>`}
+    ${!out && kind === 'GPU' && node.jobs.length > 0 && html`<${Gpus} node=${node} jobs=${jobs} spread=${spread} />`}
     ${Object.keys(node.labels).length > 0 && html`<details><summary class="soft">labels</summary>${Object.entries(node.labels).map(([key, value]) => html`<div key=${key}><code>${key}=${value}</code></div>`)}</details>`}
   </section>`;
+}
+
+// What the GPUs of a node do now, by the newest samples of the jobs on it.
+function Gpus({ node, jobs, spread }) {
+  const [open, setOpen] = useState(false);
+  return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}><summary class="soft">GPUs now</summary>
+    ${open && html`<table class="uses"><thead><tr><th>Rank</th>${GPU_USES.map(([name]) => html`<th key=${name} class="num">${name}</th>`)}</tr></thead>
+      ${node.jobs.map((id) => html`<${GpusOf} key=${id} id=${id} name=${jobs[id] ? nameOf(jobs[id]) : id} isSpread=${spread.has(id)} />`)}</table>`}</details>`;
+}
+
+function GpusOf({ id, name, isSpread }) {
+  const sample = usePoll(isSpread ? null : `v1/jobs/${id}/metrics/system/newest`, {}, SAMPLED_MS).data;
+  const said = isSpread ? 'is on several nodes: see its ranks' : sample && !sample.ranks.length ? 'has no sample yet' : '';
+  return html`<tbody><tr><td colspan=${GPU_USES.length + 1}><a href=${toJob(id, 'ranks')}>${name}</a> <span class="soft">${said}</span></td></tr>
+    ${sample?.ranks.map(({ rank, values }) => html`<tr key=${rank}><td>${rank}</td>${GPU_USES.map(([column, of]) => html`<td key=${column} class="num">${of(values) || '–'}</td>`)}</tr>`)}</tbody>`;
 }
 
 function Queues({ queues }) {
@@ -89,24 +107,25 @@ function Queues({ queues }) {
 }
 
 // The jobs that start next, each with its explanation: the first of the queue are named by the
-// explanation of the job that came last.
+// explanation of a job that is far back in it. A job that is held has no place.
 function useWaiting() {
   const [found, setFound] = useState(null);
   useEffect(() => {
     const controller = new AbortController();
     repeat(async (signal) => {
-      const { items } = await get('v1/jobs', { state: 'QUEUED', limit: 1 }, signal);
+      const { items } = await get('v1/jobs', { state: 'QUEUED', brief: true, limit: 30 }, signal);
       if (!items.length) {
         setFound({ jobs: [], count: 0 });
         return;
       }
-      const newest = await get(`v1/jobs/${items[0].id}/explain`, {}, signal);
+      const last = items.reduce((a, b) => ((b.position ?? 0) > (a.position ?? 0) ? b : a));
+      const ofLast = await get(`v1/jobs/${last.id}/explain`, {}, signal);
       const jobs = [];
-      for (const job of [...newest.ahead, items[0]].slice(0, FORECASTS)) {
-        const explanation = job.id === items[0].id ? newest : await get(`v1/jobs/${job.id}/explain`, {}, signal);
+      for (const job of [...ofLast.ahead, last].slice(0, FORECASTS)) {
+        const explanation = job.id === last.id ? ofLast : await get(`v1/jobs/${job.id}/explain`, {}, signal);
         if (explanation.state === 'QUEUED') jobs.push({ job, explanation });
       }
-      setFound({ jobs, count: newest.queue_length ?? jobs.length });
+      setFound({ jobs, count: ofLast.queue_length ?? jobs.length });
     }, { every: 8000, signal: controller.signal });
     return () => controller.abort();
   }, []);

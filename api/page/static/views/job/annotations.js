@@ -51,7 +51,7 @@ export function Annotations({ jobId }) {
       ${!draft && html`<button class="quiet" onClick=${() => setDraft({ text: found.notes, before: found.notes })}>${found.notes ? 'Change the notes' : 'Write notes'}</button>`}
       ${found.updated_at && html`<span class="soft">${found.updated_by}, ${clock(found.updated_at)}</span>`}</div>
     <${Failure} error=${error} />
-    ${!draft && found.notes && html`<div class="notes">${shown}</div>`}
+    ${!draft && found.notes && html`<div class="notes" tabindex="0" role="region" aria-label="Notes">${shown}</div>`}
     ${draft && html`<div><textarea ref=${box} rows="5" maxlength="32768" aria-label="Notes, in Markdown" value=${draft.text} onInput=${(event) => setDraft({ ...draft, text: event.target.value })}></textarea>
       ${isOld && html`<div class="failure" role="status"><strong>${found.updated_by} has changed the notes meanwhile to:</strong><p class="source">${found.notes || '(none)'}</p>
         <button onClick=${() => { setError(null); setDraft({ ...draft, before: found.notes }); }}>Mine shall replace them</button></div>`}

@@ -1,13 +1,14 @@
 // The ranks of a job: how fast each is, which keep the others waiting, and where they hung.
 
-import { bytes, clock, duration, number, percent } from '../../lib/format.js';
+import { clock, duration, number } from '../../lib/format.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { repeat, usePoll } from '../../lib/live.js';
 import { get } from '../../lib/api.js';
 import { Empty, Failure } from '../../parts/common.js';
 import { ENDED, RayLink, gpuOf } from '../../parts/job_parts.js';
 import { link } from '../../lib/address.js';
-import { SAMPLED_MS, System, ofGpus } from './system.js';
+import { SAMPLED_MS, USES } from '../../parts/uses.js';
+import { System } from './system.js';
 
 const MOST = 32;
 const SLOW = 1.2;
@@ -38,16 +39,6 @@ const meanOf = (points) => {
   const values = (points?.values ?? []).slice(-LATEST).filter((value) => typeof value === 'number');
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 };
-
-// Columns of what ranks use, each only where a rank has it: [name, (values) => text].
-const USES = [
-  ['Processor', ({ 'system/cpu': cores }) => (cores === undefined ? '' : `${number(cores, 2)} cores`)],
-  ['Memory', ({ 'system/memory_rss': size }) => (size === undefined ? '' : bytes(size))],
-  ['GPU', (values) => ofGpus(values, 'utilization').map(percent).join(', ')],
-  ['GPU memory', (values) => ofGpus(values, 'memory_used').map(bytes).join(', ')],
-  ['Power', (values) => ofGpus(values, 'power_w').map((watts) => `${Math.round(watts)} W`).join(', ')],
-  ['Temperature', (values) => ofGpus(values, 'temperature_c').map((degrees) => `${Math.round(degrees)} °C`).join(', ')],
-];
 
 export function Ranks({ job }) {
   const latest = useLatest(job);
