@@ -138,7 +138,7 @@ def test_tags_and_notes_are_changed_and_nobodys_are_lost(site: Site, tab: Watche
 def test_notes_are_shown_as_markdown(job_id: str, tab: Watched) -> None:
     page = tab.open("jobs?text=baseline-ann")
     page.get_by_role("link", name="baseline-ann").click()
-    notes = page.get_by_role("region", name="Notes")
+    notes = page.get_by_role("region", name="Notes", exact=True)
     notes.wait_for()
     assert notes.locator("h4").inner_text() == "What was tried"
     assert notes.locator("p > code").inner_text() == "3e-3"
