@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import Row, delete
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from service.db.models import DownloadLinkRow
@@ -16,13 +15,15 @@ def add(session: Session, row: DownloadLinkRow) -> None:
     session.merge(row)
 
 
-def take(session: Session, secret_sha256: str) -> Row[Any] | None:
-    """(job_id, owner, token_id, target, expires_at) of a link, which is gone from then on: of
-    several callers with the same secret, one gets it."""
-    c = DownloadLinkRow.__table__.c
-    statement = delete(DownloadLinkRow.__table__).where(c.secret_sha256 == secret_sha256)
-    columns = (c.job_id, c.owner, c.token_id, c.target, c.expires_at)
-    return session.connection().execute(statement.returning(*columns)).first()
+def take(session: Session, secret_sha256: str) -> DownloadLinkRow | None:
+    """The link, whose row is gone from then on: of several callers with one secret, one gets it."""
+    statement = (
+        delete(DownloadLinkRow)
+        .where(DownloadLinkRow.secret_sha256 == secret_sha256)
+        .returning(DownloadLinkRow)
+        .execution_options(synchronize_session=False)
+    )
+    return session.scalars(statement).first()
 
 
 def delete_expired(session: Session, now: datetime) -> None:
