@@ -1,7 +1,7 @@
 """`/`, the web page, and `/page`, the files that it consists of.
 
 They are the same for everybody and hold nothing of any job, so they ask for no token: the page asks
-its reader for one, when the API asks the page. What others append to a link, such as
+its reader for one, when the API asks the page. A query that others append to a link, such as
 `?utm_source=x`, is ignored.
 """
 

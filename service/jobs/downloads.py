@@ -27,7 +27,7 @@ LIFETIME = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class UsedLink:
-    """What a link was for, and who asked for it."""
+    """The purpose of a link that was used, and the caller who asked for it."""
 
     job_id: str
     wanted: DownloadRequest
