@@ -64,8 +64,8 @@ class DownloadLinks:
         return await self._database.write(work)
 
     async def use(self, secret: str) -> UsedLink:
-        """What the link is for; nobody gets that a second time. DownloadLinkNotFound if it has
-        been used, is too old, or never was."""
+        """Spend the link, which nobody can use a second time. DownloadLinkNotFound if it has been
+        used, is too old, or never was."""
 
         def work(session: Session) -> UsedLink:
             touch(session)
