@@ -73,6 +73,15 @@ class Authority:
         known = self._tokens.get(caller)
         return self._file is None or (known is not None and known.is_admin)
 
+    def token_id(self, caller: str) -> str | None:
+        """Says which token the caller has, without giving it away; None if the caller has none any
+        more. Empty on a server without tokens."""
+        if self._path is None:
+            return ""
+        self._refresh(self._path)
+        known = self._tokens.get(caller)
+        return None if known is None else hashlib.sha256(known.sha256).hexdigest()
+
     def knows(self, request: Request) -> bool:
         """Whether `caller` would return a name for the request."""
         try:

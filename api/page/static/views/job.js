@@ -7,7 +7,7 @@ import { html, useEffect, useRef, useState } from '../lib/html.js';
 import { useNow, usePoll, useWhileLooked } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
 import { Bar, Copy, Dialog, Fact, Failure, Loading, Tabs } from '../parts/common.js';
-import { ENDED, JobLink, Labels, Progress, State, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
+import { ENDED, JobLink, Labels, Progress, RayLink, State, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
 import { Annotations } from './job/annotations.js';
 import { Curves } from './job/curves.js';
 import { Document } from './job/document.js';
@@ -106,10 +106,10 @@ function Actions({ job, refresh }) {
   const ended = ENDED.has(job.state);
   const waits = job.state === 'QUEUED';
   return html`<span class="buttons">
-    ${job.links.ray_dashboard && html`<a class="button" href=${job.links.ray_dashboard} target="_blank" rel="noopener noreferrer">Ray dashboard</a>`}
+    ${job.links.ray_dashboard && html`<${RayLink} className="button" dashboard=${job.links.ray_dashboard} place="actors" title=${`Its actors are called dray:${job.id}:…`}>Ray dashboard<//>`}
     ${isSweep && html`<a class="button" href=${link(['compare'], { sweep: job.array_id })}>The sweep</a>`}
     <a class="button" href=${link(['submit'], { from: job.id })}>Submit again, changed</a>
-    ${waits && html`<button onClick=${() => act('PATCH', `v1/jobs/${job.id}`, { hold: !job.held_by })}>${job.held_by ? 'Release' : 'Hold'}</button>`}
+    ${waits && html`<button onClick=${() => act('PATCH', `v1/jobs/${job.id}`, { held: !job.held_by })}>${job.held_by ? 'Release' : 'Hold'}</button>`}
     ${!ended && job.state !== 'CANCELLING' && html`<button class="danger" onClick=${() => setAsking('cancel')}>Cancel</button>`}
     ${ended && html`<button class="danger" onClick=${() => setAsking('delete')}>Delete</button>`}
     ${error && html`<${Dialog} title="That did not work" onClose=${() => setError(null)}><${Failure} error=${error} /><p class="buttons"><button onClick=${() => setError(null)}>Close</button></p><//>`}
