@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 WITHIN_S = 180.0
+CHECK_S = 0.1
+"""Between two looks at whether a page is ready; the page itself notes when."""
 REST_S = 1.0
 """From when a page is ready until its bytes are counted, so that late ones are counted, too."""
 
@@ -80,12 +83,16 @@ def visit(browser: Browser, url: str, ready: str, height: int) -> Visit:
         network.on("Network.loadingFinished", finished)
         page.add_init_script(_LOOK % ready)
         page.goto(url, wait_until="commit", timeout=1000 * WITHIN_S)
-        page.wait_for_function("window.readyAt", timeout=1000 * WITHIN_S)
+        deadline = time.monotonic() + WITHIN_S
+        while page.evaluate("window.readyAt") is None:
+            if time.monotonic() > deadline:
+                raise BenchmarkError(f"{url} is not ready after {WITHIN_S:g} s")
+            page.wait_for_timeout(1000 * CHECK_S)
         page.wait_for_timeout(1000 * REST_S)
         paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
         first_ms, ready_ms = page.evaluate(f"[{paint}, window.readyAt]")
         return Visit(first_ms / 1000, ready_ms / 1000, sum(fetched), len(fetched))
     except Error as error:
-        raise BenchmarkError(f"{url} is not ready: {error}") from None
+        raise BenchmarkError(f"{url} is not shown: {error}") from None
     finally:
         context.close()

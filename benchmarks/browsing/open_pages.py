@@ -19,8 +19,8 @@ from dray import Client
 
 NUM_JOBS = 8
 NUM_JOB_PAGES, NUM_LISTS = 40, 10
-TURN_S = 6.5
-OPEN_S, CLOSE_S = 2.5, 1.0
+TURN_S = 6.0
+OPEN_S, CLOSE_S = 4.5, 1.0
 """Before a turn: for opened pages to have read their series once, and for closed ones to be gone.
 """
 WARMUP_S = 5.0

@@ -30,14 +30,14 @@ REREAD_POINTS = 2 * MAX_POINTS
 METRICS = "/metrics"
 JOB_POLLS = {
     "": 2.0,
-    METRICS: 2.0,
+    METRICS: 4.0,
     "/explain": 10.0,
-    "/attempts": 15.0,
-    "/checkpoints": 15.0,
-    "/annotations": 15.0,
+    "/attempts": 60.0,
+    "/checkpoints": 30.0,
+    "/annotations": 30.0,
 }
 """What the page of a job asks for, below the job's path, and the seconds that it rests then."""
-LIST_POLLS = {"/v1/jobs?brief=true&limit=50": 2.0, "/v1/queues": 30.0}
+LIST_POLLS = {"/v1/jobs?brief=true&limit=50": 3.0, "/v1/queues": 30.0}
 HEADERS = (
     "Accept-Encoding: gzip, deflate, br, zstd\r\nAccept-Language: en-US\r\nPragma: no-cache\r\n"
     "Cache-Control: no-cache\r\nConnection: keep-alive\r\nSec-Fetch-Dest: empty\r\n"

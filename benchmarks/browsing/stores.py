@@ -27,7 +27,7 @@ STEP_S = 0.05
 """Between two points of a series."""
 MLFLOW_WORKERS = 4
 """As many as `mlflow server` starts by itself."""
-_TABLES = ("runs", "params", "tags", "metrics", "latest_metrics")
+RUN_TABLES = ("runs", "params", "tags", "metrics", "latest_metrics")
 """Those of MLflow that have rows of a run."""
 
 
@@ -73,7 +73,7 @@ def mlflow(folder: Path, num_jobs: int, num_points: int) -> Iterator[tuple[serve
     with closing(sqlite3.connect(folder / "mlflow.db")) as database:
         database.execute("PRAGMA synchronous = OFF")
         with _without_indexes(database):
-            _copy(database, template, num_jobs)
+            copy_run(database, template, num_jobs)
             _write_points(database, run_id, num_points)
         database.commit()
     with servers.mlflow(folder, num_workers=MLFLOW_WORKERS) as server:
@@ -102,10 +102,10 @@ def _without_indexes(database: sqlite3.Connection) -> Iterator[None]:
         database.execute(sql)
 
 
-def _copy(database: sqlite3.Connection, run_id: str, number: int) -> None:
+def copy_run(database: sqlite3.Connection, run_id: str, number: int) -> None:
     """Add runs that are like this one in all but their ids and the times of their starts."""
     changed = {"run_uuid": "printf('%032x', i)", "start_time": "start_time + i"}
-    for table in _TABLES:
+    for table in RUN_TABLES:
         columns = [name for _, name, *_ in database.execute(f"PRAGMA table_info({table})")]
         values = [changed.get(name, name) for name in columns]
         database.execute(
