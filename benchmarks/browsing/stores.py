@@ -40,7 +40,8 @@ def fill_dray(home: Path, num_jobs: int, num_points: int) -> str:
         began, values = time.time() - num_points * STEP_S, _values(num_points)
         for place, key in enumerate(KEYS):
             _write(service, job_id, key, (place + 1) * values[:-1])
-        _write(service, job_id, TIMES, began + STEP_S * np.arange(1, num_points))
+        times: Floats = np.linspace(began, time.time(), num_points - 1)
+        _write(service, job_id, TIMES, times)
         # The service stores the end as if it had stored all that went before.
         newest = {key: (place + 1) * values[-1] for place, key in enumerate(KEYS)}
         body = {"step": num_points, "total_steps": num_points, "values": newest}
