@@ -12,7 +12,7 @@ const TAG = '[A-Za-z0-9][A-Za-z0-9._\\/\\-]*';
 
 export function Annotations({ jobId }) {
   const path = `v1/jobs/${jobId}/annotations`;
-  const { data, refresh } = usePoll(path, {}, 15000);
+  const { data, refresh } = usePoll(path, {}, 30000);
   const [changed, setChanged] = useState(null);
   const [error, setError] = useState(null);
   const [tag, setTag] = useState('');
