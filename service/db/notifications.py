@@ -61,6 +61,8 @@ class Subscription:
 
     def wake(self) -> None:
         """From any thread."""
+        if self._event.is_set():
+            return  # the task reads after it has cleared this, and so what is told now
         with contextlib.suppress(RuntimeError):  # its loop was closed: no task waits there
             self._loop.call_soon_threadsafe(self._event.set)
 

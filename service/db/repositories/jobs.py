@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    Insert,
     Row,
     Select,
     Update,
@@ -257,8 +258,14 @@ def _with_event() -> Select[str, int]:
     return query.where(c.job_id.in_(bindparam("job_ids", expanding=True)))
 
 
-def add_event(session: Session, event: EventRow) -> None:
-    session.add(event)
+def add_events(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        session.connection().execute(_add_events(), list(rows))
+
+
+@cache
+def _add_events() -> Insert:
+    return sql_insert(table_of(EventRow))
 
 
 def events_after(session: Session, job_id: str, after_seq: int, limit: int) -> list[EventRow]:

@@ -14,7 +14,7 @@ from service.loops.shared.fencing import LoopDatabase
 from service.storage.storage import Storage
 from service.telemetry.known_attempts import KnownAttempts
 
-MAX_REPLIES = 50
+MAX_REPLIES = 200
 """Replies of one transaction: SQLite has one writer, and others wait for it."""
 MAX_FRAMES = 2000
 """Frames of one transaction of several replies. A reply with more has a transaction of its own,

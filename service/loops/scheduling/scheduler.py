@@ -68,7 +68,7 @@ RAY_LAGS = timedelta(seconds=5)
 LONG_QUEUE = 200
 """Waiting jobs from which on it is noted each `NOTE_PERIOD` why each of them waits."""
 NOTE_PERIOD = timedelta(seconds=1)
-MAX_CLAIMS = 50
+MAX_CLAIMS = 200
 """Jobs that are claimed in one transaction: SQLite has one writer, and others wait for it."""
 MAX_LAUNCHES = 16
 """Launches that are under way at once."""
