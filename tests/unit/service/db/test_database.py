@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from service.db.models import Base, DeploymentRow
 from service.db.notifications import Signals
 from service.db.repositories.cluster import ensure_deployment
 from service.db.session import Database, normalise_url, notify
+from service.db.types import from_json
 from service.domain.errors import DatabaseUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -348,3 +350,8 @@ async def test_a_subscription_ends_with_its_block() -> None:
         assert await woken.wait(PATIENCE_S)
     signals.publish("a")
     assert signals._subscribers == {}
+
+
+def test_half_of_a_surrogate_pair_is_read_as_it_was_stored() -> None:
+    for stored in ('"\\ud800"', '{"a": [1, 2.5, null, NaN], "b": "\\u00e9"}'):
+        assert repr(from_json(stored)) == repr(json.loads(stored))
