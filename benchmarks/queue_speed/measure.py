@@ -170,8 +170,8 @@ async def _from_submit_to_claim(
             runtime = await stack.enter_async_context(jobs.service(home, database_url))
             if number_waiting:
                 await runtime.jobs.submit(jobs.waiting(number_waiting))
-            block = PER_SLOW_BLOCK if number_waiting else PER_BLOCK
-            places.append(Place(label, runtime, block))
+            per_block = PER_SLOW_BLOCK if number_waiting else PER_BLOCK
+            places.append(Place(label, runtime, per_block))
         for round_ in range(num_rounds + 1):
             for place in places if round_ % 2 == 0 else reversed(places):
                 block = [await jobs.claimed_s(place.runtime) for _ in range(place.per_block)]
