@@ -95,7 +95,7 @@ def insert(
         row.array_index = 0
         row.array_max_running = many.max_running
     jobs_repository.insert(session, row, spec.labels)
-    repository.add_events(session, [event])
+    jobs_repository.add_events(session, [event])
     moves.note(session, [event])
     if many is None:
         shared = defaults()
