@@ -22,6 +22,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    union,
 )
 from sqlalchemy.orm import Session, aliased
 
@@ -41,11 +42,17 @@ class Names:
     """By the name of a tag that is no label, its column."""
 
 
-def experiments(session: Session, label: str) -> list[str]:
-    """The values of the label, by name."""
+def experiments(
+    session: Session, names: Names, default: str, filters: Sequence[Condition]
+) -> list[str]:
+    """`default`, then the values of the label by name; those for whose names all filters hold."""
     row = JobLabelRow
-    query = select(row.value).where(row.key == label).distinct().order_by(row.value)
-    return list(session.scalars(query))
+    labelled = select(row.value.label("name")).where(row.key == names.experiment_label)
+    found = union(labelled, select(cast(default, Text).label("name"))).subquery()
+    compile_ = _Compiler(session, names)
+    conditions = [compile_.compare(found.c.name, one) for one in filters]
+    query = select(found.c.name).where(*conditions)
+    return list(session.scalars(query.order_by(found.c.name != default, found.c.name)))
 
 
 def page(
@@ -129,7 +136,7 @@ class _Compiler:
         )
 
     def _metric_holds(self, one: Condition) -> ColumnElement[bool]:
-        return self._compare(self._metric(one.key), one)
+        return self.compare(self._metric(one.key), one)
 
     def _param_path(self, key: str) -> tuple[str, ...] | None:
         """None for a name that no field of a document has."""
@@ -145,7 +152,7 @@ class _Compiler:
         if path is None:
             return false()
         if one.operator in ("LIKE", "ILIKE"):
-            return self._compare(cast(JobRow.spec[path].as_string(), Text), one)
+            return self.compare(cast(JobRow.spec[path].as_string(), Text), one)
         in_json = self._as_json(path)
         values = one.value if isinstance(one.value, tuple) else (str(one.value),)
         # A parameter's text may stand for a string of the document, or for a number or list.
@@ -171,7 +178,7 @@ class _Compiler:
         return own.scalar_subquery()
 
     def _tag_holds(self, one: Condition) -> ColumnElement[bool]:
-        return self._compare(self._tag(one.key), one)
+        return self.compare(self._tag(one.key), one)
 
     def _column(self, key: str) -> ColumnElement[Any]:
         columns: dict[str, Any] = {
@@ -198,9 +205,9 @@ class _Compiler:
             except (ValueError, OverflowError, OSError):
                 return true() if (one.value > 0) == one.operator.startswith("<") else false()
             return _OPERATORS[one.operator](column, time)
-        return self._compare(column, one)
+        return self.compare(column, one)
 
-    def _compare(self, column: ColumnElement[Any], one: Condition) -> ColumnElement[bool]:
+    def compare(self, column: ColumnElement[Any], one: Condition) -> ColumnElement[bool]:
         if one.operator == "LIKE" and self._is_sqlite:  # whose LIKE knows no case
             return column.op("GLOB")(_as_glob(str(one.value)))
         return _OPERATORS[one.operator](column, one.value)

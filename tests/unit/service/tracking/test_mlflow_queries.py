@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,37 @@ async def test_the_experiment_of_a_job_without_the_label_is_default(
     await service.submit()
     assert [one.id for one in await mlflow.experiments()] == ["0"]
     assert len((await mlflow.search(["0"], "", [], 100, None)).jobs) == 2
+
+
+async def test_experiments_are_found_by_name(service: Service, mlflow: MlflowQueries) -> None:
+    """A pattern with which a regular expression would try 10^15 divisions of a name included."""
+    long = 250 * "a"
+    for name in ("a.bc", "Default", long):
+        await service.submit(labels={"experiment": name})
+
+    async def search(filter_: str) -> list[str]:
+        return [found.name for found in await mlflow.experiments(filter_)]
+
+    assert await search("") == ["Default", "a.bc", long]
+    assert await search("name = 'a.bc'") == ["a.bc"]
+    assert await search("name != 'a.bc'") == ["Default", long]
+    assert await search("attribute.name LIKE 'a%_' AND name LIKE '%.%'") == ["a.bc"]
+    assert await search("name LIKE 'A%'") == []
+    assert await search("name ILIKE 'A.%'") == ["a.bc"]
+    assert await search("name IN ('Default', 'x')") == ["Default"]
+    assert await search(f"name LIKE '{10 * '%a'}b'") == []
+
+
+@pytest.mark.parametrize("place", [True, -2, 1.5, 2**63, "x"])
+async def test_forged_tokens_of_pages_are_refused(
+    service: Service, mlflow: MlflowQueries, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await service.submit()
+    monkeypatch.setattr("service.tracking.mlflow.queries.decode_cursor", lambda *_: place)
+    with pytest.raises(BadCursor):
+        await mlflow.search(["0"], "", [], 10, "token")
+    with pytest.raises(BadCursor):
+        await mlflow.history(job_id, "loss", 10, "token")
 
 
 async def test_a_history_of_a_job_that_is_not_there(mlflow: MlflowQueries) -> None:
