@@ -47,7 +47,9 @@ def experiments(
 ) -> list[str]:
     """`default`, then the values of the label by name; those for whose names all filters hold."""
     row = JobLabelRow
-    labelled = select(row.value.label("name")).where(row.key == names.experiment_label)
+    labelled = select(row.value.label("name")).where(
+        row.key == names.experiment_label, row.value != ""
+    )
     found = union(labelled, select(cast(default, Text).label("name"))).subquery()
     compile_ = _Compiler(session, names)
     conditions = [compile_.compare(found.c.name, one) for one in filters]
@@ -101,7 +103,9 @@ class _Compiler:
     def of_experiments(self, values: Collection[str], unlabelled: bool) -> ColumnElement[bool]:
         label = aliased(JobLabelRow)
         own = select(label.job_id).where(
-            label.job_id == JobRow.id, label.key == self._names.experiment_label
+            label.job_id == JobRow.id,
+            label.key == self._names.experiment_label,
+            label.value != "",
         )
         named = own.where(label.value.in_(values)).exists() if values else false()
         return or_(named, ~own.exists()) if unlabelled else named

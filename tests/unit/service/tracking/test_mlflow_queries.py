@@ -25,7 +25,7 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
     jobs = [
         await service.running(
             name=f"run_{number}",
-            labels={"experiment": name, "odd/key": "x%y"} if number < 3 else {},
+            labels={"experiment": name, "odd/key": "x%y"} if number < 3 else {"experiment": ""},
             train={"optimizer": {"name": "adamw", "lr": lr}, "epochs": 3},
         )
         for number, (name, lr) in enumerate([("a", 1e-5), ("a", 0.5), ("b", 0.5), ("", 2.0)])
