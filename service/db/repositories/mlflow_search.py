@@ -143,9 +143,12 @@ class _Compiler:
         return self.compare(self._metric(one.key), one)
 
     def _param_path(self, key: str) -> tuple[str, ...] | None:
-        """None for a name that no field of a document has."""
+        """As the database has it; None for a name that no field of a document has."""
         parts = tuple(key.split("."))
-        return None if any(not part or '"' in part or "\\" in part for part in parts) else parts
+        if any(not part or '"' in part or "\\" in part for part in parts):
+            return None
+        # SQLAlchemy writes PostgreSQL's array without quotes.
+        return parts if self._is_sqlite else tuple(f'"{part}"' for part in parts)
 
     def _param_text(self, key: str) -> ColumnElement[str]:
         path = self._param_path(key)

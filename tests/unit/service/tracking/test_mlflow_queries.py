@@ -56,6 +56,9 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
         "params.train.optimizer.name ILIKE 'ADA%'": [3, 2, 1, 0],
         "params.none != 'x'": [],
         "params.`tr\"ain` = 'x'": [],
+        "params.`{` = 'x'": [],
+        "params.`train.}` LIKE 'x'": [],
+        "params.`train, epochs` = '3'": [],
         "tags.experiment = 'a'": [1, 0],
         "tags.`mlflow.runName` = 'run_2'": [2],
         "tags.dray.state = 'SUCCEEDED'": [3],
@@ -76,7 +79,7 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
     assert await search("", "metrics.`val/loss`", "run_name") == [3, 0, 1, 2]
     assert await search("", "params.train.optimizer.lr", "run_name DESC")
     assert await search("", "tags.experiment DESC", "start_time") == [2, 1, 0, 3]
-    assert await search("", "status", "end_time")
+    assert await search("", "status", "end_time", "params.`{`")
     assert await search("", within=[experiment_id("a")]) == [1, 0]
     assert await search("", within=["0"]) == [3]
     assert await search("", within=["none"]) == []
