@@ -35,6 +35,8 @@ from service.tracking.mlflow.runs import JOB_TAG
 MOST_METRICS, MOST_OTHERS = 1000, 100
 """Most of each kind that MLflow takes at a time."""
 PIECE_BYTES = 8 << 20
+MOST_CHARS = 2000
+"""Of the reason for a failure, which may hold all that a server answered."""
 _CREDENTIALS_OR_LOAD = (401, 403, 408, 429)
 
 
@@ -122,10 +124,9 @@ def _in_parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 def _answer(runs: Runs, method: str, arguments: list[Any]) -> tuple[str, Any]:
     try:
         return "ok", getattr(runs, method)(*arguments)
-    except MlflowException as error:
-        return "refused" if _is_refusal(error) else "away", str(error)
     except Exception as error:
-        return "refused" if _is_refusal(error) else "away", f"{type(error).__name__}: {error}"
+        kind = "" if isinstance(error, MlflowException) else f"{type(error).__name__}: "
+        return "refused" if _is_refusal(error) else "away", f"{kind}{error}"[:MOST_CHARS]
 
 
 def _is_refusal(error: Exception) -> bool:

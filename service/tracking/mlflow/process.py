@@ -27,6 +27,7 @@ DEFAULTS = {
     # A POST that is redirected becomes a GET, whose answer would count as MLflow's.
     "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it may hold a password
 }
 """Settings of MLflow's client, unless the service's environment has others."""
 _ENDED = "the process that calls MLflow ended"

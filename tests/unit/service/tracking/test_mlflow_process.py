@@ -32,6 +32,8 @@ class MlflowClient:
             time.sleep(3600)
         if run_id == "refused":
             raise MlflowException("no such run", 404)
+        if run_id == "long":
+            raise MlflowException("!" * (65 << 20), 500)
         if run_id == "busy":
             raise MlflowException("too many requests", 429)
         if run_id == "no mlflow":
@@ -106,6 +108,7 @@ async def test_calls_are_answered_by_kind(process: MlflowProcess, tmp_path: Path
         await status(process, "refused")
     for run_id, why in (
         *(("busy", "too many"), ("broken", "no route"), ("no mlflow", "no such page")),
+        ("long", "^!{2000}$"),
     ):
         with pytest.raises(MlflowAway, match=why):
             await status(process, run_id)
