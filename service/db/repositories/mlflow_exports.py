@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Row, func, insert, or_, select
 from sqlalchemy.orm import Session
 
+from dray.views import JobState
 from service.db.models import JobRow, MlflowExportRow
 from service.db.repositories import jobs as jobs_repository
 
@@ -39,13 +40,15 @@ def add(session: Session, jobs: Sequence[dict[str, Any]]) -> None:
 
 def incomplete(session: Session, now: datetime) -> Sequence[Row[Any]]:
     """(id, event_seq, state, progress) of the jobs of which something may be missing in MLflow and
-    may be tried now, the oldest first."""
+    may be tried now, the oldest first. A job that waits has nothing new without an event; there
+    may be many of them."""
     row = MlflowExportRow
     query = (
         select(JobRow.id, JobRow.event_seq, JobRow.state, JobRow.progress)
         .join(row, row.job_id == JobRow.id)
         .where(
             ~row.is_complete,
+            or_(JobRow.state != JobState.QUEUED, JobRow.event_seq != row.event_seq),
             JobRow.deleted_at.is_(None),
             or_(row.not_before.is_(None), row.not_before <= now),
         )

@@ -168,6 +168,20 @@ async def test_a_job_that_has_nothing_new_costs_no_call(
     assert (mlflow.calls.total(), mlflow.runs[job_id].steps("loss")) == (before + 1, [1, 2])
 
 
+async def test_jobs_that_wait_are_not_read_each_round(
+    service: Service, exporter: MlflowExporter
+) -> None:
+    """Ten thousand of them would take 0.15 s of every two."""
+    waiting, job_id = await service.submit(), await service.submit()
+    await export_all(exporter)
+    database = LoopDatabase(service.database)
+    assert await database.read(repository.incomplete) == []
+    service.claim(job_id)
+    assert [row.id for row in await database.read(repository.incomplete)] == [job_id]
+    await service.jobs.cancel(waiting, actor="ann")
+    assert {row.id for row in await database.read(repository.incomplete)} == {waiting, job_id}
+
+
 async def test_nothing_is_lost_or_doubled_whichever_calls_fail(
     service: Service, mlflow: FakeMlflow, exporter: MlflowExporter, no_pauses: None
 ) -> None:
