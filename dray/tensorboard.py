@@ -129,6 +129,7 @@ class EventFile:
                 for after, event in event_files.records(data):
                     if after > len(data):
                         break
+                    event_files.check(event, data[end:after])
                     self.last_steps.update(event_files.last_steps(event))
                     end = after
         return start + end

@@ -89,7 +89,8 @@ def test_a_second_call_goes_on_where_the_first_was_killed(
         assert sorted(found) == sorted([*wanted, ("loss", 6, 0.5)])
 
 
-def test_a_file_that_is_damaged_is_written_again_from_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["length", "data", "tag"])
+def test_a_file_that_is_damaged_is_written_again_from_there(tmp_path: Path, damage: str) -> None:
     points = [Point(key="loss", step=n, value="-Infinity", time=float(n)) for n in range(5)]
     with EventFile(tmp_path) as file:
         for point in points:
@@ -97,7 +98,12 @@ def test_a_file_that_is_damaged_is_written_again_from_there(tmp_path: Path) -> N
     path = tmp_path / FILE
     whole = path.read_bytes()
     ends = [end for end, _ in records(whole)]
-    path.write_bytes(whole[: ends[3]] + b"\xff" * 100)
+    spoilt = {
+        "length": whole[: ends[3]] + b"\xff" * 100,
+        "data": whole[: ends[3] + 12] + b"\0" * (ends[4] - ends[3] - 12) + whole[ends[4] :],
+        "tag": whole[: ends[3]] + whole[ends[3] :].replace(b"loss", b"l\xffss"),
+    }
+    path.write_bytes(spoilt[damage])
     with EventFile(tmp_path) as file:
         assert file.last_steps == {"loss": 2}
         with pytest.raises(LogdirInUse):
