@@ -31,7 +31,7 @@ DEFAULTS = {
 }
 """Settings of MLflow's client, unless the service's environment has others."""
 _ENDED = "the process that calls MLflow ended"
-CODE_ROOT = Path(__file__).resolve().parents[2]
+CODE_ROOT = Path(__file__).resolve().parents[3]
 
 
 class MlflowAway(Exception):

@@ -40,6 +40,9 @@ class MlflowClient:
             raise MlflowException("no such page", 404, "ENDPOINT_NOT_FOUND")
         if run_id == "broken":
             raise OSError("no route to host")
+        if run_id == "modules":
+            import code  # of Python, and not of the service
+            assert hasattr(code, "InteractiveConsole")
         if run_id == "arguments":
             assert "host" not in open("/proc/self/cmdline").read()
         if run_id == "secrets":
@@ -90,6 +93,7 @@ async def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.chdir(tmp_path)  # the service may run anywhere
     monkeypatch.setenv("DRAY_DATABASE_URL", "postgresql://me:secret@host/db")
     found = MlflowProcess("http://host", (tmp_path / "storage").as_uri())
     yield found
@@ -104,6 +108,7 @@ async def test_calls_are_answered_by_kind(process: MlflowProcess, tmp_path: Path
     await status(process, "fine")
     await status(process, "secrets")
     await status(process, "arguments")
+    await status(process, "modules")
     with pytest.raises(MlflowRefused, match="no such run"):
         await status(process, "refused")
     for run_id, why in (
