@@ -104,6 +104,9 @@ class WebhookSender:
         """By webhook: sends some of its messages."""
         self._turns: dict[str, float] = {}
         """When each webhook was last served, by the clock of the event loop."""
+        self._resting: dict[str, float] = {}
+        """By the same clock, until when a webhook is left alone whose serving failed here: while
+        the database takes no answer, its message would be sent again at once."""
         self._sweep_at = 0.0
         """When old messages are deleted next, by the same clock."""
 
@@ -142,7 +145,8 @@ class WebhookSender:
             if due_at is not None and webhook_id not in {*self._serving, *unauthorized}
         }
         self._turns = {each: at for each, at in self._turns.items() if each in ready_at}
-        ready = [each for each, at in ready_at.items() if at <= now]
+        self._resting = {each: at for each, at in self._resting.items() if at > now_s}
+        ready = [each for each, at in ready_at.items() if at <= now and each not in self._resting]
         ready.sort(key=lambda each: (self._turns.get(each, 0.0), ready_at[each]))
         for webhook_id in ready[: MAX_AT_ONCE - len(self._serving)]:
             task = asyncio.create_task(self._serve(webhook_id), name=f"webhook {webhook_id}")
@@ -192,8 +196,9 @@ class WebhookSender:
 
     def _served(self, webhook_id: str, task: asyncio.Task[None]) -> None:
         del self._serving[webhook_id]
-        self._turns[webhook_id] = asyncio.get_running_loop().time()
+        now_s = self._turns[webhook_id] = asyncio.get_running_loop().time()
         if not task.cancelled() and task.exception() is not None:
+            self._resting[webhook_id] = now_s + self._timings.webhook_period_s
             logger.error(
                 "the webhook %s could not be served", webhook_id, exc_info=task.exception()
             )

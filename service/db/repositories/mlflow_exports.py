@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Row, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from dray.views import JobState
 from service.db.models import JobAnnotationRow, JobRow, MlflowExportRow
 from service.db.repositories import jobs as jobs_repository
 
@@ -39,7 +40,8 @@ def add(session: Session, jobs: Sequence[dict[str, Any]]) -> None:
 
 def incomplete(session: Session, now: datetime) -> Sequence[Row[Any]]:
     """(id, event_seq, state, progress, revision of tags and notes) of the jobs of which something
-    may be missing in MLflow and may be tried now, the oldest first."""
+    may be missing in MLflow and may be tried now, the oldest first. A job that waits has nothing
+    new without an event, a tag or a note; there may be many of them."""
     row, written = MlflowExportRow, JobAnnotationRow
     query = (
         select(JobRow.id, JobRow.event_seq, JobRow.state, JobRow.progress, written.revision)
@@ -47,6 +49,11 @@ def incomplete(session: Session, now: datetime) -> Sequence[Row[Any]]:
         .outerjoin(written, written.job_id == JobRow.id)
         .where(
             ~row.is_complete,
+            or_(
+                JobRow.state != JobState.QUEUED,
+                JobRow.event_seq != row.event_seq,
+                func.coalesce(written.revision, 0) != row.revision,
+            ),
             JobRow.deleted_at.is_(None),
             or_(row.not_before.is_(None), row.not_before <= now),
         )

@@ -16,7 +16,15 @@ from service.domain.series import Points
 from service.jobs import serializers
 from service.telemetry import metric_reader
 from service.tracking.mlflow.models import CONFIG
-from service.tracking.mlflow.runs import STATUS, experiment_of, milliseconds, params_of, tags_of
+from service.tracking.mlflow.runs import (
+    STATUS,
+    artifact_path_of,
+    experiment_of,
+    key_of,
+    milliseconds,
+    params_of,
+    tags_of,
+)
 
 MOST_POINTS = 10_000
 """Points of all metrics in one part."""
@@ -84,7 +92,7 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
     times = metric_reader.read_times(session, job_id, series, max_points=MOST_POINTS) or {}
     fallback = (job.started_at or job.created_at).timestamp()
     metrics = [
-        (key, value, int(1000 * at), step)
+        (key_of(key), value, int(1000 * at), step)
         for key, (steps, values) in series.items()
         for step, value, at in zip(
             steps, values, times.get(key) or [fallback] * len(steps), strict=True
@@ -119,7 +127,7 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
 
 
 def _file(row: ArtifactRow) -> ArtifactFile:
-    return ArtifactFile(row.id, row.path, row.url, row.size_bytes, row.sha256)
+    return ArtifactFile(row.id, artifact_path_of(row.path), row.url, row.size_bytes, row.sha256)
 
 
 def _new_points(

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -87,6 +88,11 @@ def experiment_id(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:18]
 
 
+def _is_place(found: Any, lowest: int) -> bool:
+    """Whether a page may begin there. A token can be forged, and True is an int of Python."""
+    return type(found) is int and lowest <= found < 2**63
+
+
 class MlflowQueries:
     def __init__(self, database: Database, reading: Queries) -> None:
         self._database = database
@@ -94,13 +100,11 @@ class MlflowQueries:
 
     async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
         """The values of the label, and `Default` for jobs without it. Raises BadSearch."""
-        wanted = search.name_pattern(filter_)
-        names = await self._database.read(lambda s: repository.experiments(s, EXPERIMENT))
-        return [
-            MlflowExperiment(experiment_id(name), name)
-            for name in dict.fromkeys((DEFAULT_EXPERIMENT, *names))
-            if wanted(name)
-        ]
+        filters = search.parse_name_filter(filter_)
+        names = await self._database.read(
+            lambda s: repository.experiments(s, _NAMES, DEFAULT_EXPERIMENT, filters)
+        )
+        return [MlflowExperiment(experiment_id(name), name) for name in names]
 
     async def search(
         self,
@@ -117,7 +121,7 @@ class MlflowQueries:
         asked = [sorted(experiment_ids), filter_, list(order_by)]
         scope = f"{_SCOPE}:{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}"
         place = 0 if token is None else decode_cursor(scope, token)
-        if not isinstance(place, int) or not 0 <= place < 2**63:
+        if not _is_place(place, 0):
             raise BadCursor("the page token is not one that this search gave out")
         wanted = set(experiment_ids)
         names = {e.name for e in await self.experiments() if e.id in wanted}
@@ -161,7 +165,7 @@ class MlflowQueries:
         """Points of a metric of rank 0 in order, each with its time."""
         scope = f"{_SCOPE}:{job_id}:{key}"
         after_step = -1 if token is None else decode_cursor(scope, token)
-        if not isinstance(after_step, int) or not -1 <= after_step < 2**63:
+        if not _is_place(after_step, -1):
             raise BadCursor("the page token is not one that this history gave out")
         limit = max(1, min(max_results, MAX_POINTS))
         keys = [key] if storable(key) else []
