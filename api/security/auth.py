@@ -76,9 +76,9 @@ class Authority:
     def token_id(self, caller: str) -> str | None:
         """Says which token the caller has, without giving it away; None if the caller has none any
         more. Empty on a server without tokens."""
-        if self._path is None:
+        if self._file is None:
             return ""
-        self._refresh(self._path)
+        self._refresh(self._file)
         known = self._tokens.get(caller)
         return None if known is None else hashlib.sha256(known.sha256).hexdigest()
 
