@@ -19,7 +19,6 @@ from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.data_parallel.compression import (
     compressed_or_plain,
-    compression_of,
     takes_momentum,
 )
 from ray_workers.training.parallel.data_parallel.deterministic_ddp import (
@@ -189,5 +188,5 @@ def engine_parts(given: StrategyContext) -> tuple[nn.Module, LossSum, Autocast]:
 def optimizer_step_of(given: StrategyContext, gradients: GradientEngine) -> OptimizerStep:
     return OptimizerStep(
         *(given.workload.model, gradients, given.spec.train, given.device),
-        has_momentum=not takes_momentum(compression_of(given.spec)),
+        has_momentum=not takes_momentum(given.spec.compression),
     )
