@@ -342,7 +342,8 @@ class Trainer:
         state.measured_at = step
         self.divergence.evaluated(self.rank, step, measured["val/loss"])
         if self.rank == 0:
-            api.report(step, measured | {"perf/eval_time_s": time.perf_counter() - began})
+            more = self.strategy.evaluation_metrics()
+            api.report(step, measured | more | {"perf/eval_time_s": time.perf_counter() - began})
             print(result.of_evaluation(self.calendar, step, state.metrics))  # noqa: T201
         self.reporter.restart_clock()
 

@@ -58,8 +58,8 @@ class Strategy(ABC):
     """Owns the model, what computes its gradients (`gradients`) and what applies them (`update`).
 
     In each group that the rank comes into the loop calls `join_group`, `sync_progress`, `load` or
-    nothing, and `prepare`; these, `after_step`, `consolidate` and `predict` are collectives.
-    `leave_group` follows when the group breaks."""
+    nothing, and `prepare`; these, `after_step`, `consolidate`, `judging` and `predict` are
+    collectives. `leave_group` follows when the group breaks."""
 
     gradients: GradientEngine
     update: OptimizerStep
@@ -116,7 +116,7 @@ class Strategy(ABC):
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Within it `predict` may be called: the model is in evaluation mode."""
+        """Within it `predict` may be called: the model is in evaluation mode. A collective."""
         judged = self.update.weights
         was_training = judged.training
         judged.eval()
@@ -124,6 +124,10 @@ class Strategy(ABC):
             yield
         finally:
             judged.train(was_training)
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        """Further metrics of the last evaluation."""
+        return {}
 
     def narrowed(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """This rank's part of (inputs, targets) of samples that several compute together."""

@@ -6,7 +6,8 @@ The strategy is put together here from its parts: the engine that computes and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -41,6 +42,8 @@ class ReplicaSync:
 
     saves_alone = True
     """Rank 0 has all of a checkpoint without asking the others."""
+    keeps_copies = False
+    """Each rank has a copy of the model of its own, which a rank of a broken group keeps."""
 
     def __init__(self, given: StrategyContext) -> None:
         self.given = given
@@ -66,6 +69,26 @@ class ReplicaSync:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this part of a whole checkpoint."""
 
+    def peer_state_dict(self) -> dict[str, Any]:
+        """The same part for a rank that joins the group."""
+        return self.state_dict()
+
+    def load_peer_state(self, state: Mapping[str, Any]) -> None:
+        """Take the result of a peer's `peer_state_dict`."""
+        self.load_state_dict(state)
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Within it the model is the one that is evaluated. A collective."""
+        yield
+
+    def settle(self) -> None:
+        """Have the model be the one that is the result. A collective."""
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        """Further metrics of the last evaluation."""
+        return {}
+
 
 class Ddp(Strategy):
     """Data parallelism. All ranks are equal, so any of them can hand its state to a newcomer."""
@@ -85,6 +108,8 @@ class Ddp(Strategy):
         self.update = update
         self.sync = sync
         self._num_shares = num_shares
+        self._is_new = True
+        """The rank came into the group without a state."""
 
     def join_group(self, rank: int, world_size: int) -> None:
         super().join_group(rank, world_size)
@@ -99,6 +124,7 @@ class Ddp(Strategy):
     ) -> tuple[int, dict[str, Any] | None]:
         newest, source, all_have_it = state_transfer.newest(progress, self.device, self.world_size)
         handed = None
+        self._is_new = progress == NOTHING
         if newest != NOTHING and not all_have_it:
             handed = state_transfer.broadcast(state, source, self.rank, self.device)
         return newest, handed if progress < newest else None
@@ -123,29 +149,45 @@ class Ddp(Strategy):
         outputs: Tensor = self.update.weights(inputs)
         return outputs
 
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        with self.sync.judged(), super().judging():
+            yield
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        return self.sync.evaluation_metrics()
+
     def consolidate(self) -> None:
         self.sync.consolidate()
 
     def state(self) -> dict[str, Any]:
-        own = {"model": self.model.state_dict(), **self.update.state_dict()}
-        return own | self.sync.state_dict()
+        return self._own_state() | self.sync.state_dict()
 
     def peer_state_dict(self) -> dict[str, Any]:
-        return self.state()
+        return self._own_state() | self.sync.peer_state_dict()
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), **self.update.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.update.load_state_dict(state)
+        self._load_own(state)
         self.sync.load_state_dict(state)
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        self.load(state)
+        if self._is_new or not self.sync.keeps_copies:
+            self._load_own(state)
+            self.sync.load_peer_state(state)
+
+    def _load_own(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.update.load_state_dict(state)
 
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(whole)
         self.update.start_average()
 
     def trained(self) -> nn.Module | None:
+        self.sync.settle()
         return self.update.weights
 
     @property
