@@ -604,6 +604,7 @@ class JobSpec(Document):
             self._check_differing_copies()
         if isinstance(self.sync, Gossip):
             self.sync.check(self.resources.num_workers)
+            self._check_asynchronous(self.sync)
         if compression is None:
             return
         if self.is_exact:
@@ -631,6 +632,21 @@ class JobSpec(Document):
             )
         if compression.name == "topk" and optimizer.name == "lars":
             raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")
+
+    def _check_asynchronous(self, sync: Gossip) -> None:
+        if sync.mode != "ad_psgd":
+            return
+        if self.resources.gpus_per_worker:
+            raise wrong(
+                "/resources/gpus_per_worker",
+                "must be 0 with ad_psgd, which averages on CPU in this version: or take d_psgd or "
+                "sgp",
+            )
+        if self.data.loader_workers:
+            raise wrong(
+                "/data/loader_workers",
+                "must be 0 with ad_psgd: its ranks learn during a step which samples they compute",
+            )
 
     def _check_differing_copies(self) -> None:
         assert self.sync is not None

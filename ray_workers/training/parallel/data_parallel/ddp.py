@@ -6,7 +6,7 @@ The strategy is put together here from its parts: the engine that computes and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ray_workers.training.core.progress import NOTHING
 from ray_workers.training.core.workload import LossSum
-from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.data.prefetcher import Prefetcher, Share
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
@@ -44,6 +44,8 @@ class ReplicaSync:
     """Rank 0 has all of a checkpoint without asking the others."""
     keeps_copies = False
     """Each rank has a copy of the model of its own, which a rank of a broken group keeps."""
+    is_on_demand = False
+    """Which shares a rank computes is found out during the step."""
 
     def __init__(self, given: StrategyContext) -> None:
         self.given = given
@@ -56,8 +58,15 @@ class ReplicaSync:
     def prepare(self, feed: Prefetcher, step: int) -> None:
         """Be ready for the step after `step`; all ranks have the same weights."""
 
+    def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
+        """The shares of each optimizer step of this rank in a step of the calendar."""
+        yield shares
+
     def after_step(self, step: int) -> None:
         """Do what is due after the optimizer's step."""
+
+    def leave_group(self) -> None:
+        """Take part in a broken group no more."""
 
     def consolidate(self) -> None:
         """Have rank 0 know the state of all, for `state_dict`."""
@@ -117,7 +126,8 @@ class Ddp(Strategy):
 
     def data_part(self) -> DataPart:
         num_shares = self._num_shares or self.world_size
-        return DataPart(range(*share(num_shares, self.rank, self.world_size)), num_shares)
+        own = range(*share(num_shares, self.rank, self.world_size))
+        return DataPart(own, num_shares, is_on_demand=self.sync.is_on_demand)
 
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
@@ -135,10 +145,14 @@ class Ddp(Strategy):
             self.gradients.settle_buckets(lambda: feed.at(1).shares)
         self.sync.prepare(feed, step)
 
+    def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
+        return self.sync.turns(step, shares)
+
     def after_step(self, step: int) -> None:
         self.sync.after_step(step)
 
     def leave_group(self) -> None:
+        self.sync.leave_group()
         self.gradients.disband()
 
     @property

@@ -48,27 +48,35 @@ class GossipSync(ReplicaSync):
             process_group.have_rank_0s([*self._model.parameters(), *self._model.buffers()])
 
     @contextmanager
+    def still(self) -> Iterator[None]:
+        """Within it no copy changes, and each is the model of its rank. A collective."""
+        yield
+
+    @contextmanager
     def judged(self) -> Iterator[None]:
-        weights, buffers = self._weights.read(), self._buffers.read()
-        try:
-            self._take_mean(weights, buffers)
-            yield
-        finally:
-            self._weights.write(weights)
-            self._buffers.write(buffers)
+        with self.still():
+            weights, buffers = self._weights.read(), self._buffers.read()
+            try:
+                self._take_mean(weights, buffers)
+                yield
+            finally:
+                self._weights.write(weights)
+                self._buffers.write(buffers)
 
     def settle(self) -> None:
-        self._take_mean(self._weights.read(), self._buffers.read())
+        with self.still():
+            self._take_mean(self._weights.read(), self._buffers.read())
         self.push_weight = 1.0
 
     def consolidate(self) -> None:
         mean: dict[str, Any] = {}
-        with self.judged():
-            if self.rank == 0:
-                mean = _cloned(self._model.state_dict())
-        others = state_transfer.gather(
-            lambda: {**self._own_copy(), **self._update.state_dict()}, self.given.device
-        )
+        with self.still():
+            with self.judged():
+                if self.rank == 0:
+                    mean = _cloned(self._model.state_dict())
+            others = state_transfer.gather(
+                lambda: {**self._own_copy(), **self._update.state_dict()}, self.given.device
+            )
         if self.rank == 0:
             # Clones: a copy changes before the optimizer's step, which waits for a checkpoint.
             own = {**self._own_copy(), "model": _cloned(self._model.state_dict())}

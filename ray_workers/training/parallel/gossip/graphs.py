@@ -1,10 +1,10 @@
 """The graphs of gossip: with which weights a rank mixes whose copies in a step.
 
-The weights of a step are a matrix M: rank i goes on with the sum over j of M[i, j] times the copy of
-rank j. The rows and the columns of M sum to 1, so the mean of all copies is what it was, and copies
-that are equal stay so. With directed graphs (`sgp`) only the columns do: a rank parts its copy
-among those that it sends to, whatever they get from others, and a number that is parted in the same
-way says how much of a copy each of them holds.
+The weights of a step are a matrix M: rank i goes on with the sum over j of M[i, j] times the copy
+of rank j. The rows and the columns of M sum to 1, so the mean of all copies is what it was, and
+copies that are equal stay so. With directed graphs (`sgp`) only the columns do: a rank parts its
+copy among those that it sends to, whatever they get from others, and a number that is parted in the
+same way says how much of a copy each of them holds.
 
 All ranks compute the same graph from (seed, step), so a receiver knows who sends.
 """
@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 from dray.spec import Gossip
+from dray.spec.sync import distances
 from ray_workers.training.data.sampler import derive_seed
 
 Row = Mapping[int, float]
@@ -153,6 +154,24 @@ def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
             assert options.edges is not None
             edges = {(one, other) for one, other in options.edges}
     return Static(pushed_rows(edges, num_ranks) if pushes else shared_rows(edges, num_ranks))
+
+
+def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
+    """The neighbours of a rank with ad_psgd: (those that it asks to average, those that ask it).
+    One of the two is empty: the graph has two sides, and the one of rank 0 asks."""
+    match options.graph:
+        case "complete" | "random":
+            near = {other for other in range(num_ranks) if (other - rank) % 2}
+            asks = rank % 2 == 0
+        case "custom":
+            assert options.edges is not None
+            both = [*options.edges, *((other, one) for one, other in options.edges)]
+            near = {other for one, other in both if one == rank}
+            asks = distances(both, num_ranks)[rank] % 2 == 0
+        case _:
+            near = {(rank - 1) % num_ranks, (rank + 1) % num_ranks}
+            asks = rank % 2 == 0
+    return (sorted(near), []) if asks else ([], sorted(near))
 
 
 def pushed_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:

@@ -47,15 +47,15 @@ class MatrixForm:
         self.first = torch.cat(parts).repeat(world_size, 1)
 
     def gradients(self, rows: Tensor, step: int) -> Tensor:
-        return torch.stack([self._gradient(rows[rank], rank, step) for rank in range(len(rows))])
+        return torch.stack([self.gradient(rows[rank], rank, step) for rank in range(len(rows))])
 
-    def _gradient(self, row: Tensor, rank: int, step: int) -> Tensor:
+    def gradient(self, row: Tensor, share: int, step: int) -> Tensor:
         samples, train = self.workload.train, self.asked.train
         batches = DistributedBatchSampler(
             len(samples),
             samples_per_step=train.global_batch_size,
             seed=train.seed,
-            shares=[rank],
+            shares=[share],
             num_shares=self.world_size,
         )
         inputs, targets = samples.fetch(samples.rows[batches.at(step, step)[0].indices.numpy()])
