@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 
 from dray.spec.describing import Part, parts
+from dray.spec.fields import TAG_FIELDS
 from dray.spec.parallel import MODELS_OF
 from dray.spec.recipes import FORMATS_OF, RECIPES
 
@@ -112,7 +113,8 @@ def _listed(words: tuple[str, ...]) -> str:
 def _title(part: Part) -> str:
     if not part.path:
         return "The document"
-    return f"`{part.path}`" + (f" with the name `{part.variant}`" if part.variant else "")
+    tag = next((name for name in TAG_FIELDS if any(f.name == name for f in part.fields)), "")
+    return f"`{part.path}`" + (f" with the {tag} `{part.variant}`" if part.variant else "")
 
 
 def _cell(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from dray.spec import JobSpec, Sweep
+from dray.spec.fields import TAG_FIELDS
 from dray.spec.synonyms import MEANT, MEANT_VALUES, as_ours
 
 MAX_DEPTH = 32
@@ -177,7 +178,13 @@ def _pointer(error: Error, document: Any, root: type[BaseModel]) -> str:
             break
         models = _models_of(models, part)
         pointer += f"/{_escaped(part)}"
-    return pointer + "/name" if error["type"].startswith("union_tag_") else pointer
+    is_untagged = error["type"].startswith("union_tag_")
+    return f"{pointer}/{_tag_field(error)}" if is_untagged else pointer
+
+
+def _tag_field(error: Error) -> str:
+    """The field that chooses among the types of a union."""
+    return str(error["ctx"]["discriminator"]).strip("'")
 
 
 def _message(error: Error) -> str:
@@ -191,7 +198,7 @@ def _message(error: Error) -> str:
         case "union_tag_invalid":
             return f"must be one of {error['ctx']['expected_tags']}"
         case "union_tag_not_found":
-            return "the field 'name' is missing"
+            return f"the field {_tag_field(error)!r} is missing"
         case _:
             return plainly(str(error["msg"]))
 
@@ -281,8 +288,13 @@ def _tagged(models: Sequence[type[BaseModel]], part: Any) -> type[BaseModel] | N
     """The model that `part` of a location chooses, if it is the tag of a union."""
     if len(models) < 2:
         return next((model for model in models if model.__name__ == part), None)
-    named = (model for model in models if "name" in model.model_fields)
-    return next((model for model in named if model.model_fields["name"].default == part), None)
+    return next((model for model in models if part in _tags(model)), None)
+
+
+def _tags(model: type[BaseModel]) -> list[Any]:
+    """The values of the fields by which unions choose a model."""
+    fields = model.model_fields
+    return [fields[name].default for name in TAG_FIELDS if name in fields]
 
 
 def _models_of(models: Iterable[type[BaseModel]], field: Any) -> list[type[BaseModel]]:

@@ -39,7 +39,7 @@ from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
 from dray.spec.script import Script
 from dray.spec.sweep import Parameter, SuccessiveHalving, Sweep, Values, with_values
-from dray.spec.sync import Compression, Outer, Sync
+from dray.spec.sync import AllReduce, Compression, Gossip, Outer, Sync, with_kind
 from dray.spec.train import (
     EarlyStopping,
     Ema,
@@ -56,6 +56,7 @@ __all__ = [
     "RECIPES",
     "SPEC_VERSION",
     "After",
+    "AllReduce",
     "Array",
     "Checkpoint",
     "Cnn",
@@ -67,6 +68,7 @@ __all__ = [
     "Ema",
     "Environment",
     "Format",
+    "Gossip",
     "Gpt",
     "Imported",
     "InitFrom",
@@ -190,8 +192,9 @@ class JobSpec(Document):
         Parallel, BeforeValidator(written_out, json_schema_input_type=Parallel | Literal["auto"])
     ] = Parallel()
     """How the model is divided; `auto`: the planner chooses the axes at the submit."""
-    sync: Sync | None = None
-    """How gradients are exchanged; unset, in every step and uncompressed."""
+    sync: Annotated[Sync | None, BeforeValidator(with_kind)] = None
+    """How the ranks keep their copies of the model in step; unset, by an all-reduce of the
+    gradients in every step, uncompressed."""
     resources: Resources = Resources()
     elastic: Elastic | None = None
     """Whether the group may change its size; unset, the size is fixed."""
@@ -269,9 +272,24 @@ class JobSpec(Document):
         return self.resources.num_workers // self.parallel.num_parts
 
     @property
+    def compression(self) -> Compression | None:
+        """Of the gradients that ranks exchange."""
+        return self.sync.compression if isinstance(self.sync, AllReduce) else None
+
+    @property
+    def outer(self) -> Outer | None:
+        """The optimizer of the averages after local steps."""
+        return self.sync.outer if isinstance(self.sync, AllReduce) else None
+
+    @property
     def takes_local_steps(self) -> bool:
-        """Whether ranks take steps by themselves."""
-        return self.sync is not None and self.sync.every > 1
+        """Whether ranks take steps by themselves between two averages of all."""
+        return isinstance(self.sync, AllReduce) and self.sync.every > 1
+
+    @property
+    def copies_differ(self) -> bool:
+        """Whether each rank has weights, and a state of the optimizer, of its own."""
+        return self.takes_local_steps or isinstance(self.sync, Gossip)
 
     @model_validator(mode="before")
     @classmethod
@@ -422,8 +440,12 @@ class JobSpec(Document):
             raise wrong(
                 "/parallel/balance", "must be even with elastic.exact: its shares are equal"
             )
-        if self.sync is not None and (self.sync.compression or self.takes_local_steps):
-            raise wrong("/parallel/balance", "must be even with sync.compression and sync.every")
+        if self.compression is not None or self.copies_differ:
+            raise wrong(
+                "/parallel/balance",
+                "must be even with sync.compression and sync.every, and with sync.kind other than "
+                "all_reduce",
+            )
 
     def _check_imported(self) -> None:
         if not isinstance(self.model, Imported):
@@ -479,7 +501,7 @@ class JobSpec(Document):
             raise wrong(at, "is for state as large as the weights: adafactor's is small")
         if optimizer.name == "sgd" and not optimizer.momentum:
             raise wrong(at, "is for what an optimizer remembers: sgd without momentum has nothing")
-        compression = self.sync.compression if self.sync is not None else None
+        compression = self.compression
         if optimizer.name == "sgd" and compression is not None and compression.name == "topk":
             raise wrong(at, "is for what an optimizer remembers: topk keeps the momentum itself")
         if self.parallel.shard > 1 and self.parallel.zero == 1:
@@ -522,7 +544,7 @@ class JobSpec(Document):
                 self.parallel.check_model(self.model)
 
     def _check_divided(self) -> None:
-        train, sync = self.train, self.sync
+        train = self.train
         axis = "shard" if self.parallel.shard > 1 else self.parallel.inner_axes[0]
         alone = f"needs parallel.{axis} 1"
         if self.elastic is not None:
@@ -530,8 +552,9 @@ class JobSpec(Document):
         if self.script is not None:
             self._check_divided_script(self.script)
             return
-        if self.takes_local_steps:
-            raise wrong("/sync/every", f"{alone}: no rank has the whole state")
+        if self.copies_differ:
+            at = "/sync/every" if self.takes_local_steps else "/sync/kind"
+            raise wrong(at, f"{alone}: no rank has the whole state")
         if self.checkpoint.every_steps == "auto":
             raise wrong(
                 "/checkpoint/every_steps",
@@ -540,7 +563,7 @@ class JobSpec(Document):
         if self.parallel.zero == 1:
             return  # weights and gradients are whole everywhere
         instead = ", or take parallel.zero 1" if not self.parallel.inner_axes else ""
-        if sync is not None and sync.compression is not None:
+        if self.compression is not None:
             why = ": it is for gradients that each rank has whole"
             if self.parallel.is_sharded:
                 why = (
@@ -574,11 +597,14 @@ class JobSpec(Document):
                 raise wrong(f"/parallel/{name}", "is for recipes; train.prepare() sends fp32")
 
     def _check_sync(self) -> None:
-        compression = self.sync.compression if self.sync else None
+        compression = self.compression
         if self.sync is not None and self.script is not None:
             raise wrong("/sync", "is for recipes; a script exchanges its gradients itself")
-        if self.takes_local_steps:
-            self._check_local_steps()
+        if self.copies_differ:
+            self._check_differing_copies()
+        if isinstance(self.sync, Gossip):
+            self.sync.check(self.resources.num_workers)
+            self._check_asynchronous(self.sync)
         if compression is None:
             return
         if self.is_exact:
@@ -607,10 +633,27 @@ class JobSpec(Document):
         if compression.name == "topk" and optimizer.name == "lars":
             raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")
 
-    def _check_local_steps(self) -> None:
-        why = "with sync.every above 1 the ranks have no common weights in between"
+    def _check_asynchronous(self, sync: Gossip) -> None:
+        if sync.mode != "ad_psgd":
+            return
+        if self.resources.gpus_per_worker:
+            raise wrong(
+                "/resources/gpus_per_worker",
+                "must be 0 with ad_psgd, which averages on CPU in this version: or take d_psgd or "
+                "sgp",
+            )
+        if self.data.loader_workers:
+            raise wrong(
+                "/data/loader_workers",
+                "must be 0 with ad_psgd: its ranks learn during a step which samples they compute",
+            )
+
+    def _check_differing_copies(self) -> None:
+        assert self.sync is not None
+        chosen = "sync.every above 1" if self.takes_local_steps else f"sync.kind {self.sync.kind}"
+        why = f"with {chosen} the ranks have no common weights in between"
         if self.elastic is not None:
-            raise wrong("/elastic", f"is not for this job: {why}, so none can be replaced")
+            raise wrong("/elastic", f"must be unset: {why} to change the size with")
         if self.train.ema is not None:
             raise wrong("/train/ema", f"must be unset: {why} to average")
         if self.checkpoint.every_steps == "auto":

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dray.spec.fields import TAG_FIELDS
 from dray.spec.schema import job_schema
 
 Schema = Mapping[str, Any]
@@ -29,7 +30,7 @@ class Part:
     path: str
     """Path of the part; empty for the document itself."""
     variant: str | None
-    """For a part of `model`, the name that chooses this model."""
+    """For a part of `model` or `sync`, the name or kind that chooses this one."""
     sentence: str
     fields: tuple[FieldText, ...]
 
@@ -46,7 +47,7 @@ def parts() -> list[Part]:
 def _parts(path: str, node: Schema, defs: Schema, *, is_variant: bool) -> Iterator[Part]:
     properties: Schema = node["properties"]
     required = set(node.get("required", ()))
-    variant = properties["name"]["const"] if is_variant else None
+    variant = _variant(properties) if is_variant else None
     fields = tuple(
         FieldText(
             name,
@@ -62,6 +63,11 @@ def _parts(path: str, node: Schema, defs: Schema, *, is_variant: bool) -> Iterat
         for inner in objects:
             below = f"{path}.{name}" if path else name
             yield from _parts(below, inner, defs, is_variant=len(objects) > 1)
+
+
+def _variant(properties: Schema) -> str:
+    tag = next(name for name in TAG_FIELDS if name in properties)
+    return str(properties[tag]["const"])
 
 
 def _objects(node: Schema, defs: Schema) -> Iterator[Schema]:

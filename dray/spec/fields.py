@@ -22,6 +22,8 @@ from dray import units
 from dray.names import unfit
 
 MAX_STEPS = 10**12
+TAG_FIELDS = ("name", "kind")
+"""The fields by whose values unions of parts choose one of them."""
 
 
 def _plain_text(value: str) -> str:

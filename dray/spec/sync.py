@@ -1,12 +1,16 @@
-"""How the ranks exchange their gradients."""
+"""How the ranks keep their copies of the model in step: one class for each `kind`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StrictBool, model_validator
 
-from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign
+from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign, wrong
+from dray.spec.parallel import MAX_WORKERS
+
+MAX_EDGES: Final = 65536
 
 
 class Compression(Document):
@@ -50,9 +54,12 @@ class Outer(Document):
     """Momentum of the outer step."""
 
 
-class Sync(Document):
-    """How ranks synchronise. If given, the job's metrics include the bytes sent."""
+class AllReduce(Document):
+    """Every rank takes the same step, with the mean of all gradients; or the ranks average their
+    weights after some steps. If given, the job's metrics include the bytes sent."""
 
+    kind: Literal["all_reduce"] = "all_reduce"
+    """Chooses this kind, which is the default."""
     compression: Compression | None = None
     """Compression of gradients; unset, none."""
     every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
@@ -66,7 +73,117 @@ class Sync(Document):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.every == 1 and self.outer is not None:
-            raise ValueError("outer needs every above 1: with 1, gradients are exchanged")
+            raise wrong("/sync/outer", "needs sync.every above 1: with 1, gradients are exchanged")
         if self.every > 1 and self.compression is not None:
-            raise ValueError("compression needs every 1: above, no gradients are exchanged")
+            raise wrong(
+                "/sync/compression", "needs sync.every 1: above, no gradients are exchanged"
+            )
         return self
+
+
+Rank = Annotated[Int, Field(ge=0, lt=MAX_WORKERS)]
+Edge = Annotated[list[Rank], Field(min_length=2, max_length=2)]
+
+
+class Gossip(Document):
+    """Each rank takes steps on weights of its own, and averages them with those of a few others:
+    its neighbours in a graph. Evaluations and the result use the mean of all copies."""
+
+    kind: Literal["gossip"] = "gossip"
+    """Chooses this kind."""
+    mode: Literal["d_psgd", "sgp", "ad_psgd"] = "d_psgd"
+    """d_psgd: a rank averages with its neighbours in every step (Lian et al. 2017,
+    arXiv:1705.09056). sgp: a rank pushes parts of its weights, and neighbours need not answer
+    (Assran et al. 2019, arXiv:1811.10792). ad_psgd: two ranks average at a time while all go on
+    computing, so that a slow rank delays no other (Lian et al. 2018, arXiv:1710.06952)."""
+    graph: Literal["ring", "exponential", "random", "complete", "custom"] = "ring"
+    """ring: the two next ranks. exponential: one rank a step, at the distances 1, 2, 4 and so on in
+    turn (arXiv:2110.13363). random: one drawn rank a step. complete: all ranks. custom: those that
+    `edges` names."""
+    edges: Annotated[list[Edge], Field(min_length=1, max_length=MAX_EDGES)] | None = None
+    """custom: pairs of ranks that are neighbours, such as `[[0, 1], [1, 2]]`. With sgp the first
+    sends to the second."""
+
+    @model_validator(mode="after")
+    def _has_edges_if_custom(self) -> Self:
+        if (self.graph == "custom") != (self.edges is not None):
+            raise wrong("/sync/edges", "and graph: custom go together: give both or neither")
+        return self
+
+    def check(self, num_workers: int) -> None:
+        """Refuse a graph in which news from some rank would never reach another."""
+        if num_workers == 1:
+            raise wrong(
+                "/resources/num_workers",
+                "must be 2 or more with sync.kind gossip: a single rank has no neighbours",
+            )
+        if self.mode == "ad_psgd" and self.graph == "exponential":
+            raise wrong(
+                "/sync/graph",
+                "must not be exponential with ad_psgd, where neighbours are one even and one odd "
+                "rank: take ring, random or complete",
+            )
+        if self.mode == "ad_psgd" and self.graph == "ring" and num_workers % 2:
+            raise wrong(
+                "/sync/graph",
+                f"must not be ring with ad_psgd and {num_workers} workers: around it ranks take "
+                "two sides in turn, which needs an even number. Take random or complete",
+            )
+        for number, (one, other) in enumerate(self.edges or ()):
+            at = f"/sync/edges/{number}"
+            if max(one, other) >= num_workers:
+                raise wrong(
+                    at,
+                    f"names rank {max(one, other)}, and the ranks are 0 to {num_workers - 1}: "
+                    "change the edge, or resources.num_workers",
+                )
+            if one == other:
+                raise wrong(at, "joins a rank with itself: leave it out, each keeps a part anyway")
+        if self.edges is not None:
+            self._check_reach(self.edges, num_workers)
+
+    def _check_reach(self, edges: Sequence[Sequence[int]], num_workers: int) -> None:
+        at, is_directed = "/sync/edges", self.mode == "sgp"
+        backwards = [(other, one) for one, other in edges]
+        both = [*edges, *backwards]
+        for ways in (edges, backwards) if is_directed else (both,):
+            away = distances(ways, num_workers)
+            if len(away) < num_workers:
+                lost = next(rank for rank in range(num_workers) if rank not in away)
+                start, end = (lost, 0) if ways is backwards else (0, lost)
+                raise wrong(
+                    at,
+                    f"must connect all ranks: no path leads from rank {start} to rank {end}. Add "
+                    "edges, or take another graph",
+                )
+        if self.mode == "ad_psgd":
+            away = distances(both, num_workers)
+            odd = next((edge for edge in edges if (away[edge[0]] - away[edge[1]]) % 2 == 0), None)
+            if odd is not None:
+                raise wrong(
+                    at,
+                    "must have two sides with ad_psgd, and all edges between them: the edge "
+                    f"{list(odd)} closes an odd cycle. Leave it out",
+                )
+
+
+def distances(ways: Iterable[Sequence[int]], num_workers: int) -> dict[int, int]:
+    """How many edges each rank that can be reached from rank 0 is away from it."""
+    following: list[list[int]] = [[] for _ in range(num_workers)]
+    for one, other in ways:
+        following[one].append(other)
+    found, reached = {0: 0}, [0]
+    for rank in reached:
+        for other in following[rank]:
+            if other not in found:
+                found[other] = found[rank] + 1
+                reached.append(other)
+    return found
+
+
+Sync = Annotated[AllReduce | Gossip, Field(discriminator="kind")]
+
+
+def with_kind(given: Any) -> Any:
+    """`kind: all_reduce`, the default, where a document names none."""
+    return {"kind": "all_reduce", **given} if isinstance(given, Mapping) else given

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
+from dray.spec import AllReduce, Gossip
 from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, plain_ddp
 from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
 from ray_workers.training.parallel.data_parallel.zero1 import zero1
+from ray_workers.training.parallel.gossip.asynchronous import asynchronous_gossip
+from ray_workers.training.parallel.gossip.synchronous import synchronous_gossip
 from ray_workers.training.parallel.model_parallel.model_parallel import sharded
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
 
@@ -17,6 +22,18 @@ def strategy_of(given: StrategyContext) -> Strategy:
     spec = given.spec
     if spec.is_divided:
         return zero1(given) if spec.parallel.zero == 1 else sharded(given)
+    match spec.sync:
+        case None | AllReduce():
+            return _all_reduce(given)
+        case Gossip():
+            is_asynchronous = spec.sync.mode == "ad_psgd"
+            return asynchronous_gossip(given) if is_asynchronous else synchronous_gossip(given)
+        case unknown:
+            assert_never(unknown)
+
+
+def _all_reduce(given: StrategyContext) -> Strategy:
+    spec = given.spec
     if spec.takes_local_steps:
         return local_sgd(given)
     if spec.parallel.balance == "auto":

@@ -56,7 +56,7 @@ def _momentum_holder(spec: JobSpec) -> str | None:
     """Which of the two keeps the momentum, if there is one: topk takes it from the optimizer."""
     if not spec.train.optimizer.momentum:
         return None
-    compression = spec.sync.compression if spec.sync is not None else None
+    compression = spec.compression
     return "topk" if compression is not None and compression.name == "topk" else "not topk"
 
 
@@ -64,12 +64,12 @@ def _decay(spec: JobSpec) -> float | None:
     return None if spec.train.ema is None else spec.train.ema.decay
 
 
+def _kind(spec: JobSpec) -> str:
+    return "all_reduce" if spec.sync is None else spec.sync.kind
+
+
 def _own_steps(spec: JobSpec) -> str:
     return "above 1" if spec.takes_local_steps else "1"
-
-
-def _outer(spec: JobSpec) -> Any:
-    return None if spec.sync is None else spec.sync.outer
 
 
 def _optimizers(name: str) -> Callable[[JobSpec], Any]:
@@ -98,6 +98,7 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/train/precision", _scales_its_loss, "one of them has a loss scale, and the other none"),
     ("/train/ema/decay", _decay, "the average was made so"),
     ("/sync/compression/name", _momentum_holder, "topk keeps the momentum to itself"),
+    ("/sync/kind", _kind, "each keeps another state for its ranks"),
     ("/sync/every", _own_steps, "with it each rank has an optimizer state of its own"),
-    ("/sync/outer", _outer, "its state was made so"),
+    ("/sync/outer", lambda spec: spec.outer, "its state was made so"),
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dray.spec import Gpt, JobSpec, Parallel
+from dray.spec import Gossip, Gpt, JobSpec, Parallel
 from service.planning.model import gpt, images
 from service.planning.model.memory_simulator import (
     FP32,
@@ -209,23 +210,38 @@ class Agreeing:
 
 def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
     """weights: bytes of the model's weights."""
-    sync, momentum = spec.sync, spec.train.optimizer.momentum
+    momentum = spec.train.optimizer.momentum
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
     if spec.is_exact:  # gradients of its own share; those of a slice from all ranks, and their sum
         passing = weights * (1 + 1 / spec.resources.num_workers)
         return Agreeing(weights, passing, is_by_hand=True)
-    if sync is not None and spec.takes_local_steps:
+    if spec.takes_local_steps:
         # The weights of the last average; averages, in place of the gradients; outer gradients.
-        outer = sync.outer is not None
-        has_momentum = sync.outer is not None and sync.outer.momentum > 0.0
+        outer = spec.outer is not None
+        has_momentum = spec.outer is not None and spec.outer.momentum > 0.0
         return Agreeing(weights * (1 + has_momentum), weights * outer, is_by_hand=True)
-    name = sync.compression.name if sync is not None and sync.compression is not None else ""
+    if isinstance(spec.sync, Gossip):
+        return _of_gossip(spec.sync, spec.resources.num_workers, weights)
+    name = spec.compression.name if spec.compression is not None else ""
     if name == "powersgd":  # the unsent rest; the gradient as it was, and the new rest
         return Agreeing(weights, 2 * weights)
     if name == "topk":  # the unsent rest, and velocities in place of the optimizer's
         return Agreeing(weights * (1 + (momentum > 0.0)))
     return Agreeing()
+
+
+def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
+    if sync.mode == "ad_psgd":
+        # The copy, and as it was last read; what has changed, and two copies that average.
+        return Agreeing(2 * weights, 3 * weights, is_by_hand=True)
+    # The copy that is sent, and those that come at once.
+    degrees = Counter(other for _, other in sync.edges or ())
+    if sync.mode == "d_psgd":
+        degrees += Counter(one for one, _ in sync.edges or ())
+    ring = 1 if sync.mode == "sgp" or num_ranks == 2 else 2
+    most = {"ring": ring, "complete": 0, "custom": max(degrees.values(), default=0)}
+    return Agreeing(weights * (1 + most.get(sync.graph, 1)), is_by_hand=True)
 
 
 def _of_pipeline(
@@ -295,7 +311,7 @@ def _fetched_bytes(spec: JobSpec, own: float) -> float:
 
 def _moments(spec: JobSpec) -> float:
     chosen = spec.train.optimizer
-    compression = spec.sync.compression if spec.sync is not None else None
+    compression = spec.compression
     if chosen.name == "sgd" and compression is not None and compression.name == "topk":
         return 0.0  # it takes the momentum over
     return 1.0 if chosen.name == "sgd" and chosen.momentum else STATES[chosen.name]

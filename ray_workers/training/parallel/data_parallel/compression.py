@@ -110,16 +110,12 @@ class CompressedGradientEngine(GradientEngine):
 def compressed_or_plain(given: StrategyContext, model: nn.Module) -> GradientEngine:
     """Of a model that every rank has: with smaller messages where the document asks for it."""
     parts = (model, given.workload.loss_sum, given.autocast)
-    options = compression_of(given.spec)
+    options = given.spec.compression
     if options is None:
         return GradientEngine(*parts)
     train = given.spec.train
     seed = derive_seed("sync", train.seed)
     return CompressedGradientEngine(*parts, options, momentum=train.optimizer.momentum, seed=seed)
-
-
-def compression_of(document: spec.JobSpec) -> spec.Compression | None:
-    return document.sync.compression if document.sync is not None else None
 
 
 def compress(

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dray.spec import AllReduce
 from ray_workers.training.data.prefetcher import Prefetcher, Share
 from ray_workers.training.elastic import process_group, state_transfer
 from ray_workers.training.parallel.data_parallel.ddp import (
@@ -58,7 +59,7 @@ class PeriodicAveraging(ReplicaSync):
     def __init__(self, given: StrategyContext, update: OptimizerStep) -> None:
         super().__init__(given)
         options, model = given.spec.sync, given.workload.model
-        assert options is not None
+        assert isinstance(options, AllReduce)
         self._update = update
         self._every = options.every
         self._weights = [p.detach() for p in model.parameters() if p.requires_grad]

@@ -26,7 +26,6 @@ from ray_workers.training.core import compat_torch
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.data_parallel.compression import (
     compressed_or_plain,
-    compression_of,
     takes_momentum,
 )
 from ray_workers.training.parallel.meta_init import materialise
@@ -53,7 +52,7 @@ def _divided_state(given: StrategyContext, mesh: Mesh, context: Context | None) 
     gradients = compressed_or_plain(given, model)
     update = Zero1Step(
         *(model, gradients, given.spec.train, given.device),
-        has_momentum=not takes_momentum(compression_of(given.spec)),
+        has_momentum=not takes_momentum(given.spec.compression),
         group=mesh.holders,
         is_asked_to_leave=lambda: given.page.is_asked_to_leave,
     )
