@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
-from dray.spec import environment, roles
+from dray.spec import environment, federated, roles
 from dray.spec.code import RemoteCode
 from dray.spec.data import Data, Format, Missing
 from dray.spec.environment import Environment
+from dray.spec.federated import Federated
 from dray.spec.fields import (
     MAX_STEPS,
     Document,
@@ -66,6 +67,7 @@ __all__ = [
     "Elastic",
     "Ema",
     "Environment",
+    "Federated",
     "Format",
     "Gpt",
     "Imported",
@@ -192,6 +194,8 @@ class JobSpec(Document):
     """How the model is divided; `auto`: the planner chooses the axes at the submit."""
     sync: Sync | None = None
     """How gradients are exchanged; unset, in every step and uncompressed."""
+    federated: Federated | None = None
+    """Whether clients with data of their own train; unset, all ranks train on all samples."""
     resources: Resources = Resources()
     elastic: Elastic | None = None
     """Whether the group may change its size; unset, the size is fixed."""
@@ -308,6 +312,7 @@ class JobSpec(Document):
         self._check_gpus()
         self._check_elastic()
         self._check_sync()
+        federated.check(self)
         self._check_balance()
         self._check_noise()
         self._check_batch_range()

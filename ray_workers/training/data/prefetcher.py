@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +47,20 @@ class Feeding:
     num_global: int
     """Samples of the global batch."""
     shares: list[Share]
+
+
+class Feed(Protocol):
+    """A rank's work in each step."""
+
+    def at(self, step: int) -> Feeding:
+        """The batch that begins with this step. Steps up to the last may be asked for in any
+        order; in a row is fastest."""
+
+    def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
+        """Have the batch that begins with a step end with the step that `last_of` says."""
+
+    def close(self) -> None:
+        """End what runs beside the training."""
 
 
 class Prefetcher:

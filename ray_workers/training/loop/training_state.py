@@ -181,4 +181,6 @@ class TrainingState:
         self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
 
     def _position(self, step: int) -> dict[str, int]:
-        return position_after(step, len(self._workload.train), self._spec.train.samples_per_step)
+        # Clients go over data of their own: no sample is the next one of all.
+        samples = 0 if self._spec.federated is not None else self._spec.train.samples_per_step
+        return position_after(step, self._calendar.steps_per_epoch, samples)
