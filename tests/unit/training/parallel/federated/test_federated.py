@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,26 @@ from torch import Tensor, nn
 
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
+from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training import devices
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.parallel.federated.client_batches import ClientFeed
 from ray_workers.training.parallel.federated.partition import divide
 from ray_workers.training.parallel.federated.rounds import RoundPlan, Rounds
 from ray_workers.training.parallel.meta_init import materialise
-from tests.unit.training.jobs import series, weights
-from tests.unit.training.ranks import run_ranks
+from tests.marks import soak
+from tests.unit.training.jobs import assert_same, series, wait_for_checkpoint, weights
+from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 
 LR = 0.1
 ROUNDS = 4
 
 
-def job(
-    num_workers: int, train: dict[str, Any] | None = None, **federated: Any
-) -> dict[str, Any]:
+def job(num_workers: int, train: dict[str, Any] | None = None, **federated: Any) -> dict[str, Any]:
     """Some clients of digits with unlike data, of which some drop out and some straggle."""
     return {
         "recipe": "image_classification",
@@ -62,7 +65,9 @@ class Reference:
         self.work: Workload = work
         self.model = work.model
         materialise(self.model, devices.CPU, seed)
-        clients = divide(self.options.partition, 24, work.train, work.validation, seed).train
+        divided = divide(self.options.partition, 24, work.train, work.validation, seed)
+        self.validation = [torch.from_numpy(numbers) for numbers in divided.validation]
+        clients = divided.train
         self.rounds = Rounds(self.options, [len(one) for one in clients], seed)
         samples = on_device(work.train, devices.CPU)
         self.feed = ClientFeed(samples, clients, self.rounds, 16, seed, 1)
@@ -141,8 +146,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("algorithm", "world_size"), zip(ALGORITHMS, [2, 1, 2, 1, 2]))
-def test_the_equations_hold(tmp_path: Path, algorithm: str, world_size: int) -> None:
+@pytest.mark.parametrize(
+    "algorithm", ["fedprox", "scaffold", "fedyogi", soak("fedavg"), soak("fedadam")]
+)
+def test_the_equations_hold(tmp_path: Path, algorithm: str) -> None:
+    world_size = 1 + list(ALGORITHMS).index(algorithm) % 2
     spec = job(world_size, algorithm=algorithm, **ALGORITHMS[algorithm])
     assert run_ranks(tmp_path, spec, world_size=world_size) == [0] * world_size
     found = weights(tmp_path)
@@ -151,3 +159,126 @@ def test_the_equations_hold(tmp_path: Path, algorithm: str, world_size: int) -> 
     for name, expected in reference.play().state_dict().items():
         assert not torch.allclose(begun[name], expected, atol=1e-3), "nothing was learned"
         torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
+
+
+EVERYTHING: dict[str, Any] = {"algorithm": "scaffold", "evaluate_every": 2}
+"""A job with state of every kind: of the server, and of each client."""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("alone")
+    assert run_ranks(home, job(1, **EVERYTHING), world_size=1) == [0]
+    return home
+
+
+def test_a_rank_that_dies_in_a_round_changes_nothing_and_nor_does_the_number_of_ranks(
+    alone: Path, tmp_path: Path
+) -> None:
+    spec = job(3, **EVERYTHING)
+    codes = run_ranks(tmp_path, spec, world_size=3, before=die_in_round_3, recovers=True)
+    assert codes == [0, 0, 0]
+    assert replaced(tmp_path) == [1]
+    _assert_same_end(tmp_path, alone)
+    for key in ("train/loss", "train/grad_norm", "val/loss", "val/worst_tenth_accuracy"):
+        assert series(tmp_path, key) == series(alone, key), key
+
+
+def die_in_round_3(task: RankTask) -> None:
+    if task.rank == 1 and task.incarnation == 0:
+        arm(FaultPoint.BEFORE_EXCHANGE, lambda: os.kill(os.getpid(), signal.SIGKILL), at_step=3)
+
+
+def test_a_job_resumes_between_rounds_on_fewer_ranks_equal_to_the_bit(
+    alone: Path, tmp_path: Path
+) -> None:
+    spec = job(2, **EVERYTHING)
+    codes = run_ranks(tmp_path, spec, world_size=2, before=die_after_round_3)
+    assert codes == [-signal.SIGKILL] * 2
+    refs = checkpoint_refs(tmp_path)
+    assert [ref.step for ref in refs] == [2]
+    spec = job(1, **EVERYTHING)
+    assert run_ranks(tmp_path, spec, world_size=1, attempt=2, resume_from=refs) == [0]
+    assert list(series(tmp_path, "train/loss", attempt=2)) == [3, 4]
+    (resumed,) = frames(tmp_path, attempt=2, kind="resumed")
+    assert resumed["position"] == {"epoch": 1, "step_in_epoch": 0, "samples": 0}
+    _assert_same_end(tmp_path, alone, attempt=2)
+
+
+def die_after_round_3(task: RankTask) -> None:
+    def die() -> None:
+        wait_for_checkpoint(task, 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    arm(FaultPoint.STEP_ENDS, die, at_step=3)
+
+
+def _assert_same_end(home: Path, other: Path, attempt: int = 1) -> None:
+    """Weights, the server's state and that of every client."""
+    one = checkpoint_files.load(checkpoint_refs(home, attempt=attempt)[0])
+    two = checkpoint_files.load(checkpoint_refs(other)[0])
+    assert one.saved.step == two.saved.step == ROUNDS
+    assert "controls" in two.state["federated"]
+    assert_same(one.state, two.state)
+
+
+def test_each_round_reports_who_came_and_evaluation_is_by_client(alone: Path) -> None:
+    rounds = Reference(job(1, **EVERYTHING)).rounds
+    plans = [rounds.plan(number) for number in range(1, ROUNDS + 1)]
+    assert list(series(alone, "federated/updates").values()) == [
+        len(plan.participants) for plan in plans
+    ]
+    dropped = list(series(alone, "federated/dropped_out").values())
+    assert dropped == [plan.num_dropped for plan in plans]
+    assert sum(dropped) > 0
+    assert list(series(alone, "val/loss")) == [2, 4]
+    reference = Reference(job(1))
+    reference.model.load_state_dict(weights(alone))
+    clients = [numbers for numbers in reference.validation if len(numbers)]
+    with torch.no_grad():
+        inputs, targets = reference.work.validation.take(torch.cat(clients))
+        right = (reference.model(inputs).argmax(dim=1) == targets).double()
+    of_clients = [part.mean() for part in torch.split(right, [len(one) for one in clients])]
+    worst = torch.stack(of_clients).sort().values[: -(-len(clients) // 10)].mean()
+    assert series(alone, "val/worst_tenth_accuracy")[4] == pytest.approx(float(worst))
+    assert series(alone, "val/accuracy")[4] == pytest.approx(float(right.mean()))
+    assert worst < right.mean()
+
+
+def test_a_median_bears_clients_that_lie_and_those_that_send_no_numbers_are_refused(
+    tmp_path: Path,
+) -> None:
+    spec = job(
+        2,
+        dropout_rate=0.0,
+        partition={},
+        clients_per_round=24,
+        aggregator={"name": "median"},
+        attack={"rate": 0.25, "kind": "nan"},
+    )
+    assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
+    assert set(series(tmp_path, "federated/refused").values()) == {6.0}
+    assert set(series(tmp_path, "federated/updates").values()) == {18.0}
+    losses = list(series(tmp_path, "val/loss").values())
+    assert losses[-1] < losses[0]
+
+
+def test_a_round_without_its_quorum_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    spec = job(1, dropout_rate=0.6, quorum=8, algorithm="fedadam", rounds=2)
+    assert run_ranks(tmp_path, spec, world_size=1) == [0]
+    assert set(series(tmp_path, "federated/updates").values()) == {0.0}
+    for name, tensor in Reference(spec).model.state_dict().items():
+        assert torch.equal(weights(tmp_path)[name], tensor)
+
+
+def test_a_private_job_ends_when_its_epsilon_is_spent(tmp_path: Path) -> None:
+    pytest.importorskip("opacus.accountants")
+    privacy = {"noise_multiplier": 0.3, "clip_norm": 0.5, "epsilon": 70.0, "delta": 1e-3}
+    spec = job(2, rounds=50, evaluate_every=50, privacy={**privacy, "adaptive": {}})
+    assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
+    spent = series(tmp_path, "federated/epsilon")
+    assert 1 < len(spent) < 50
+    assert list(spent.values()) == sorted(spent.values())
+    assert list(spent.values())[-1] <= 70.0
+    assert list(series(tmp_path, "val/loss")) == [len(spent)], "it is measured, and so complete"
+    assert len(set(series(tmp_path, "federated/clip_norm").values())) == len(spent)
