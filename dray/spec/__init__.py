@@ -246,6 +246,14 @@ class JobSpec(Document):
         return with_values(own, values)
 
     @property
+    def _recipe_metrics(self) -> tuple[str, ...]:
+        """What an evaluation of the recipe reports."""
+        if self.recipe is None:
+            return ()
+        options = RECIPES[self.recipe]
+        return options.metrics if self.federated is None else options.client_metrics
+
+    @property
     def is_exact(self) -> bool:
         return self.elastic is not None and self.elastic.exact
 
@@ -325,7 +333,8 @@ class JobSpec(Document):
             return self
         if self.environment is not None:
             environment.check_recipe(self.environment)
-        RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
+        best, metrics = self.checkpoint.best, self._recipe_metrics
+        RECIPES[self.recipe].check(self.model, self.data, self.train, best, metrics)
         self._check_imported()
         self._check_blocks()
         self._check_optimizer_state()
@@ -413,8 +422,7 @@ class JobSpec(Document):
             return
         if self.array is not None:
             raise wrong("/array", "is not for sweeps, which make their own jobs: leave it out")
-        metrics = RECIPES[self.recipe].metrics if self.recipe is not None else ()
-        self.sweep.check_program(self.recipe, metrics, self.arguments)
+        self.sweep.check_program(self.recipe, self._recipe_metrics, self.arguments)
 
     def _check_balance(self) -> None:
         if self.parallel.balance == "even":

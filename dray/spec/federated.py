@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign, wrong
 from dray.spec.parallel import Parallel
+from dray.spec.recipes import RECIPES
 from dray.spec.train import Optimizer, Train
 
 if TYPE_CHECKING:
@@ -275,8 +276,8 @@ def check(document: JobSpec) -> None:
         raise wrong("/federated", "is for recipes; a script trains its clients itself")
     _check_group(document, federated)
     _check_train(document.train, federated)
-    classifies = ("image_classification", "tabular_classification")
-    if federated.partition.by != "iid" and document.recipe not in classifies:
+    assert document.recipe is not None
+    if federated.partition.by != "iid" and not RECIPES[document.recipe].classifies:
         raise wrong(
             "/federated/partition/by",
             f"must be iid for {document.recipe}, whose samples are of no class",

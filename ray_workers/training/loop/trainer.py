@@ -391,6 +391,8 @@ class Trainer:
             self.checkpoints.wait()
             if step < self.calendar.total_steps:
                 result.report_early_stop(self.options, step, self.calendar.total_steps)
+            else:
+                result.log_spent_privacy(self.spec.federated, step)
             result.store(self.workload, trained, metrics, step, waiting=self.page.move)
             faultpoint(FaultPoint.RESULT_WRITTEN, step, self)
         process_group.wait_for_all(self.device, self.world_size)

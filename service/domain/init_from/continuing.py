@@ -34,10 +34,17 @@ def difference(source: JobSpec, step: int, spec: JobSpec) -> Difference | None:
         theirs, ours = value_of(source), value_of(spec)
         if theirs != ours:
             return Difference(pointer, f"is {_shown(ours)}, and was {_shown(theirs)}: {why}")
-    most = spec.train.max_steps
-    if most is not None and most <= step:
-        return Difference("/train/max_steps", f"is {most}, and {step} steps are done already")
-    return None
+    return _nothing_left(spec, step)
+
+
+def _nothing_left(spec: JobSpec, step: int) -> Difference | None:
+    if spec.federated is not None:
+        at, most = "/federated/rounds", spec.federated.rounds
+    else:
+        at, most = "/train/max_steps", spec.train.max_steps
+    if most is None or most > step:
+        return None
+    return Difference(at, f"is {most}, and {step} steps are done already")
 
 
 def _shown(value: Any) -> str:
@@ -72,6 +79,13 @@ def _outer(spec: JobSpec) -> Any:
     return None if spec.sync is None else spec.sync.outer
 
 
+def _clients(spec: JobSpec) -> Any:
+    """Who trains, and how: all but for how long."""
+    if spec.federated is None:
+        return None
+    return spec.federated.model_copy(update={"rounds": 1, "evaluate_every": 1})
+
+
 def _optimizers(name: str) -> Callable[[JobSpec], Any]:
     return lambda spec: getattr(spec.train.optimizer, name)
 
@@ -100,4 +114,5 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/sync/compression/name", _momentum_holder, "topk keeps the momentum to itself"),
     ("/sync/every", _own_steps, "with it each rank has an optimizer state of its own"),
     ("/sync/outer", _outer, "its state was made so"),
+    ("/federated", _clients, "its clients and their rounds would be others"),
 )

@@ -19,7 +19,7 @@ from torch import Tensor
 from dray import train
 from ray_workers.shared.frames import StragglersReport
 from ray_workers.training import devices
-from ray_workers.training.data.prefetcher import Feed, Share
+from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
 from ray_workers.training.parallel.data_parallel.ddp import (
     Ddp,
     ReplicaSync,
