@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +22,9 @@ SAMPLES_AT_ONCE = 256
 
 def evaluation_of(given: StrategyContext, strategy: Strategy) -> Evaluation:
     """The evaluation of a job of this kind."""
-    parts: tuple[Any, ...] = (given.workload, given.device, strategy, given.autocast)
-    if isinstance(strategy, Federated):
-        return ClientEvaluation(*parts, given.spec.train, given.page.move)
-    return Evaluation(*parts, given.spec.train, given.page.move)
+    kind = ClientEvaluation if isinstance(strategy, Federated) else Evaluation
+    parts = (given.workload, given.device, strategy, given.autocast, given.spec.train)
+    return kind(*parts, moved=given.page.move)
 
 
 class ClientEvaluation(Evaluation):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dray.spec import JobSpec
+from dray.spec import Federated, JobSpec
 from dray.spec.fields import Document
 from dray.spec.train import Optimizer
 
@@ -38,10 +38,9 @@ def difference(source: JobSpec, step: int, spec: JobSpec) -> Difference | None:
 
 
 def _nothing_left(spec: JobSpec, step: int) -> Difference | None:
+    most, at = spec.train.max_steps, "/train/max_steps"
     if spec.federated is not None:
-        at, most = "/federated/rounds", spec.federated.rounds
-    else:
-        at, most = "/train/max_steps", spec.train.max_steps
+        most, at = spec.federated.rounds, "/federated/rounds"
     if most is None or most > step:
         return None
     return Difference(at, f"is {most}, and {step} steps are done already")
@@ -79,11 +78,8 @@ def _outer(spec: JobSpec) -> Any:
     return None if spec.sync is None else spec.sync.outer
 
 
-def _clients(spec: JobSpec) -> Any:
-    """Who trains, and how: all but for how long."""
-    if spec.federated is None:
-        return None
-    return spec.federated.model_copy(update={"rounds": 1, "evaluate_every": 1})
+def _clients(name: str) -> Callable[[JobSpec], Any]:
+    return lambda spec: None if spec.federated is None else getattr(spec.federated, name)
 
 
 def _optimizers(name: str) -> Callable[[JobSpec], Any]:
@@ -114,5 +110,9 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/sync/compression/name", _momentum_holder, "topk keeps the momentum to itself"),
     ("/sync/every", _own_steps, "with it each rank has an optimizer state of its own"),
     ("/sync/outer", _outer, "its state was made so"),
-    ("/federated", _clients, "its clients and their rounds would be others"),
+    *(
+        (f"/federated/{name}", _clients(name), "its rounds would be others")
+        for name in Federated.model_fields
+        if name not in ("rounds", "evaluate_every")
+    ),
 )

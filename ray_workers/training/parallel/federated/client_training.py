@@ -84,7 +84,7 @@ class ClientTraining:
         for inputs, targets in batches:
             with self._autocast():
                 loss = self._loss_sum(self._model(inputs), targets)
-            (loss / len(inputs)).backward()
+            torch.autograd.backward(loss / len(inputs))
             losses.append(loss.detach())
             num_samples += len(inputs)
             self._correct(added)

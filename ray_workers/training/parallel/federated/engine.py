@@ -148,8 +148,8 @@ class FederatedEngine(GradientEngine):
                 seed = derive_seed("attack", self._train.seed, round_number, client)
                 generator = torch.Generator().manual_seed(seed)
                 noise = torch.randn(len(update), generator=generator).to(update)
-                deviation = torch.linalg.vector_norm(update) / len(update) ** 0.5
-                return noise * (attack.scale * deviation)
+                norm = float(torch.linalg.vector_norm(update))
+                return noise * (attack.scale * norm / math.sqrt(len(update)))
 
     @property
     def _needs_each(self) -> bool:

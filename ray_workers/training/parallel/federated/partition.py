@@ -87,7 +87,8 @@ def _of_few_classes(per_client: int, num_clients: int, num_classes: int) -> Shar
     has = np.zeros((num_classes, num_clients))
     places = np.arange(per_client * num_clients)
     has[places % num_classes, places // per_client] = 1.0
-    return has / has.sum(axis=1, keepdims=True)
+    has /= has.sum(axis=1, keepdims=True)
+    return has
 
 
 def _owners(labels: Numbers, shares: Shares, generator: np.random.Generator) -> Numbers:

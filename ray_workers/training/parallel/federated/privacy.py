@@ -90,7 +90,7 @@ class ClippingNorm:
         whole = self._privacy.noise_multiplier
         if self._privacy.adaptive is None:
             return whole
-        return (whole**-2 - (2 * self._federated.count_noise) ** -2) ** -0.5
+        return 1 / math.sqrt(whole**-2 - (2 * self._federated.count_noise) ** -2)
 
     def after(self, round_number: int, num_within: int) -> float:
         """The norm of the next round, when so many updates of this one were not clipped."""
