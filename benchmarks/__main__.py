@@ -212,6 +212,12 @@ def _planner(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _federated(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.federated.measure import measure
+
+    return measure(num_rounds, progress)
+
+
 BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "submit_to_first_step": _first_step,
     "short_jobs": _short_jobs,
@@ -230,6 +236,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "wire": _wire,
     "strategies": _strategies,
     "large_batch": _large_batch,
+    "federated": _federated,
     "lossy": _lossy,
     "planner": _planner,
     "scheduler": _scheduler,
