@@ -218,6 +218,12 @@ def _federated(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _federated_speed(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.federated.speed import measure
+
+    return measure(num_rounds, progress)
+
+
 BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "submit_to_first_step": _first_step,
     "short_jobs": _short_jobs,
@@ -237,6 +243,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "strategies": _strategies,
     "large_batch": _large_batch,
     "federated": _federated,
+    "federated_speed": _federated_speed,
     "lossy": _lossy,
     "planner": _planner,
     "scheduler": _scheduler,
