@@ -59,7 +59,7 @@ def train(message: Message, context: Context) -> Message:
         for at in torch.split(own[torch.randperm(len(own))], int(known["batch_size"])):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(known["inputs"][at]), known["targets"][at])
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             total += loss.item()
     metrics = MetricRecord({"train_loss": total, "num-examples": len(own)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class RoundPlan:
     """Clients of which nothing comes in, drop-outs and stragglers that are not waited for."""
     num_stragglers: int
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         """Samples of all participants together."""
         return sum(one.num_samples for one in self.participants)

@@ -13,7 +13,7 @@ from dray.spec.federated import Aggregator
 from ray_workers.training.devices import CPU
 from ray_workers.training.parallel.federated import aggregation
 from ray_workers.training.parallel.federated.aggregation import FixedPointSum, robust
-from ray_workers.training.parallel.federated.received import Received
+from ray_workers.training.parallel.federated.received import Received, Table
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
 from ray_workers.training.parallel.federated.update_checks import Verdict, judged
 from tests.unit.training.ranks import run_in_group
@@ -45,11 +45,16 @@ def test_the_largest_updates_there_may_be_do_not_overflow(max_norm: float) -> No
     assert total.total(1).item() == pytest.approx(-max_norm, rel=1e-6)
 
 
-def test_all_ranks_get_all_updates_in_the_order_of_the_clients() -> None:
+def test_all_ranks_get_all_updates_in_the_order_of_the_clients_and_none_where_none_came() -> None:
     run_in_group(_gather, 3)
 
 
 def _gather(rank: int) -> None:
+    nobody = RoundPlan(1, [], num_chosen=4, num_dropped=4, num_stragglers=0)
+    received = Table(nobody, CPU).of_all(3)
+    assert received.accepted == []
+    assert received.loss(0.5) == 0.5
+    assert received.metrics(counts=False)["federated/dropped_out"] == 4
     owners = [2, 0, 2, 2, 0]
     mine = [UPDATES[at] for at, owner in enumerate(owners) if owner == rank]
     found = aggregation.rows_of_all(mine, owners, UPDATES[0])
