@@ -247,7 +247,7 @@ class JobSpec(Document):
 
     @property
     def _recipe_metrics(self) -> tuple[str, ...]:
-        """What an evaluation of the recipe reports."""
+        """Those that an evaluation of the recipe reports."""
         if self.recipe is None:
             return ()
         options = RECIPES[self.recipe]

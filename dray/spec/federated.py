@@ -43,7 +43,7 @@ class Partition(Document):
         return self
 
 
-class Server(Document):
+class ServerOptimizer(Document):
     """The optimizer that takes the mean of the clients' updates as a step's direction."""
 
     lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1.0
@@ -63,7 +63,7 @@ class Stragglers(Document):
     """Chance of a client to straggle in a round. It then has done a part of its steps, drawn
     evenly from all parts, when the round ends."""
     updates: Literal["keep", "drop"] = "keep"
-    """What becomes of what a straggler has learned. fedprox is made to keep it."""
+    """Whether the server uses an update of part of the steps. fedprox is made to keep it."""
 
 
 class Aggregator(Document):
@@ -156,7 +156,7 @@ class Federated(Document):
     partition: Partition = Partition()
     proximal_mu: Annotated[Number, Field(gt=0.0, le=1000.0)] | None = None
     """fedprox: strength of the pull; unset, 0.01."""
-    server: Server = Server()
+    server: ServerOptimizer = ServerOptimizer()
     dropout_rate: Rate = 0.0
     """Chance of a client that was chosen for a round to send nothing."""
     stragglers: Stragglers | None = None
@@ -205,7 +205,7 @@ class Federated(Document):
             raise wrong("/federated/proximal_mu", f"is an option of fedprox, not of {name}")
         adapts = name in ("fedadam", "fedyogi")
         for option in ("betas", "tau"):
-            is_given = getattr(server, option) != Server.model_fields[option].default
+            is_given = getattr(server, option) != ServerOptimizer.model_fields[option].default
             if is_given and not adapts:
                 at = f"/federated/server/{option}"
                 raise wrong(at, f"is an option of fedadam and fedyogi, not of {name}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import process_group
 from ray_workers.training.loop.evaluation import Evaluation
-from ray_workers.training.parallel import DataPart, Federated, Strategy, StrategyContext
+from ray_workers.training.parallel import DataPart, FederatedStrategy, Strategy, StrategyContext
 from ray_workers.training.parallel.federated.partition import Numbers
 
 ClientBatch = list[tuple[int, Tensor]]
@@ -22,7 +22,7 @@ SAMPLES_AT_ONCE = 256
 
 def evaluation_of(given: StrategyContext, strategy: Strategy) -> Evaluation:
     """The evaluation of a job of this kind."""
-    kind = ClientEvaluation if isinstance(strategy, Federated) else Evaluation
+    kind = ClientEvaluation if isinstance(strategy, FederatedStrategy) else Evaluation
     parts = (given.workload, given.device, strategy, given.autocast, given.spec.train)
     return kind(*parts, moved=given.page.move)
 
@@ -37,7 +37,7 @@ class ClientEvaluation(Evaluation):
 
     def take(self, part: DataPart, world_size: int) -> None:
         super().take(part, world_size)
-        assert isinstance(self._strategy, Federated)
+        assert isinstance(self._strategy, FederatedStrategy)
         clients = self._strategy.clients.validation
         self._sizes = torch.tensor([len(numbers) for numbers in clients])
         self._has_labels = self._strategy.given.workload.validation.labels is not None

@@ -58,7 +58,7 @@ def rows_of_all(mine: Sequence[Tensor], owners: Sequence[int], like: Tensor) -> 
 
 
 def robust(options: Aggregator, rows: Tensor) -> Tensor:
-    """What the aggregator makes of updates: (updates, elements) -> float64 (elements,)."""
+    """One update of several: (updates, elements) -> float64 (elements,)."""
     match options.name:
         case "mean":
             return rows.double().mean(dim=0)

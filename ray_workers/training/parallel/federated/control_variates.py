@@ -14,7 +14,7 @@ from ray_workers.training.parallel.federated.rounds import Participant
 
 
 class ControlChange(NamedTuple):
-    """What a round makes of the control variates."""
+    """The changes of the control variates in a round."""
 
     of_clients: Mapping[int, Tensor]
     of_server: Tensor
@@ -31,7 +31,7 @@ class ControlVariates:
         self._clients = torch.zeros(num_clients, flat.num_elements)
 
     def correction(self, client: int) -> Tensor:
-        """What is added to the gradients of a client."""
+        """The vector that is added to the gradients of a client."""
         return self._server - self._clients[client].to(self._server)
 
     def change(

@@ -20,7 +20,7 @@ from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
 from ray_workers.training.parallel.federated.control_variates import ControlChange, ControlVariates
 from ray_workers.training.parallel.federated.privacy import Accountant, ClippingNorm
-from ray_workers.training.parallel.federated.received import Received, Table
+from ray_workers.training.parallel.federated.received import ReceivedUpdates, UpdateTable
 from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.federated.update_checks import Verdict, judged
 from ray_workers.training.parallel.gradients import GradientEngine
@@ -29,7 +29,7 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What a round changes besides the weights."""
+    """The changes of a round besides those of the weights."""
 
     counts: bool
     """Whether enough updates came. If not, nothing of what was learned counts."""
@@ -96,7 +96,7 @@ class FederatedEngine(GradientEngine):
         assert isinstance(mine, RoundShare)
         size, max_norm = self._flat.num_elements, self._options.max_update_norm
         added = FixedPointSum(size, max_norm, self._given.device)
-        table = Table(mine.plan, self._given.device)
+        table = UpdateTable(mine.plan, self._given.device)
         kept: list[Tensor] = []
         for place, participant in mine.own(self.rank):
             prepare(place)
@@ -121,7 +121,7 @@ class FederatedEngine(GradientEngine):
             received.name_refused(max_norm)
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
-        """What a client sends, and its mean loss."""
+        """The update that a client sends, and its mean loss."""
         controls = self._controls
         correction = None if controls is None else controls.correction(participant.client)
         batches, lr = mine.batches(participant), self._lr(mine.plan.number)
@@ -162,7 +162,7 @@ class FederatedEngine(GradientEngine):
             return 1 / len(mine.plan.participants)
         return participant.num_samples / mine.plan.num_samples
 
-    def _mean(self, received: Received, total: Tensor) -> Tensor | None:
+    def _mean(self, received: ReceivedUpdates, total: Tensor) -> Tensor | None:
         """Of the weighted sum of the accepted updates; None if there are none."""
         plan = received.plan
         if self._clipping is not None:
@@ -172,14 +172,14 @@ class FederatedEngine(GradientEngine):
         accepted = sum(plan.participants[at].num_samples for at in received.accepted)
         return total * (plan.num_samples / accepted) if accepted else None
 
-    def _of_each(self, received: Received, rows: Tensor) -> Tensor | None:
+    def _of_each(self, received: ReceivedUpdates, rows: Tensor) -> Tensor | None:
         accepted = received.accepted
         if len(accepted) < self._options.least_updates:
             return None
         return robust(self._options.aggregator, rows[accepted])
 
     def _take(
-        self, mine: RoundShare, received: Received, mean: Tensor | None, rows: Tensor | None
+        self, mine: RoundShare, received: ReceivedUpdates, mean: Tensor | None, rows: Tensor | None
     ) -> None:
         """Leave the round's update as a gradient, and for `commit` what else it changes."""
         accepted = received.accepted

@@ -36,7 +36,7 @@ def rounds_of(options: spec.Federated) -> int:
 
 
 class ServerState(ReplicaSync):
-    """What the server keeps besides the weights and its optimizer."""
+    """The state that the server keeps besides the weights and its optimizer."""
 
     def __init__(self, given: StrategyContext, engine: FederatedEngine) -> None:
         super().__init__(given)
@@ -52,7 +52,7 @@ class ServerState(ReplicaSync):
         self._engine.load_state_dict(state["federated"])
 
 
-class Federated(Ddp):
+class FederatedStrategy(Ddp):
     """All ranks have the server's weights and state, and play parts of the clients of each round.
     The weights do not depend on the number of ranks."""
 

@@ -1,6 +1,6 @@
 """Differential privacy for clients: clipping, noise, and how much privacy is spent.
 
-What one client sends can move the sum of a round by the clipping norm at most, and the noise hides
+One client's update can move the sum of a round by the clipping norm at most, and the noise hides
 that. The noise of a simulation is drawn from the job's seed, so that a run can be repeated: it
 shows what privacy costs, and hides nothing from who knows the seed.
 """
@@ -77,7 +77,7 @@ class ClippingNorm:
             update *= self.value / norm
 
     def noise(self, round_number: int, size: int) -> Tensor:
-        """What is added to the sum of a round: float64, on the CPU, the same on every rank."""
+        """The noise of the sum of a round: float64, on the CPU, the same on every rank."""
         deviation = self._noise_multiplier * self.value
         return deviation * torch.randn(
             size, generator=self._generator("noise", round_number), dtype=torch.float64

@@ -1,4 +1,4 @@
-"""What every rank knows of the updates of a round: which count, their norms and their losses."""
+"""Facts about the updates of a round that every rank knows: verdicts, norms and losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NAMED = 20
 """Clients of a round whose updates were refused that are named in the log."""
 
 
-class Table:
+class UpdateTable:
     """A line for each participant of a round, which the rank fills that plays it."""
 
     def __init__(self, plan: RoundPlan, device: torch.device) -> None:
@@ -27,15 +27,15 @@ class Table:
     def note(self, place: int, verdict: Verdict, norm: float, loss: float) -> None:
         self._lines[place] = self._lines.new_tensor([verdict, norm, loss])
 
-    def of_all(self, world_size: int) -> Received:
+    def of_all(self, world_size: int) -> ReceivedUpdates:
         """A collective. Each line is a sum with zeros, and so exact."""
         process_group.add_up(self._lines, world_size)
         verdicts, norms, losses = self._lines.t().tolist()
-        return Received(self._plan, [Verdict(int(one)) for one in verdicts], norms, losses)
+        return ReceivedUpdates(self._plan, [Verdict(int(one)) for one in verdicts], norms, losses)
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedUpdates:
     """The updates of a round, by the places of their clients among the participants."""
 
     plan: RoundPlan

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dray import spec
-from dray.spec.federated import Server
+from dray.spec.federated import ServerOptimizer
 from ray_workers.training.parallel.federated.engine import FederatedEngine
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.parallel.optim.optimizers import parameter_groups
@@ -25,7 +25,7 @@ class AdaptiveServerOptimizer(Optimizer):
     """FedAdam and FedYogi: unlike Adam without a correction of the first steps, and with variances
     that begin at the square of `tau`."""
 
-    def __init__(self, groups: Any, options: Server, *, yogi: bool) -> None:
+    def __init__(self, groups: Any, options: ServerOptimizer, *, yogi: bool) -> None:
         super().__init__(groups, {"lr": options.lr, "betas": options.betas, "tau": options.tau})
         self._yogi = yogi
 

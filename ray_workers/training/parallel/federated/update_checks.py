@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Verdict(IntEnum):
-    """What becomes of an update."""
+    """Whether an update counts, and if not, the reason."""
 
     ACCEPTED = 0
     WRONG_SHAPE = 1

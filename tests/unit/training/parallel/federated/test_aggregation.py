@@ -13,7 +13,7 @@ from dray.spec.federated import Aggregator
 from ray_workers.training.devices import CPU
 from ray_workers.training.parallel.federated import aggregation
 from ray_workers.training.parallel.federated.aggregation import FixedPointSum, robust
-from ray_workers.training.parallel.federated.received import Received, Table
+from ray_workers.training.parallel.federated.received import ReceivedUpdates, UpdateTable
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
 from ray_workers.training.parallel.federated.update_checks import Verdict, judged
 from tests.unit.training.ranks import run_in_group
@@ -51,7 +51,7 @@ def test_all_ranks_get_all_updates_in_the_order_of_the_clients_and_none_where_no
 
 def _gather(rank: int) -> None:
     nobody = RoundPlan(1, [], num_chosen=4, num_dropped=4, num_stragglers=0)
-    received = Table(nobody, CPU).of_all(3)
+    received = UpdateTable(nobody, CPU).of_all(3)
     assert received.accepted == []
     assert received.loss(0.5) == 0.5
     assert received.metrics(counts=False)["federated/dropped_out"] == 4
@@ -100,7 +100,7 @@ def test_the_clients_of_refused_updates_are_named(capsys: pytest.CaptureFixture[
     participants = [Participant(client, 10, 1, attacks=False) for client in (3, 17, 40)]
     plan = RoundPlan(5, participants, num_chosen=3, num_dropped=0, num_stragglers=0)
     verdicts = [Verdict.ACCEPTED, Verdict.NOT_FINITE, Verdict.TOO_LARGE]
-    received = Received(plan, verdicts, [1.0, math.nan, 2e3], [0.5, math.nan, 9.0])
+    received = ReceivedUpdates(plan, verdicts, [1.0, math.nan, 2e3], [0.5, math.nan, 9.0])
     received.name_refused(1000.0)
     assert capsys.readouterr().out.splitlines() == [
         "dray: round 5: the update of client 17 is refused: it has values that are not finite",
