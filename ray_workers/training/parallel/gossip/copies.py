@@ -83,7 +83,7 @@ class GossipSync(ReplicaSync):
             self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
 
     def state_dict(self) -> dict[str, Any]:
-        """What `consolidate` found, once."""
+        """The state that `consolidate` found; it is handed out once."""
         found, self._consolidated = self._consolidated, {}
         return found
 
