@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dray.spec import Federated, JobSpec
+from dray.spec import Federated, Gossip, JobSpec
 from dray.spec.fields import Document
 from dray.spec.train import Optimizer
 
@@ -74,6 +74,10 @@ def _kind(spec: JobSpec) -> str:
     return "all_reduce" if spec.sync is None else spec.sync.kind
 
 
+def _push_weights(spec: JobSpec) -> str:
+    return "sgp" if isinstance(spec.sync, Gossip) and spec.sync.mode == "sgp" else "not sgp"
+
+
 def _own_steps(spec: JobSpec) -> str:
     return "above 1" if spec.takes_local_steps else "1"
 
@@ -109,6 +113,7 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/train/ema/decay", _decay, "the average was made so"),
     ("/sync/compression/name", _momentum_holder, "topk keeps the momentum to itself"),
     ("/sync/kind", _kind, "each keeps another state for its ranks"),
+    ("/sync/mode", _push_weights, "the copies of sgp are to be multiplied by push weights"),
     ("/sync/every", _own_steps, "with it each rank has an optimizer state of its own"),
     ("/sync/outer", lambda spec: spec.outer, "its state was made so"),
     *(

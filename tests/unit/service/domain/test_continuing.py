@@ -76,6 +76,17 @@ def test_a_federated_job_goes_on_with_the_same_clients_alone() -> None:
         assert found.pointer == pointer
 
 
+def test_copies_with_push_weights_are_for_sgp_alone() -> None:
+    sgp, pairs, asynchronous = (
+        after(sync={"kind": "gossip", "mode": mode}, resources={"num_workers": 2})
+        for mode in ("sgp", "d_psgd", "ad_psgd")
+    )
+    found = difference(spec(**sgp), 20, spec(**pairs))
+    assert found is not None
+    assert found.pointer == "/sync/mode"
+    assert difference(spec(**pairs), 20, spec(**asynchronous)) is None
+
+
 @pytest.mark.parametrize(
     ("document", "pointer", "says"),
     [
