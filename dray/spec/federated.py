@@ -181,6 +181,14 @@ class Federated(Document):
         return 0 if self.privacy else max(self.quorum or 1, self.aggregator.least_updates)
 
     @property
+    def expected_updates(self) -> float:
+        """The mean number of updates that come in a round, by the document alone."""
+        expected = self.clients_per_round * (1 - self.dropout_rate)
+        if self.stragglers is not None and self.stragglers.updates == "drop":
+            expected *= 1 - self.stragglers.rate
+        return expected
+
+    @property
     def count_noise(self) -> float:
         """Standard deviation of the noise in the number of clipped updates, where the clipping
         norm adapts: as Andrew et al. 2021 choose it, a twentieth of the clients of a round."""

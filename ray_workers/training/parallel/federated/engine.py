@@ -197,7 +197,7 @@ class FederatedEngine(GradientEngine):
         metrics, clip_norm = received.metrics(counts=counts), None
         if self._clipping is not None and self._accountant is not None:
             within = [at for at in accepted if received.norms[at] <= self._clipping.value]
-            clip_norm = self._clipping.after(number, len(within))
+            clip_norm = self._clipping.after(number, len(within), len(accepted))
             metrics["federated/clip_norm"] = self._clipping.value
             if self.rank == 0:
                 metrics["federated/epsilon"] = self._accountant.epsilon(number)
