@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ray_workers.training.core.schedule import lr_at
-from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.data.prefetcher import Piece, Share
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.ddp import engine_parts
@@ -109,7 +109,6 @@ class FederatedEngine(GradientEngine):
                 if self._clipping is not None:
                     self._clipping.clip(update, norm)
                 added.add(update, self._weight(participant, mine))
-            self._given.page.move()
         before_exchange()
         received = table.of_all(self._world_size)
         if self._needs_each:
@@ -125,10 +124,16 @@ class FederatedEngine(GradientEngine):
         controls = self._controls
         correction = None if controls is None else controls.correction(participant.client)
         batches, lr = mine.batches(participant), self._lr(mine.plan.number)
-        update, loss = self._clients.train(batches, lr, correction)
+        update, loss = self._clients.train(self._moving(batches), lr, correction)
         if participant.attacks:
             update = self._poisoned(update, mine.plan.number, participant.client)
         return update, loss
+
+    def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
+        """A client may have so many steps that a rank that shows none of them seems to hang."""
+        for batch in batches:
+            self._given.page.move()
+            yield batch
 
     def _lr(self, round_number: int) -> float:
         """The clients'."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ray_workers.training.parallel.federated.client_batches import RoundShare
 from tests.unit.training.jobs import assert_same
 from tests.unit.training.parallel.federated.in_process import Server
 
@@ -98,3 +99,14 @@ def _alignment(begun: Weights, one: Weights, other: Weights) -> float:
     names = [name for name, tensor in begun.items() if tensor.is_floating_point()]
     steps = [torch.cat([(w[n] - begun[n]).flatten() for n in names]) for w in (one, other)]
     return float(torch.cosine_similarity(*steps, dim=0))
+
+
+def test_a_client_with_many_steps_shows_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others wait for its rank, which would seem to hang."""
+    one = server(local_epochs=30, batch_size=1)
+    moves: list[None] = []
+    monkeypatch.setattr(one.page, "move", lambda: moves.append(None))
+    one.play(1)
+    (mine,) = one.feed.at(1).shares
+    assert isinstance(mine, RoundShare)
+    assert len(moves) == sum(client.num_steps for client in mine.plan.participants)
