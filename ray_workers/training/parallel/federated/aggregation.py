@@ -67,7 +67,7 @@ def robust(options: Aggregator, rows: Tensor) -> Tensor:
             middle = len(rows) // 2
             return (ordered[middle] + ordered[(len(rows) - 1) // 2]) / 2
         case "trimmed_mean":
-            ends = int(options.trim * len(rows))
+            ends = max(1, int(options.trim * len(rows)))
             return rows.double().sort(dim=0).values[ends : len(rows) - ends].mean(dim=0)
         case "krum":
             return rows[nearest(rows, options.malicious, options.keep)].double().mean(dim=0)

@@ -70,6 +70,9 @@ def test_medians_and_trimmed_means_are_numpys() -> None:
     trimmed = robust(Aggregator(name="trimmed_mean", trim=0.25), UPDATES)
     ordered = np.sort(UPDATES.double().numpy(), axis=0)[3:9]
     assert trimmed.numpy() == pytest.approx(ordered.mean(axis=0))
+    of_few = robust(Aggregator(name="trimmed_mean", trim=1 / 161), UPDATES)
+    ordered = np.sort(UPDATES.double().numpy(), axis=0)[1:-1]
+    assert of_few.numpy() == pytest.approx(ordered.mean(axis=0)), "one at each end at least"
 
 
 def test_krum_takes_the_update_that_lies_nearest_to_its_neighbours() -> None:
