@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dray import spec
 from dray.spec.federated import Privacy
+from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.data.sampler import derive_seed
 
 
@@ -30,9 +31,14 @@ class Accountant:
     @cached_property
     def _of_one_round(self) -> tuple[list[float], Any]:
         """(orders, the divergence of each)."""
-        from opacus.accountants import RDPAccountant
-        from opacus.accountants.analysis.rdp import compute_rdp
-
+        try:
+            from opacus.accountants import RDPAccountant
+            from opacus.accountants.analysis.rdp import compute_rdp
+        except ModuleNotFoundError as error:
+            raise RoundsError(
+                "federated.privacy needs the package opacus on the nodes, which counts what is "
+                'spent: name it in environment.python_packages, as "opacus>=1.5"'
+            ) from error
         orders = list(RDPAccountant.DEFAULT_ALPHAS)
         noise = self._privacy.noise_multiplier
         return orders, compute_rdp(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from dray.spec import Federated
-from ray_workers.training.core.errors import PrivacyError
+from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.parallel.federated.federated import rounds_of
 from ray_workers.training.parallel.federated.privacy import Accountant, ClippingNorm
 
@@ -48,8 +49,14 @@ def test_a_job_has_as_many_rounds_as_its_epsilon_allows() -> None:
     spent = accountant(options)
     assert spent.epsilon(most) <= 3.0 < spent.epsilon(most + 1)
     assert rounds_of(federated(epsilon=1e5)) == options.rounds
-    with pytest.raises(PrivacyError, match="one round spends"):
+    with pytest.raises(RoundsError, match="one round spends"):
         rounds_of(federated(epsilon=0.01))
+
+
+def test_a_node_without_the_library_says_where_to_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    with pytest.raises(RoundsError, match=r"opacus .* environment\.python_packages"):
+        rounds_of(federated())
 
 
 def test_updates_are_clipped_to_the_norm_and_smaller_ones_are_left_alone() -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from ray_workers.shared.contracts import Cause
+from ray_workers.training.core.errors import RoundsError, cause_of
+from ray_workers.training.parallel.federated import control_variates
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from tests.unit.training.jobs import assert_same
 from tests.unit.training.parallel.federated.in_process import Server
@@ -16,13 +19,17 @@ Weights = dict[str, torch.Tensor]
 PRIVACY = {"noise_multiplier": 0.9, "epsilon": 1e5, "delta": 1e-3, "adaptive": {}}
 
 
-def server(**federated: Any) -> Server:
+def server(schedule: dict[str, Any] | None = None, **federated: Any) -> Server:
     """Of 40 clients."""
     return Server(
         {
             "recipe": "tabular_classification",
             "data": {"source": "sklearn://wine"},
-            "train": {"optimizer": {"name": "sgd", "lr": 0.1}, "ema": {"decay": 0.5}},
+            "train": {
+                "optimizer": {"name": "sgd", "lr": 0.1},
+                "ema": {"decay": 0.5},
+                "schedule": schedule or {},
+            },
             "federated": {"clients": 40, "clients_per_round": 10, "rounds": 5, **federated},
         }
     )
@@ -110,3 +117,14 @@ def test_a_client_with_many_steps_shows_each_of_them(monkeypatch: pytest.MonkeyP
     (mine,) = one.feed.at(1).shares
     assert isinstance(mine, RoundShare)
     assert len(moves) == sum(client.num_steps for client in mine.plan.participants)
+
+
+def test_a_rank_refuses_more_control_variates_than_its_node_can_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_variates, "memory_here", lambda: 1000)
+    with pytest.raises(RoundsError, match=r"for each of 40 clients, .* take fewer") as raised:
+        server(algorithm="scaffold")
+    assert cause_of(raised.value) is Cause.CANNOT_RUN
+    server()
+
