@@ -41,6 +41,8 @@ class ControlVariates:
         self, participants: Sequence[Participant], updates: Tensor, lr: float
     ) -> ControlChange:
         """After a round in which these clients sent these updates, (participants, elements)."""
+        if lr < torch.finfo(torch.float32).tiny:  # a step of 0 does not tell the gradient
+            return ControlChange({}, torch.zeros_like(self._server))
         of_clients: dict[int, Tensor] = {}
         total = torch.zeros_like(self._server, dtype=torch.float64)
         for one, update in zip(participants, updates, strict=True):

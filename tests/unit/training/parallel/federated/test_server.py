@@ -128,3 +128,11 @@ def test_a_rank_refuses_more_control_variates_than_its_node_can_hold(
     assert cause_of(raised.value) is Cause.CANNOT_RUN
     server()
 
+
+def test_a_rate_that_is_no_more_a_number_of_fp32_changes_no_control_variate() -> None:
+    one = server(algorithm="scaffold", schedule={"name": "step", "every_steps": 1, "factor": 1e-60})
+    one.play(1)
+    begun = copy.deepcopy(one.strategy.state()["federated"]["controls"])
+    assert one.play(2)["federated/refused"] == 0
+    assert_same(one.strategy.state()["federated"]["controls"], begun)
+
