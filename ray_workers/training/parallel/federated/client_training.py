@@ -25,6 +25,7 @@ class Flat:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._tensors = [p.detach() for p in self.parameters] + self.buffers
+        self._counters = [b for b in model.buffers() if not b.is_floating_point()]
         self._sizes = [tensor.numel() for tensor in self._tensors]
         self.num_elements = sum(self._sizes)
 
@@ -36,6 +37,8 @@ class Flat:
 
     def copy_from(self, other: Flat) -> None:
         torch._foreach_copy_(self._tensors, other._tensors)
+        for own, others in zip(self._counters, other._counters, strict=True):
+            own.copy_(others)
 
     def split(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Views of a vector with the shapes of (the parameters, the buffers)."""

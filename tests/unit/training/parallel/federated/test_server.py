@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from ray_workers.shared.contracts import Cause
 from ray_workers.training.core.errors import RoundsError, cause_of
 from ray_workers.training.parallel.federated import control_variates
 from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.client_training import Flat
 from tests.unit.training.jobs import assert_same
 from tests.unit.training.parallel.federated.in_process import Server
 
@@ -136,3 +138,10 @@ def test_a_rate_that_is_no_more_a_number_of_fp32_changes_no_control_variate() ->
     assert one.play(2)["federated/refused"] == 0
     assert_same(one.strategy.state()["federated"]["controls"], begun)
 
+
+def test_a_client_begins_with_the_counters_of_the_server() -> None:
+    """Running means without a momentum divide by the number of batches so far."""
+    one, other = nn.BatchNorm1d(3, momentum=None), nn.BatchNorm1d(3, momentum=None)
+    other(torch.randn(4, 3))
+    Flat(other).copy_from(Flat(one))
+    assert_same(other.state_dict(), one.state_dict())
