@@ -19,7 +19,11 @@ from ray_workers.training.parallel.federated.aggregation import FixedPointSum, r
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
 from ray_workers.training.parallel.federated.control_variates import ControlChange, ControlVariates
-from ray_workers.training.parallel.federated.privacy import Accountant, ClippingNorm
+from ray_workers.training.parallel.federated.privacy import (
+    Accountant,
+    ClippingNorm,
+    check_statistics,
+)
 from ray_workers.training.parallel.federated.received import ReceivedUpdates, UpdateTable
 from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.federated.update_checks import Verdict, judged
@@ -58,7 +62,7 @@ class FederatedEngine(GradientEngine):
         self._train = given.spec.train
         self._options = options = given.spec.federated
         self.rank = 0
-        self._flat = Flat(model)
+        self._flat = Flat(model, has_buffers=options.privacy is None)
         self._clients = ClientTraining(model, loss_sum, autocast, given.spec.train, options)
         self._controls: ControlVariates | None = None
         if options.algorithm == "scaffold":
@@ -66,6 +70,7 @@ class FederatedEngine(GradientEngine):
         self._clipping: ClippingNorm | None = None
         self._accountant: Accountant | None = None
         if options.privacy is not None:
+            check_statistics(model)
             self._clipping = ClippingNorm(options, options.privacy, self._train.seed)
             self._accountant = Accountant(options, options.privacy)
         self._last_loss = 0.0

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dray import spec
 from dray.spec.federated import Privacy
@@ -66,6 +66,17 @@ class Accountant:
             else:
                 too_many = middle
         return enough
+
+
+def check_statistics(model: nn.Module) -> None:
+    """RoundsError if the model has running statistics, which clients would have to send without
+    noise."""
+    for name, module in model.named_modules():
+        if getattr(module, "running_mean", None) is not None:
+            raise RoundsError(
+                f"federated.privacy is not for models with running statistics, which {name} "
+                f"({type(module).__name__}) has: take a GroupNorm or LayerNorm instead"
+            )
 
 
 class ClippingNorm:

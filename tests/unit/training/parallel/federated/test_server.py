@@ -14,6 +14,7 @@ from ray_workers.training.core.errors import RoundsError, cause_of
 from ray_workers.training.parallel.federated import control_variates
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import Flat
+from ray_workers.training.parallel.federated.privacy import check_statistics
 from tests.unit.training.jobs import assert_same
 from tests.unit.training.parallel.federated.in_process import Server
 
@@ -143,5 +144,22 @@ def test_a_client_begins_with_the_counters_of_the_server() -> None:
     """Running means without a momentum divide by the number of batches so far."""
     one, other = nn.BatchNorm1d(3, momentum=None), nn.BatchNorm1d(3, momentum=None)
     other(torch.randn(4, 3))
-    Flat(other).copy_from(Flat(one))
+    Flat(other, has_buffers=True).copy_from(Flat(one, has_buffers=True))
     assert_same(other.state_dict(), one.state_dict())
+
+
+def test_noise_spoils_no_constants_of_a_model() -> None:
+    """A model of tables has the means and deviations of the columns as buffers."""
+    pytest.importorskip("opacus.accountants")
+    one = server(privacy=PRIVACY)
+    begun = {name: buffer.clone() for name, buffer in one.strategy.model.named_buffers()}
+    weights = one.weights()
+    one.play(1)
+    assert_same(dict(one.strategy.model.named_buffers()), begun)
+    assert not torch.equal(one.weights()["head.weight"], weights["head.weight"])
+
+
+def test_a_model_with_running_statistics_is_not_for_privacy() -> None:
+    check_statistics(nn.Sequential(nn.Linear(2, 3), nn.GroupNorm(1, 3)))
+    with pytest.raises(RoundsError, match=r"which 1 \(BatchNorm1d\) has: take a GroupNorm"):
+        check_statistics(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
