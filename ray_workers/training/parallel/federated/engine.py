@@ -50,8 +50,8 @@ class FederatedEngine(GradientEngine):
     """Plays a round as the `backward` of a step, whose gradient is the round's update with its sign
     changed.
 
-    Until `commit` nothing that outlasts the round has changed, so a round that breaks off can be
-    played again.
+    Until the server's step nothing that outlasts the round has changed, so a round that breaks off
+    can be played again.
     """
 
     def __init__(self, given: StrategyContext) -> None:
@@ -229,13 +229,16 @@ class FederatedEngine(GradientEngine):
     def step_metrics(self) -> dict[str, float]:
         return dict(self._end.metrics) if self._end is not None and self.rank == 0 else {}
 
+    def change_buffers(self) -> None:
+        """With the weights, and before their average takes them over."""
+        assert self._end is not None
+        for buffer, change in zip(self._flat.buffers, self._end.buffers, strict=True):
+            buffer += change
+
     def commit(self) -> None:
-        """Make final what the round changes besides the weights, with the server's step."""
+        """Make final what the round changes besides the model, after the server's step."""
         end = self._end
         assert end is not None
-        if end.counts:
-            for buffer, change in zip(self._flat.buffers, end.buffers, strict=True):
-                buffer += change
         if self._controls is not None and end.controls is not None:
             self._controls.commit(end.controls)
         if self._clipping is not None and end.clip_norm is not None:

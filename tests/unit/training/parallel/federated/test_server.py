@@ -14,6 +14,7 @@ from ray_workers.training.core.errors import RoundsError, cause_of
 from ray_workers.training.parallel.federated import control_variates
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import Flat
+from ray_workers.training.parallel.federated.engine import FederatedEngine
 from ray_workers.training.parallel.federated.privacy import check_statistics
 from tests.unit.training.jobs import assert_same
 from tests.unit.training.parallel.federated.in_process import Server
@@ -163,3 +164,16 @@ def test_a_model_with_running_statistics_is_not_for_privacy() -> None:
     check_statistics(nn.Sequential(nn.Linear(2, 3), nn.GroupNorm(1, 3)))
     with pytest.raises(RoundsError, match=r"which 1 \(BatchNorm1d\) has: take a GroupNorm"):
         check_statistics(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+
+
+def test_the_average_of_the_weights_has_the_buffers_of_the_same_round() -> None:
+    one = server()
+    one.train(1)
+    engine = one.strategy.gradients
+    assert isinstance(engine, FederatedEngine)
+    assert engine._end is not None
+    engine._end.buffers[0].add_(1.0)  # as if it were a running mean
+    one.strategy.update.step(0.1)
+    one.strategy.after_step(1)
+    average = dict(one.strategy.update.weights.named_buffers())
+    assert_same(average, dict(one.strategy.model.named_buffers()))
