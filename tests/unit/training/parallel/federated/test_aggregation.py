@@ -62,7 +62,11 @@ def _gather(rank: int) -> None:
     assert aggregation.rows_of_all([], [], UPDATES[0]).shape == (0, 50)
 
 
-def test_medians_and_trimmed_means_are_numpys() -> None:
+@pytest.mark.parametrize("at_once", [aggregation.SORTED_AT_ONCE, 90, 1])
+def test_medians_and_trimmed_means_are_numpys(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregation, "SORTED_AT_ONCE", at_once)
     for count in (11, 12):
         rows = UPDATES[:count]
         median = robust(Aggregator(name="median"), rows)
