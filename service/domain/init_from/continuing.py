@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dray.spec import Federated, Gossip, JobSpec
+from dray.spec.federated import Privacy
 from dray.spec.fields import Document
 from dray.spec.train import Optimizer
 
@@ -86,6 +87,11 @@ def _clients(name: str) -> Callable[[JobSpec], Any]:
     return lambda spec: None if spec.federated is None else getattr(spec.federated, name)
 
 
+def _privacy(name: str) -> Callable[[JobSpec], Any]:
+    privacy = _clients("privacy")
+    return lambda spec: getattr(privacy(spec), name, None)
+
+
 def _optimizers(name: str) -> Callable[[JobSpec], Any]:
     return lambda spec: getattr(spec.train.optimizer, name)
 
@@ -119,6 +125,11 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     *(
         (f"/federated/{name}", _clients(name), "its rounds would be others")
         for name in Federated.model_fields
-        if name not in ("rounds", "evaluate_every")
+        if name not in ("rounds", "evaluate_every", "privacy")
+    ),
+    *(
+        (f"/federated/privacy/{name}", _privacy(name), "its rounds would be others")
+        for name in Privacy.model_fields
+        if name != "epsilon"
     ),
 )
