@@ -220,7 +220,7 @@ def test_the_slots_of_a_script_are_of_use_while_it_reports_steps(
     # On both ranks, of which only one reports: 5 of the steps were made twice. The first step of
     # an attempt is a part of its start.
     assert used.useful > 2 * 28 * STEP_S
-    assert used.recomputed > 2 * 4 * STEP_S
+    assert used.recomputed >= 2 * 4 * STEP_S
     assert used.recomputed < used.useful
     assert used.checkpointing > 0
     assert used.starting > 0
