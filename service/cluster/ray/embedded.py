@@ -270,9 +270,12 @@ class EmbeddedRay:
 
         Spools stay until the service has read them, through the next Ray's node.
         """
-        nodes = list(session_records.nodes_of(paths.deployment_root(self._deployment_id)))
+        root = paths.deployment_root(self._deployment_id)
+        nodes = list(session_records.nodes_of(root))
         if not orphans.reap_within(nodes, STOP_TIMEOUT_S):
             orphans.remove_folders(nodes)
+            with contextlib.suppress(OSError):  # there is none, or it holds such spools
+                root.rmdir()
 
     def _read_record(self) -> Daemon | None:
         try:
