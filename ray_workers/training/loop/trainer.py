@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,6 @@ from ray_workers.training.data.sampler import (
     steps_per_epoch,
 )
 from ray_workers.training.elastic import process_group, unreported_steps
-from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop import result
 from ray_workers.training.loop.comm_metrics import CommMetrics
 from ray_workers.training.loop.evaluation import Evaluation
@@ -165,7 +164,7 @@ class Trainer:
             shares=part.shares,
             num_shares=part.num_shares,
         )
-        self.evaluation.take(part, self.world_size)
+        self.evaluation.take(self.strategy.evaluated_part(), self.world_size)
         self.reporter.rank = self.rank
         if self.profiler is not None:
             self.profiler.rank = self.rank
@@ -199,11 +198,11 @@ class Trainer:
             self._begin_save(self.progress.step)
 
     @contextmanager
-    def steps_are_timed(self, rendezvous: RendezvousHandler) -> Iterator[None]:
-        """Within it each step is timed and reported."""
+    def steps_are_timed(self, sent_bytes: Callable[[], int | None]) -> Iterator[None]:
+        """Within it each step is timed and reported. sent_bytes: those that this rank has sent."""
         self.reporter.restart_clock()
         if self.comm_metrics is not None:
-            self.comm_metrics.watch(rendezvous.sent_bytes, self.world_size)
+            self.comm_metrics.watch(sent_bytes, self.world_size)
         self.triggers.starts_at(self.progress.step, self.world_size)
         try:
             yield
@@ -225,8 +224,9 @@ class Trainer:
         num_steps = self.state.batch_size // self.options.samples_per_step
         return self.calendar.last_of(first, num_steps)
 
-    def load_batch(self, step: int) -> Batch:
-        """This rank's samples of the step, on its device."""
+    def load_batch(self, step: int, first: int | None = None) -> Batch:
+        """This rank's samples of the step, on its device. first: the first step of its batch, where
+        that does not follow the last one that is done."""
         faultpoint(FaultPoint.STEP_BEGINS, step, self)
         assert self.prefetcher is not None
         self.page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
@@ -235,7 +235,7 @@ class Trainer:
         if self.profiler is not None:
             self.profiler.begin_step(step)
         began = time.perf_counter()
-        feed = self.prefetcher.at(self.progress.step + 1)
+        feed = self.prefetcher.at(self.progress.step + 1 if first is None else first)
         wait_s = time.perf_counter() - began
         if self.profiler is not None:
             self.profiler.data_came()
@@ -276,13 +276,16 @@ class Trainer:
         self.strategy.after_step(step)
         return grad_norm
 
-    def report(self, step: int, batch: Batch, loss: Tensor, grad_norm: Tensor) -> None:
-        """Note the figures of the step; they are written during the next ones."""
+    def report(
+        self, step: int, batch: Batch, loss: Tensor, grad_norm: Tensor, num_steps: int = 1
+    ) -> None:
+        """Note the figures of the step; they are written during the next ones. num_steps: so many
+        were done since the last report, where ranks take steps beside each other."""
         self.reporter.step_done(
             StepFigures(
                 step=step,
                 epoch=self.calendar.epoch_of(step),
-                num_samples=batch.feed.num_global,
+                num_samples=batch.feed.num_global * num_steps,
                 lr=self._lr_at(step),
                 data_wait_s=batch.wait_s,
                 loss=loss,

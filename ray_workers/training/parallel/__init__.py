@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from dray.spec import AllReduce, Gossip
+from dray.spec import AllReduce, Gossip, ParameterServer
 from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, plain_ddp
 from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
 from ray_workers.training.parallel.data_parallel.zero1 import zero1
 from ray_workers.training.parallel.model_parallel.model_parallel import sharded
+from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
 
 __all__ = ["DataPart", "Strategy", "StrategyContext", "strategy_of"]
@@ -25,6 +26,8 @@ def strategy_of(given: StrategyContext) -> Strategy:
             return _all_reduce(given)
         case Gossip():
             raise NotImplementedError
+        case ParameterServer():
+            return ParameterServerWorker(given)
         case unknown:
             assert_never(unknown)
 

@@ -1,0 +1,114 @@
+"""The training loop of a worker of parameter servers. `Trainer` has its stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from dray import train as api
+from ray_workers.shared.heartbeat import RankPhase, TimeCategory
+from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
+from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.parallel.parameter_server.dealer import CHIEF
+from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
+
+
+def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
+    """Train with the servers' weights until no batch is left.
+
+    Preempted if the rank was asked to leave. ConnectionLost if a server is gone: its part of the
+    weights is in the newest checkpoint.
+    """
+    strategy = trainer.strategy
+    assert isinstance(strategy, ParameterServerWorker)
+    try:
+        store = rendezvous.meet_without_group()
+        trainer.page.enter(RankPhase.JOINING, TimeCategory.STARTING)
+        strategy.connect(store, rendezvous.place.rank, timedelta(seconds=MEETING_LIMIT_S))
+        # Every worker is a group of its own.
+        trainer.join_group(replace(rendezvous.place, world_size=1))
+        trainer.restore()
+        strategy.begin(trainer.progress.step, trainer.state.peer_state_dict([]))
+        strategy.idle = lambda: rendezvous.notice(trainer.progress.step)
+        with trainer.steps_are_timed(strategy.servers.sent_bytes):
+            _compute_batches(trainer, strategy)
+        if trainer.rank == CHIEF:
+            trainer.finish()
+            strategy.servers.finish()
+        trainer.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
+    finally:
+        trainer.close()
+
+
+def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
+    settled = trainer.progress.step
+    strategy.take()
+    if strategy.is_synchronous and strategy.batch is not None:
+        strategy.pull(strategy.batch - 1)
+    while True:
+        strategy.idle()
+        if trainer.rank == CHIEF:
+            settled = _settle(trainer, strategy, settled)
+            if trainer.is_over(settled):
+                strategy.servers.stop()
+                return
+        if strategy.batch is None:
+            return
+        number = strategy.batch
+        if not strategy.is_synchronous:
+            strategy.pull()
+        batch = trainer.load_batch(number, first=number)
+        before = trainer.progress.step
+        loss = trainer.forward_backward(number, batch)
+        grad_norm = trainer.update(number)
+        step = strategy.version
+        if strategy.counted:
+            loss = strategy.loss if strategy.is_synchronous else loss
+            trainer.report(step, batch, loss, grad_norm, num_steps=max(1, step - before))
+        trainer.commit(max(step, before))
+
+
+def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> int:
+    """Do what is due after the steps that were done since `settled`; the step up to which that is
+    so now. The evaluation and the checkpoint are of the same weights."""
+    calendar = trainer.calendar
+    step = trainer.progress.step if strategy.batch is not None else calendar.total_steps
+    passed = range(settled + 1, step + 1)
+    is_asked_to_leave = strategy.preemption_requested
+    evaluates = any(map(calendar.evaluates_after, passed))
+    saves = any(map(calendar.saves_after, passed)) or trainer.triggers.is_due(step)
+    if not (evaluates or saves or is_asked_to_leave):
+        return step
+    strategy.consolidate()
+    step = strategy.version
+    trainer.commit(step)
+    if evaluates:
+        trainer.evaluate(step)
+        _report_staleness(strategy, step)
+        strategy.servers.note(trainer.state.peer_state_dict([]))
+    if saves or trainer.is_over(step):
+        trainer.save(step)
+    trainer.settle()
+    if is_asked_to_leave:
+        trainer.leave_with_checkpoint(step)
+    return step
+
+
+def _report_staleness(strategy: ParameterServerWorker, step: int) -> None:
+    """The distribution over all updates so far."""
+    counts = sorted(strategy.staleness.items())
+    total = sum(count for _, count in counts)
+    if not total:
+        return
+    values = {
+        "sync/staleness_mean": sum(stale * count for stale, count in counts) / total,
+        "sync/staleness_max": float(counts[-1][0]),
+    }
+    for percent in (50, 95, 99):
+        seen = 0
+        for stale, count in counts:
+            seen += count
+            if seen >= total * percent / 100:
+                values[f"sync/staleness_p{percent}"] = float(stale)
+                break
+    api.report(step, values)
