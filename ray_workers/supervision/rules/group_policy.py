@@ -114,6 +114,8 @@ class GroupPolicy:
     """Of a script: whether it does if it calls `train.prepare`."""
     is_script: bool
     is_elastic: bool
+    has_servers: bool = False
+    """Whether ranks of a recipe go on by themselves, beside parameter servers."""
 
     def decide(
         self, seen: GroupObservation, memory: GroupMemory, now: float
@@ -137,13 +139,16 @@ class GroupPolicy:
             return [*actions, Gather()], replace(memory, stray_since=None)
         memory = replace(memory, stray_since=since)
 
-        if recovery.regrouping is not None and not trains_again:
+        is_regrouping = recovery.regrouping is not None and not trains_again
+        if is_regrouping and self.has_servers:
+            return actions, memory  # a rank comes into the round when its step is done
+        if is_regrouping:
             hang = self._left_behind(seen, memory, now)
         else:
             step = max((rank.status.step for rank in seen.ranks), default=0)
             actions += (Inject(d, step) for d in seen.drills if step >= (d.at_step or 0))
-            if self.is_script:
-                return self._judge_script(seen, actions, memory, now)
+            if self.is_script or self.has_servers:
+                return self._judge_stopped(seen, actions, memory, now)
             # A rank that is missing was lost, or is silent with its node.
             if since is not None or seen.is_ending_hang or not seen.is_whole:
                 return actions, memory
@@ -157,11 +162,12 @@ class GroupPolicy:
             actions.append(EndHang(hang))
         return actions, memory
 
-    def _judge_script(
+    def _judge_stopped(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
         """Only stopped processes of a script hang: also one that shows where it is, because it
-        calls `train.prepare`, may be there for as long as it likes."""
+        calls `train.prepare`, may be there for as long as it likes. Beside parameter servers a slow
+        worker keeps nobody waiting."""
         if self.recovers_in_place:  # how long its steps take counts for ranks left behind
             memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
         stopped = tuple(rank for rank in seen.ranks if rank.state == "T")

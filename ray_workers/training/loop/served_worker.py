@@ -56,6 +56,7 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
             return
         number = strategy.batch
         if not strategy.is_synchronous:
+            trainer.checkpoints.hold()
             strategy.pull()
         batch = trainer.load_batch(number, first=number)
         before = trainer.progress.step
@@ -79,6 +80,7 @@ def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> 
     saves = any(map(calendar.saves_after, passed)) or trainer.triggers.is_due(step)
     if not (evaluates or saves or is_asked_to_leave):
         return step
+    trainer.checkpoints.hold()
     strategy.consolidate()
     step = strategy.version
     trainer.commit(step)

@@ -99,7 +99,7 @@ class Connection:
             except OSError as error:
                 raise ConnectionLost(str(error)) from error
             if not count:
-                raise ConnectionLost("the other end has closed the connection")
+                raise ConnectionLost("a worker or parameter server has closed the connection")
             room = room[count:]
 
 

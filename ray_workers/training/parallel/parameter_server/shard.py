@@ -218,7 +218,7 @@ class ParameterShard:
         self.done = done
         keys = [key for key in state if key != "values"]
         first = 0
-        for name, parameter in self._parameters.items():
+        for parameter in self._parameters.values():
             size = parameter.numel()
             own = {}
             for key in keys:

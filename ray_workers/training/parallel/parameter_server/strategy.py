@@ -80,9 +80,7 @@ class ParameterServerWorker(Strategy):
         prepare_blocks(model, given.spec.train)
         self.is_synchronous = sync.mode == "synchronous"
         self.num_workers = given.spec.resources.num_workers - sync.servers
-        self.gradients = self._own = WorkerGradients(
-            model, given.workload.loss_sum, given.autocast
-        )
+        self.gradients = self._own = WorkerGradients(model, given.workload.loss_sum, given.autocast)
         self.update = RemoteUpdate(self)
         self._layout = FlatLayout(model, sync.servers)
         self._restored: Mapping[str, Any] = {}

@@ -30,6 +30,7 @@ from tests.unit.workers.supervision.observed import observation
 TIMINGS = Timings()
 STEP_S = TIMINGS.hang_s[RankPhase.COMPUTE]
 ELASTIC = GroupPolicy(TIMINGS, recovers_in_place=True, is_script=False, is_elastic=False)
+SERVED = GroupPolicy(TIMINGS, True, is_script=False, is_elastic=False, has_servers=True)
 FIXED = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=False, is_elastic=False)
 SCRIPT = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=True, is_elastic=False)
 REGROUPING = Regrouping((1,), began_at=0.0, furthest_step=10)
@@ -103,6 +104,18 @@ def test_a_rank_that_does_not_come_to_its_end_when_the_others_are_through_is_end
         late = observation(1, RankPhase.FINISH, PATIENCE * TIMINGS.hang_s[RankPhase.FINISH] + age_s)
         last = seen(late, num_placed=2, num_through=1)
         assert bool(decide(last, at=[0.0, TIMINGS.sure_s])) is ends
+
+
+def test_a_slow_worker_of_parameter_servers_is_not_ended_and_a_stopped_one_is() -> None:
+    age_s = 100.0 * STEP_S
+    assert decide(stuck(age_s), at=[0.0, 9.0], policy=SERVED) == []
+    late = stuck(age_s, recovery=ANNOUNCED)
+    times = [TIMINGS.cut_off_s, TIMINGS.cut_off_s + TIMINGS.sure_s]
+    assert decide(late, at=times, policy=SERVED) == []
+    assert culprits(decide(late, at=times)) == [0, 1]
+    stopped = seen(observation(0), observation(1, state="T"))
+    times = [0.0, TIMINGS.stopped_hang_s + 0.1]
+    assert culprits(decide(stopped, at=times, policy=SERVED)) == [1]
 
 
 def script(state: str, **fields: Any) -> GroupObservation:

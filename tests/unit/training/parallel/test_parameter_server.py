@@ -1,0 +1,588 @@
+"""Parameter servers: each mode by its equations, and batches that count once whoever dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import random
+import signal
+from abc import ABC, abstractmethod
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dray import spec
+from dray.spec import JobSpec
+from ray_workers.recipes import RECIPES
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
+from ray_workers.shared.node_needs import DataPolicy
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.core.faultpoints import FaultPoint, arm
+from ray_workers.training.data.sampler import DistributedBatchSampler
+from ray_workers.training.elastic.store_server import loopback_store
+from ray_workers.training.parallel.meta_init import materialise
+from ray_workers.training.parallel.parameter_server import connection, shard
+from ray_workers.training.parallel.parameter_server.dealer import (
+    CHIEF,
+    Deals,
+    SharedDealer,
+    SynchronousDealer,
+)
+from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
+from ray_workers.training.parallel.parameter_server.shard import (
+    DoneBatches,
+    ParameterShard,
+    Push,
+)
+from tests.marks import soak
+from tests.unit.training.jobs import assert_same, document, series, weights
+from tests.unit.training.ranks import Gang, checkpoint_refs, make_task, run_ranks
+
+LR, MOMENTUM, DECAY, STRENGTH = 0.05, 0.9, 0.01, 0.5
+NUM_BATCHES = 24
+CORRECTIONS: list[Any] = [
+    None,
+    spec.Correction(name="staleness_lr"),
+    spec.Correction(name="delay_compensation", strength=STRENGTH),
+]
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+# The parts of the servers.
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 3])
+def test_each_server_holds_an_equal_part_and_the_parts_make_the_whole(num_servers: int) -> None:
+    model = net()
+    layout = FlatLayout(model, num_servers)
+    vector = torch.arange(float(sum(layout.sizes)))
+    parts = [torch.cat(layout.part(vector, server)) for server in range(num_servers)]
+    assert max(map(len, parts)) - min(map(len, parts)) <= 3
+    assert torch.equal(layout.joined(parts), vector)
+    layout.write(vector)
+    assert torch.equal(flat(layout.tensors), vector)
+    trained = vector[: layout.sizes.num_trained]
+    without = [torch.cat(layout.part(trained, server)) for server in range(num_servers)]
+    assert torch.equal(layout.joined(without), trained)
+
+
+# A trace of pushes and pulls, replayed in plain tensor code.
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_trace_of_pushes_and_pulls_gives_the_weights_of_its_equations(
+    correction: spec.Correction | None, name: Any
+) -> None:
+    model = net()
+    layout = FlatLayout(model, 2)
+    start = flat(layout.tensors)
+    options = spec.Optimizer(name=name, lr=LR, momentum=0.0, weight_decay=DECAY)
+    if name == "sgd":
+        options = spec.Optimizer(name=name, lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    shards = [ParameterShard(layout.sizes_of(n), options, None, correction) for n in range(2)]
+    for server, each in enumerate(shards):
+        each.load({"values": torch.cat(layout.part(start, server))}, DoneBatches())
+
+    rng = random.Random(3)
+    generator = torch.Generator().manual_seed(3)
+    reference = Reference(model, start, layout.sizes, name, correction)
+    for batch in range(1, 41):
+        worker = rng.randrange(3)
+        if rng.random() < 0.5 or worker not in reference.pulled:
+            pulled = [each.pull(worker).values.clone() for each in shards]
+            reference.pull(worker)
+            torch.testing.assert_close(layout.joined(pulled), reference.vector(), atol=1e-6, rtol=0)
+        gradient = torch.randn(sum(layout.sizes), generator=generator)
+        answers = [
+            each.push(Push(worker, batch, LR, 0.0, torch.cat(layout.part(gradient, server))))
+            for server, each in enumerate(shards)
+        ]
+        staleness = reference.push(worker, gradient)
+        assert {answer.staleness for answer in answers} == {staleness}
+    found = layout.joined([each.pull(0).values.clone() for each in shards])
+    torch.testing.assert_close(found, reference.vector(), atol=1e-6, rtol=0)
+    assert max(shards[0].staleness) > 2, "nothing was stale"
+    assert sum(shards[0].staleness.values()) == 40
+
+
+class Reference:
+    """The equations of the papers on whole tensors, with torch's own optimizers."""
+
+    def __init__(
+        self, model: nn.Module, start: Tensor, sizes: Any, name: str, correction: Any
+    ) -> None:
+        self._correction = correction
+        decayed, plain, buffers = start.clone().split(list(sizes))
+        self._sizes = sizes
+        self._weights = [decayed, plain]
+        self._buffers = buffers
+        make: Any = torch.optim.AdamW
+        if name == "sgd":
+            make = functools.partial(torch.optim.SGD, momentum=MOMENTUM)
+        groups = [
+            {"params": [decayed], "weight_decay": DECAY},
+            {"params": [plain], "weight_decay": 0.0},
+        ]
+        self._optimizer = make(groups, lr=LR)
+        self._version = 0
+        self.pulled: dict[int, tuple[int, list[Tensor]]] = {}
+
+    def vector(self) -> Tensor:
+        return torch.cat([*self._weights, self._buffers])
+
+    def pull(self, worker: int) -> None:
+        self.pulled[worker] = (self._version, [each.clone() for each in self._weights])
+
+    def push(self, worker: int, gradient: Tensor) -> int:
+        version, old = self.pulled[worker]
+        *gradients, change = gradient.split(list(self._sizes))
+        staleness, lr = self._version - version, LR
+        if self._correction is not None and self._correction.name == "staleness_lr":
+            lr = LR / staleness if staleness else LR
+        if self._correction is not None and self._correction.name == "delay_compensation":
+            gradients = [
+                g + STRENGTH * g * g * (w - w_old)
+                for g, w, w_old in zip(gradients, self._weights, old, strict=True)
+            ]
+        for weight, one in zip(self._weights, gradients, strict=True):
+            weight.grad = one
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._buffers += change
+        self._version += 1
+        return staleness
+
+
+def test_a_batch_counts_once_however_often_it_is_pushed() -> None:
+    one = ParameterShard(shard.Sizes(2, 0, 0), spec.Optimizer(name="sgd", lr=1.0), None)
+    push = Push(0, 1, 1.0, 0.0, torch.ones(2))
+    assert one.push(push).counts
+    assert not one.push(dataclasses.replace(push, worker=1)).counts
+    assert one.pull(1).values.tolist() == [-1.0, -1.0]
+    assert one.version == 1
+
+
+def test_a_synchronous_shard_keeps_its_version_until_all_have_pushed_everywhere() -> None:
+    """A worker may die with its gradient on one of two servers: its replacement then still needs
+    the weights before the step from both."""
+    one = ParameterShard(shard.Sizes(1, 0, 1), spec.Optimizer(name="sgd", lr=1.0), 2)
+    for worker, gradient in ((1, 5.0), (0, 1.0), (1, 3.0)):  # worker 1 computes it again
+        one.push(Push(worker, 1, 1.0, 0.25, torch.tensor([gradient, 2.0])))
+        assert one.pull(1, 0).values.tolist() == [0.0, 0.0]
+    weights = one.pull(0, 1)
+    assert weights.values.tolist() == [-4.0, 2.0]  # buffers move by the mean
+    assert (weights.loss, weights.squares) == (0.5, 16.0)
+    assert not one.push(Push(1, 1, 1.0, 0.0, torch.ones(2))).counts
+    assert one.pull(1, 1).values.tolist() == [-4.0, 2.0]
+
+
+def test_a_state_goes_on_on_another_shard() -> None:
+    options = spec.Optimizer(name="adamw", lr=LR)
+    one, other = (ParameterShard(shard.Sizes(3, 2, 1), options, None) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    for batch in (1, 3):
+        one.push(Push(0, batch, LR, 0.0, torch.randn(6, generator=generator)))
+    other.load(one.state(), DoneBatches(1, {3}))
+    for batch, version in ((2, 3), (3, 3), (4, 4)):
+        push = Push(0, batch, LR, 0.0, torch.randn(6, generator=generator))
+        assert one.push(push) == other.push(push)
+        assert other.version == version
+    assert torch.equal(one.pull(0).values, other.pull(0).values)
+    assert other.done == DoneBatches(4)
+
+
+# Who computes what.
+
+
+class Play(ABC):
+    """Workers of a dealer that finish, are lost and come, in an order that is drawn."""
+
+    def __init__(self, dealer: Any, num_workers: int) -> None:
+        self.dealer = dealer
+        self.computing: dict[int, int] = {}
+        self.waiting: set[int] = set()
+        self.gone: set[int] = set(range(num_workers))
+        self.over: set[int] = set()
+        self.done: Counter[int] = Counter()
+        for worker in range(num_workers):
+            self.come(worker)
+
+    def take(self, deals: Deals) -> None:
+        for worker, batch in deals:
+            assert worker in self.waiting
+            self.waiting.remove(worker)
+            if batch is None:
+                self.over.add(worker)
+            else:
+                self.check(worker, batch)
+                self.computing[worker] = batch
+
+    @abstractmethod
+    def check(self, worker: int, batch: int) -> None:
+        """Whether the worker may begin with the batch."""
+
+    def come(self, worker: int) -> None:
+        self.gone.remove(worker)
+        self.take(self.dealer.join(worker))
+        self.waiting.add(worker)
+        self.take(self.dealer.take(worker, None))
+
+    def finish(self, worker: int) -> None:
+        batch = self.computing.pop(worker)
+        self.done[batch] += 1
+        self.waiting.add(worker)
+        self.take(self.dealer.take(worker, batch))
+
+    def lose(self, worker: int) -> None:
+        self.computing.pop(worker, None)
+        self.waiting.discard(worker)
+        self.over.discard(worker)
+        self.gone.add(worker)
+        self.take(self.dealer.lost(worker))
+
+    def to_the_end(self) -> None:
+        for worker in sorted(self.gone):
+            self.come(worker)
+        while self.computing:
+            self.finish(max(self.computing, key=lambda worker: (self.computing[worker], worker)))
+
+
+class SharedPlay(Play):
+    def __init__(self, dealer: Any, num_workers: int, max_staleness: int | None = None) -> None:
+        self._max_staleness = max_staleness
+        super().__init__(dealer, num_workers)
+
+    def check(self, worker: int, batch: int) -> None:
+        assert batch not in self.computing.values()
+        clocks = self.dealer.clocks
+        if self._max_staleness is not None:
+            assert clocks[worker] - min(clocks.values()) <= self._max_staleness
+
+
+class SynchronousPlay(Play):
+    def check(self, worker: int, batch: int) -> None:
+        assert set(self.computing.values()) <= {batch}
+
+
+MOVES = st.lists(st.tuples(st.sampled_from(["finish", "lose", "come"]), st.integers(0, 3)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(moves=MOVES, max_staleness=st.one_of(st.none(), st.integers(0, 3)))
+def test_every_batch_is_computed_once_and_nobody_runs_ahead_of_the_bound(
+    moves: list[tuple[str, int]], max_staleness: int | None
+) -> None:
+    dealer = SharedDealer(12, 5, again=[2, 3], max_staleness=max_staleness)
+    play = SharedPlay(dealer, 4, max_staleness)
+    _play(play, moves)
+    assert play.done == Counter([2, 3, *range(5, 13)])
+    assert play.over == {CHIEF}
+    assert play.waiting == {1, 2, 3}, "the others wait for the result"
+    play.take(dealer.finish())
+    assert play.over == {0, 1, 2, 3}
+
+
+@settings(max_examples=100, deadline=None)
+@given(moves=MOVES)
+def test_synchronous_workers_compute_their_shares_of_one_batch(
+    moves: list[tuple[str, int]],
+) -> None:
+    dealer = SynchronousDealer(4, 12, first_done=6)
+    play = SynchronousPlay(dealer, 4)
+    _play(play, moves)
+    assert play.done == Counter(dict.fromkeys(range(7, 13), 4))
+    assert play.over == {CHIEF}
+    assert play.waiting == {1, 2, 3}
+
+
+def _play(play: Play, moves: list[tuple[str, int]]) -> None:
+    for move, worker in moves:
+        if move == "finish" and worker in play.computing:
+            play.finish(worker)
+        elif move == "lose" and worker not in play.gone:
+            play.lose(worker)
+        elif move == "come" and worker in play.gone:
+            play.come(worker)
+    play.to_the_end()
+
+
+def test_a_chief_that_stops_the_training_ends_it_for_all() -> None:
+    dealer = SharedDealer(100, 1, again=[], max_staleness=None)
+    play = SharedPlay(dealer, 2)
+    play.take(dealer.stop())
+    for worker in (1, 0):
+        play.finish(worker)
+    assert play.over == {CHIEF}
+    assert play.waiting == {1}
+    play.take(dealer.finish())
+    assert play.over == {0, 1}
+
+
+# Whole jobs.
+
+
+def job(sync: dict[str, Any], num_workers: int = 2, **train: Any) -> dict[str, Any]:
+    """With two servers."""
+    sync = {"kind": "parameter_server", "servers": 2, **sync}
+    # With this seed no sample sits on the edge of a ReLU, where rounding decides.
+    options: dict[str, Any] = {"schedule": {"name": "constant"}, "seed": 1}
+    return document(num_workers + 2, **(options | train)) | {"sync": sync}
+
+
+ASYNCHRONOUS = {"mode": "asynchronous"}
+BOUNDED = {
+    "mode": "bounded",
+    "max_staleness": 1,
+    "correction": {"name": "delay_compensation", "strength": STRENGTH},
+}
+
+
+def assert_near(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=1e-6, rtol=0)
+
+
+def test_a_synchronous_job_trains_as_with_all_reduce(tmp_path: Path) -> None:
+    alone = document(2, schedule={"name": "constant"}, seed=1)
+    assert run_ranks(tmp_path / "all-reduce", alone, world_size=2) == [0, 0]
+    assert run_ranks(tmp_path, job({}), world_size=4) == [0] * 4
+    assert_near(weights(tmp_path), weights(tmp_path / "all-reduce"))
+    for key in ("train/loss", "val/loss", "train/grad_norm", "train/lr"):
+        expected = series(tmp_path / "all-reduce", key)
+        assert series(tmp_path, key) == pytest.approx(expected, rel=1e-5)
+    assert min(series(tmp_path, "perf/sent_bytes").values()) > 0
+
+
+def kill_worker_1_in_step_11(task: RankTask) -> None:
+    if (task.rank, task.incarnation) == (1, 0):
+        die_when_pushing(11, to_server=None)
+
+
+def kill_worker_1_between_servers(task: RankTask) -> None:
+    if (task.rank, task.incarnation) == (1, 0):
+        die_when_pushing(11, to_server=1)
+
+
+def kill_the_chief_between_servers(task: RankTask) -> None:
+    if (task.rank, task.incarnation) == (0, 0):
+        die_when_pushing(11, to_server=1)
+
+
+def die_when_pushing(batch: int, *, to_server: int | None) -> None:
+    """Die with the gradient of a batch, or of one after it, on server 0 alone, or nowhere."""
+    send, servers = connection.Connection.send, []
+
+    def dying(self: connection.Connection, header: Any, *payload: Tensor) -> None:
+        if header.get("op") == "push" and header["batch"] >= batch:
+            servers.append(header["batch"])
+            if len(servers) > (to_server or 0):
+                os.kill(os.getpid(), signal.SIGKILL)
+        send(self, header, *payload)
+
+    connection.Connection.send = dying  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        kill_worker_1_between_servers,
+        soak(kill_worker_1_in_step_11),
+        soak(kill_the_chief_between_servers),
+    ],
+)
+def test_a_synchronous_job_ends_alike_to_the_bit_when_a_worker_dies(
+    kill: Any, tmp_path: Path
+) -> None:
+    whole = run_ranks(tmp_path / "whole", job({}), world_size=4)
+    broken = run_ranks(tmp_path, job({}), world_size=4, before=kill, recovers=True)
+    assert whole == broken == [0] * 4
+    assert_same(weights(tmp_path), weights(tmp_path / "whole"))
+    assert series(tmp_path, "train/loss") == series(tmp_path / "whole", "train/loss")
+
+
+# A job whose servers record what came to them, and the same in plain tensor code.
+
+
+def record(task: RankTask) -> None:
+    """Have the servers write each pull and each push that counts down, in their order."""
+    path = Path(task.spool_dir).parents[2] / f"trace-{task.rank}.jsonl"
+    push, pull = ParameterShard.push, ParameterShard.pull
+
+    def note(*event: Any) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def noted_push(self: ParameterShard, given: Push) -> Any:
+        answer = push(self, given)
+        note("push", given.worker, given.batch, answer.counts)
+        return answer
+
+    def noted_pull(self: ParameterShard, worker: int, version: int | None = None) -> Any:
+        note("pull", worker, 0, True)
+        return pull(self, worker, version)
+
+    ParameterShard.push = noted_push  # type: ignore[method-assign]
+    ParameterShard.pull = noted_pull  # type: ignore[method-assign]
+
+
+def trace_of(home: Path, server: int, num_workers: int = 2) -> list[tuple[str, int, int, bool]]:
+    lines = (home / f"trace-{num_workers + server}.jsonl").read_text().splitlines()
+    return [tuple(json.loads(line)) for line in lines]
+
+
+def replayed(home: Path, document: dict[str, Any], strength: float) -> dict[str, Tensor]:
+    """The weights that follow from the traces of two servers, by plain AdamW or SGD on each."""
+    asked = JobSpec.model_validate(document)
+    workload = RECIPES["image_classification"].build(asked, DataPolicy.open())
+    model = workload.model
+    materialise(model, torch.device("cpu"), asked.train.seed)
+    layout = FlatLayout(model, 2)
+    vector = flat(layout.tensors)
+    sampler = DistributedBatchSampler(
+        *(len(workload.train),),
+        samples_per_step=asked.train.global_batch_size,
+        seed=asked.train.seed,
+        shares=[0],
+        num_shares=1,
+    )
+
+    def gradient(at: Tensor, batch: int) -> Tensor:
+        layout.write(at)
+        rows = workload.train.rows[sampler.at(batch, batch)[0].indices.numpy()]
+        inputs, targets = workload.train.fetch(rows)
+        model.zero_grad()
+        (workload.loss_sum(model(inputs), targets) / len(inputs)).backward()
+        return flat([parameter.grad for _, parameter in layout.trained])  # type: ignore[misc]
+
+    parts = [torch.cat(layout.part(vector, server)) for server in range(2)]
+    velocity = [torch.zeros_like(part) for part in parts]
+    traces = [trace_of(home, server) for server in range(2)]
+    at = [0, 0]
+    latest: list[dict[int, list[Tensor]]] = [{}, {}]
+    pending: dict[tuple[int, int], Tensor] = {}
+    counts: list[Counter[int]] = [Counter(), Counter()]  # pushes of each worker so far
+    while any(place < len(trace) for place, trace in zip(at, traces, strict=True)):
+        moved = False
+        for server in range(2):
+            while at[server] < len(traces[server]):
+                op, worker, batch, is_counted = traces[server][at[server]]
+                if op == "pull":
+                    latest[server].setdefault(worker, []).append(parts[server].clone())
+                else:
+                    number = counts[server][worker]
+                    seen = [len(latest[each].get(worker, [])) > number for each in range(2)]
+                    if not all(seen):
+                        break  # the other server comes first
+                    key = (worker, number)
+                    if key not in pending:
+                        pulled = [latest[each][worker][number] for each in range(2)]
+                        pending[key] = gradient(layout.joined(pulled), batch)
+                    counts[server][worker] += 1
+                    if is_counted:
+                        own = torch.cat(layout.part(pending[key], server))
+                        old = latest[server][worker][number]
+                        own = own + strength * own * own * (parts[server] - old)
+                        velocity[server] = MOMENTUM * velocity[server] + own
+                        parts[server] = parts[server] - LR * velocity[server]
+                at[server] += 1
+                moved = True
+        assert moved, "the traces do not fit together"
+    layout.write(layout.joined(parts))
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+SGD = {"optimizer": {"name": "sgd", "lr": LR, "momentum": MOMENTUM, "weight_decay": 0.0}}
+
+
+@pytest.mark.parametrize("sync", [BOUNDED, soak(ASYNCHRONOUS)])
+def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path) -> None:
+    document = job(sync, **SGD)
+    assert run_ranks(tmp_path, document, world_size=4, before=record) == [0] * 4
+    strength = STRENGTH if "correction" in sync else 0.0
+    assert_near(weights(tmp_path), replayed(tmp_path, document, strength))
+    for server in range(2):
+        batches = [batch for op, _, batch, counts in trace_of(tmp_path, server) if op == "push"]
+        assert sorted(batches) == list(range(1, NUM_BATCHES + 1))
+    assert max(series(tmp_path, "val/accuracy")) == NUM_BATCHES
+    assert series(tmp_path, "sync/staleness_p95").keys() == series(tmp_path, "val/loss").keys()
+
+
+def record_and_kill_worker_1(task: RankTask) -> None:
+    record(task)
+    kill_worker_1_between_servers(task)
+
+
+def record_and_kill_the_chief(task: RankTask) -> None:
+    record(task)
+    kill_the_chief_between_servers(task)
+
+
+@pytest.mark.parametrize("kill", [record_and_kill_worker_1, soak(record_and_kill_the_chief)])
+def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
+    kill: Any, tmp_path: Path
+) -> None:
+    document = job(ASYNCHRONOUS)
+    codes = run_ranks(tmp_path, document, world_size=4, before=kill, recovers=True)
+    assert codes == [0] * 4
+    for server in range(2):
+        trace = trace_of(tmp_path, server)
+        counted = [batch for op, _, batch, counts in trace if op == "push" and counts]
+        assert sorted(counted) == list(range(1, NUM_BATCHES + 1))
+    assert max(series(tmp_path, "val/accuracy")) == NUM_BATCHES
+
+
+# Checkpoints.
+
+
+def ask_the_chief_to_leave(task: RankTask) -> None:
+    if task.rank == CHIEF:
+        ask = functools.partial(heartbeat.ask_to_leave, task.page_prefix)
+        arm(FaultPoint.BEFORE_OPTIMIZER, ask, at_step=None if is_shared(task) else 12)
+
+
+def is_shared(task: RankTask) -> bool:
+    return bool(task.spec["sync"]["mode"] != "synchronous")
+
+
+@pytest.mark.parametrize("sync", [{}, soak(ASYNCHRONOUS)])
+def test_a_job_resumes_from_the_checkpoint_that_it_left(sync: Any, tmp_path: Path) -> None:
+    left(tmp_path, job(sync))
+    refs = checkpoint_refs(tmp_path)
+    if not sync:
+        assert refs[0].step == 12
+    done = checkpoint_files.load(refs[0]).state["servers"]["done"]
+    assert next(up_to + len(above) for up_to, above in done) == refs[0].step
+    again = run_ranks(tmp_path, job(sync), world_size=4, attempt=2, resume_from=refs[:1])
+    assert again == [0] * 4
+    if not sync:
+        assert run_ranks(tmp_path / "whole", job(sync), world_size=4) == [0] * 4
+        assert_same(weights(tmp_path, attempt=2), weights(tmp_path / "whole"))
+
+
+def left(home: Path, document: dict[str, Any]) -> None:
+    """Run it until the chief has left, as asked; the others are ended from outside."""
+    store = loopback_store()
+    make = functools.partial(make_task, home, document, world_size=4, port=store.port)
+    gang = Gang(make, 4, ask_the_chief_to_leave)
+    try:
+        gang.start()
+        gang.processes[CHIEF].join()
+    finally:
+        gang.kill()
+    assert gang.processes[CHIEF].exitcode == LEFT_EXIT_CODE
