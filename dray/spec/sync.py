@@ -202,6 +202,8 @@ class ParameterServer(Document):
     """bounded: how many steps more than the slowest worker the fastest may have done."""
     correction: Correction | None = None
     """Not synchronous: correction of stale updates; unset, none."""
+    push_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Type in which gradients are sent to the servers; fp16 and bf16 are half the bytes."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -55,8 +55,12 @@ class ServersState:
 class Servers:
     """Connected to all servers, of which server 0 deals the batches out."""
 
-    def __init__(self, layout: FlatLayout, connections: Sequence[Connection]) -> None:
+    def __init__(
+        self, layout: FlatLayout, connections: Sequence[Connection], push_dtype: torch.dtype
+    ) -> None:
+        """push_dtype: of gradients on their way."""
         self._layout = layout
+        self._push_dtype = push_dtype
         self._connections = connections
         self.is_ready = False
         """Whether the servers had weights when this worker came."""
@@ -66,12 +70,19 @@ class Servers:
 
     @classmethod
     def connect(
-        cls, store: Store, layout: FlatLayout, worker: int, fingerprint: str, limit: timedelta
+        cls,
+        store: Store,
+        layout: FlatLayout,
+        worker: int,
+        fingerprint: str,
+        limit: timedelta,
+        push_dtype: torch.dtype,
     ) -> Self:
         """Wait until all servers are there. fingerprint: of the worker's data."""
         keys = [key_of(server) for server in range(layout.num_servers)]
         store.wait(keys, limit)
-        servers = cls(layout, [_connected(json.loads(store.get(key))) for key in keys])
+        connections = [_connected(json.loads(store.get(key))) for key in keys]
+        servers = cls(layout, connections, push_dtype)
         hello = {"worker": worker, "fingerprint": fingerprint}
         answers = [header for header, _ in servers._ask([hello] * len(keys))]
         servers.is_ready = all(answer["is_ready"] for answer in answers)
@@ -124,6 +135,7 @@ class Servers:
     def push(self, batch: int, lr: float, loss: float, vector: Tensor) -> Pushed:
         """Give all servers their parts of a gradient; the answer of server 0."""
         header = {"op": "push", "batch": batch, "lr": lr, "loss": loss}
+        vector = vector.to(self._push_dtype)
         parts = [self._layout.part(vector, server) for server in range(len(self._connections))]
         answers = self._ask([header] * len(parts), parts)
         return Pushed(**answers[0][0])

@@ -23,6 +23,8 @@ from torch import Tensor
 _FRAME = struct.Struct("<IQ")  # bytes of the header, bytes behind it
 NONCE_BYTES = 32
 MAX_HEADER_BYTES = 1 << 24
+DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Of gradients that are pushed, by their names in a job document."""
 PROOF_LIMIT_S: Final = 30.0
 """How long the other end may take to prove itself."""
 

@@ -17,6 +17,7 @@ from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.parallel.parameter_server.connection import (
+    DTYPES,
     Connection,
     ConnectionLost,
     shapes_of,
@@ -132,7 +133,7 @@ class ShardServer:
     ) -> None:
         match header["op"]:
             case "push":
-                gradient = payload.view(torch.float32)
+                gradient = payload.view(DTYPES[self._sync.push_dtype]).float()
                 push = Push(worker, header["batch"], header["lr"], header["loss"], gradient)
                 with self._lock:
                     pushed = self._ready().push(push)

@@ -25,6 +25,7 @@ from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.optim.optimizer_step import clip_gradients, named_state
 from ray_workers.training.parallel.optim.optimizers import build_optimizer
 from ray_workers.training.parallel.parameter_server.client import Servers
+from ray_workers.training.parallel.parameter_server.connection import DTYPES
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches
@@ -38,6 +39,8 @@ class WorkerGradients(GradientEngine):
     """Of the samples, weighted as the gradient is."""
     staleness: int | None = None
     """Of the last update; None where updates are not stale."""
+    clock = 0
+    """Batches that this process has computed, and that count."""
 
     def take_loss(self) -> Tensor:
         carried = super().take_loss()
@@ -45,7 +48,9 @@ class WorkerGradients(GradientEngine):
         return carried
 
     def step_metrics(self) -> dict[str, float]:
-        return {} if self.staleness is None else {"sync/staleness": float(self.staleness)}
+        if self.staleness is None:
+            return {}
+        return {"sync/staleness": float(self.staleness), "sync/clock": float(self.clock)}
 
 
 class RemoteUpdate:
@@ -83,6 +88,7 @@ class ParameterServerWorker(Strategy):
         self.gradients = self._own = WorkerGradients(model, given.workload.loss_sum, given.autocast)
         self.update = RemoteUpdate(self)
         self._layout = FlatLayout(model, sync.servers)
+        self._push_dtype = DTYPES[sync.push_dtype]
         self._restored: Mapping[str, Any] = {}
         self._held: dict[str, Any] | None = None
         """The servers' state, as a checkpoint has it, as long as the model has its weights."""
@@ -100,7 +106,9 @@ class ParameterServerWorker(Strategy):
     def connect(self, store: Store, worker: int, limit: timedelta) -> None:
         """Connect to all servers; DataError if this worker has read other data than another."""
         fingerprint = self.given.workload.fingerprint
-        self.servers = Servers.connect(store, self._layout, worker, fingerprint, limit)
+        self.servers = Servers.connect(
+            store, self._layout, worker, fingerprint, limit, self._push_dtype
+        )
         if not self.servers.is_same_data:
             raise DataError(
                 "the workers have read different data from the same source; its content here "
@@ -188,6 +196,7 @@ class ParameterServerWorker(Strategy):
         if self.is_synchronous:
             return self.pull(batch)
         self._own.staleness = pushed.staleness
+        self._own.clock += pushed.counts
         return norm
 
     @property

@@ -441,70 +441,88 @@ def record(task: RankTask) -> None:
     ParameterShard.pull = noted_pull  # type: ignore[method-assign]
 
 
-def trace_of(home: Path, server: int, num_workers: int = 2) -> list[tuple[str, int, int, bool]]:
-    lines = (home / f"trace-{num_workers + server}.jsonl").read_text().splitlines()
-    return [tuple(json.loads(line)) for line in lines]
+Event = tuple[str, int, int, bool]
+"""(push or pull, the worker, the batch of a push, whether it counts)."""
 
 
-def replayed(home: Path, document: dict[str, Any], strength: float) -> dict[str, Tensor]:
-    """The weights that follow from the traces of two servers, by plain AdamW or SGD on each."""
-    asked = JobSpec.model_validate(document)
-    workload = RECIPES["image_classification"].build(asked, DataPolicy.open())
-    model = workload.model
-    materialise(model, torch.device("cpu"), asked.train.seed)
-    layout = FlatLayout(model, 2)
-    vector = flat(layout.tensors)
-    sampler = DistributedBatchSampler(
-        *(len(workload.train),),
-        samples_per_step=asked.train.global_batch_size,
-        seed=asked.train.seed,
-        shares=[0],
-        num_shares=1,
-    )
+def trace_of(home: Path, server: int) -> list[Event]:
+    lines = (home / f"trace-{2 + server}.jsonl").read_text().splitlines()
+    return [tuple(json.loads(line)) for line in lines]  # type: ignore[misc]
 
-    def gradient(at: Tensor, batch: int) -> Tensor:
-        layout.write(at)
-        rows = workload.train.rows[sampler.at(batch, batch)[0].indices.numpy()]
+
+class Replay:
+    """The weights that follow from the traces of two servers, by plain SGD with momentum.
+
+    A gradient is that of what its worker had pulled from both servers; so the trace of one server
+    is followed as far as it needs nothing of the other, and then that one.
+    """
+
+    def __init__(self, home: Path, document: dict[str, Any], strength: float) -> None:
+        self._strength = strength
+        asked = JobSpec.model_validate(document)
+        self._workload = RECIPES["image_classification"].build(asked, DataPolicy.open())
+        self._model = self._workload.model
+        materialise(self._model, torch.device("cpu"), asked.train.seed)
+        self._layout = FlatLayout(self._model, 2)
+        start = flat(self._layout.tensors)
+        self._parts = [torch.cat(self._layout.part(start, server)) for server in (0, 1)]
+        self._velocities = [torch.zeros_like(part) for part in self._parts]
+        self._pulled: list[dict[tuple[int, int], Tensor]] = [{}, {}]
+        self._num_pulls: list[Counter[int]] = [Counter(), Counter()]
+        self._num_pushes: list[Counter[int]] = [Counter(), Counter()]
+        self._sampler = DistributedBatchSampler(
+            len(self._workload.train),
+            samples_per_step=asked.train.global_batch_size,
+            seed=asked.train.seed,
+            shares=[0],
+            num_shares=1,
+        )
+        self._traces = [trace_of(home, server) for server in (0, 1)]
+
+    def weights(self) -> dict[str, Tensor]:
+        while any(self._traces):
+            moved = [self._follow(server) for server in (0, 1)]
+            assert any(moved), "the traces do not fit together"
+        self._layout.write(self._layout.joined(self._parts))
+        return self._model.state_dict()
+
+    def _follow(self, server: int) -> bool:
+        """Whether any event could be followed."""
+        trace, moved = self._traces[server], False
+        while trace and self._happens(server, *trace[0]):
+            trace.pop(0)
+            moved = True
+        return moved
+
+    def _happens(self, server: int, op: str, worker: int, batch: int, counts: bool) -> bool:
+        if op == "pull":
+            number = self._num_pulls[server][worker]
+            self._pulled[server][worker, number] = self._parts[server].clone()
+            self._num_pulls[server][worker] += 1
+            return True
+        key = (worker, self._num_pushes[server][worker])
+        if key not in self._pulled[1 - server]:
+            return False
+        self._num_pushes[server][worker] += 1
+        if counts:
+            self._step(server, batch, key)
+        return True
+
+    def _step(self, server: int, batch: int, key: tuple[int, int]) -> None:
+        at = self._layout.joined([pulled[key] for pulled in self._pulled])
+        own = torch.cat(self._layout.part(self._gradient(at, batch), server))
+        own += self._strength * own * own * (self._parts[server] - self._pulled[server][key])
+        self._velocities[server] = MOMENTUM * self._velocities[server] + own
+        self._parts[server] = self._parts[server] - LR * self._velocities[server]
+
+    def _gradient(self, at: Tensor, batch: int) -> Tensor:
+        self._layout.write(at)
+        workload = self._workload
+        rows = workload.train.rows[self._sampler.at(batch, batch)[0].indices.numpy()]
         inputs, targets = workload.train.fetch(rows)
-        model.zero_grad()
-        (workload.loss_sum(model(inputs), targets) / len(inputs)).backward()
-        return flat([parameter.grad for _, parameter in layout.trained])  # type: ignore[misc]
-
-    parts = [torch.cat(layout.part(vector, server)) for server in range(2)]
-    velocity = [torch.zeros_like(part) for part in parts]
-    traces = [trace_of(home, server) for server in range(2)]
-    at = [0, 0]
-    latest: list[dict[int, list[Tensor]]] = [{}, {}]
-    pending: dict[tuple[int, int], Tensor] = {}
-    counts: list[Counter[int]] = [Counter(), Counter()]  # pushes of each worker so far
-    while any(place < len(trace) for place, trace in zip(at, traces, strict=True)):
-        moved = False
-        for server in range(2):
-            while at[server] < len(traces[server]):
-                op, worker, batch, is_counted = traces[server][at[server]]
-                if op == "pull":
-                    latest[server].setdefault(worker, []).append(parts[server].clone())
-                else:
-                    number = counts[server][worker]
-                    seen = [len(latest[each].get(worker, [])) > number for each in range(2)]
-                    if not all(seen):
-                        break  # the other server comes first
-                    key = (worker, number)
-                    if key not in pending:
-                        pulled = [latest[each][worker][number] for each in range(2)]
-                        pending[key] = gradient(layout.joined(pulled), batch)
-                    counts[server][worker] += 1
-                    if is_counted:
-                        own = torch.cat(layout.part(pending[key], server))
-                        old = latest[server][worker][number]
-                        own = own + strength * own * own * (parts[server] - old)
-                        velocity[server] = MOMENTUM * velocity[server] + own
-                        parts[server] = parts[server] - LR * velocity[server]
-                at[server] += 1
-                moved = True
-        assert moved, "the traces do not fit together"
-    layout.write(layout.joined(parts))
-    return {name: value.clone() for name, value in model.state_dict().items()}
+        self._model.zero_grad()
+        (workload.loss_sum(self._model(inputs), targets) / len(inputs)).backward()
+        return flat([p.grad for _, p in self._layout.trained if p.grad is not None])
 
 
 SGD = {"optimizer": {"name": "sgd", "lr": LR, "momentum": MOMENTUM, "weight_decay": 0.0}}
@@ -512,15 +530,17 @@ SGD = {"optimizer": {"name": "sgd", "lr": LR, "momentum": MOMENTUM, "weight_deca
 
 @pytest.mark.parametrize("sync", [BOUNDED, soak(ASYNCHRONOUS)])
 def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path) -> None:
-    document = job(sync, **SGD)
-    assert run_ranks(tmp_path, document, world_size=4, before=record) == [0] * 4
+    asked = job(sync, **SGD)
+    assert run_ranks(tmp_path, asked, world_size=4, before=record) == [0] * 4
     strength = STRENGTH if "correction" in sync else 0.0
-    assert_near(weights(tmp_path), replayed(tmp_path, document, strength))
+    assert_near(weights(tmp_path), Replay(tmp_path, asked, strength).weights())
     for server in range(2):
         batches = [batch for op, _, batch, counts in trace_of(tmp_path, server) if op == "push"]
         assert sorted(batches) == list(range(1, NUM_BATCHES + 1))
     assert max(series(tmp_path, "val/accuracy")) == NUM_BATCHES
     assert series(tmp_path, "sync/staleness_p95").keys() == series(tmp_path, "val/loss").keys()
+    clocks = [max(series(tmp_path, "sync/clock", rank=rank).values()) for rank in (0, 1)]
+    assert sum(clocks) == NUM_BATCHES
 
 
 def record_and_kill_worker_1(task: RankTask) -> None:
@@ -537,8 +557,8 @@ def record_and_kill_the_chief(task: RankTask) -> None:
 def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
     kill: Any, tmp_path: Path
 ) -> None:
-    document = job(ASYNCHRONOUS)
-    codes = run_ranks(tmp_path, document, world_size=4, before=kill, recovers=True)
+    asked = job(ASYNCHRONOUS)
+    codes = run_ranks(tmp_path, asked, world_size=4, before=kill, recovers=True)
     assert codes == [0] * 4
     for server in range(2):
         trace = trace_of(tmp_path, server)
