@@ -128,6 +128,12 @@ def _system_metrics(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _topologies(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.topologies.measure import measure
+
+    return measure(num_rounds, progress)
+
+
 def _status_get(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.status_get import measure
 
@@ -239,6 +245,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "queue_speed": _queue_speed,
     "many_jobs": _many_jobs,
     "system_metrics": _system_metrics,
+    "topologies": _topologies,
     "gpu": _gpu,
 }
 

@@ -624,6 +624,7 @@ class JobSpec(Document):
             self._check_differing_copies()
         if isinstance(self.sync, Gossip):
             self.sync.check(self.resources.num_workers)
+            self._check_asynchronous(self.sync)
         if isinstance(self.sync, ParameterServer):
             self._check_servers(self.sync)
         if compression is None:
@@ -693,6 +694,21 @@ class JobSpec(Document):
                 "/train/max_grad_norm",
                 "must be unset with synchronous parameter servers, of which none has the whole "
                 "gradient: leave it out, or take sync.mode asynchronous or bounded",
+            )
+
+    def _check_asynchronous(self, sync: Gossip) -> None:
+        if sync.mode != "ad_psgd":
+            return
+        if self.resources.gpus_per_worker:
+            raise wrong(
+                "/resources/gpus_per_worker",
+                "must be 0 with ad_psgd, which averages on CPU in this version: or take d_psgd or "
+                "sgp",
+            )
+        if self.data.loader_workers:
+            raise wrong(
+                "/data/loader_workers",
+                "must be 0 with ad_psgd: its ranks learn during a step which samples they compute",
             )
 
     def _check_differing_copies(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StrictBool, model_validator
@@ -144,22 +144,21 @@ class Gossip(Document):
 
     def _check_reach(self, edges: Sequence[Sequence[int]], num_workers: int) -> None:
         at, is_directed = "/sync/edges", self.mode == "sgp"
-        ways = [(one, other) for one, other in edges]
-        backwards = [(other, one) for one, other in ways]
-        both = ways + backwards
-        for forth in (ways, backwards) if is_directed else (both,):
-            distances = _distances(forth, num_workers)
-            if len(distances) < num_workers:
-                lost = next(rank for rank in range(num_workers) if rank not in distances)
-                start, end = (lost, 0) if forth is backwards else (0, lost)
+        backwards = [(other, one) for one, other in edges]
+        both = [*edges, *backwards]
+        for ways in (edges, backwards) if is_directed else (both,):
+            away = distances(ways, num_workers)
+            if len(away) < num_workers:
+                lost = next(rank for rank in range(num_workers) if rank not in away)
+                start, end = (lost, 0) if ways is backwards else (0, lost)
                 raise wrong(
                     at,
                     f"must connect all ranks: no path leads from rank {start} to rank {end}. Add "
                     "edges, or take another graph",
                 )
         if self.mode == "ad_psgd":
-            distances = _distances(both, num_workers)
-            odd = next((e for e in ways if (distances[e[0]] - distances[e[1]]) % 2 == 0), None)
+            away = distances(both, num_workers)
+            odd = next((edge for edge in edges if (away[edge[0]] - away[edge[1]]) % 2 == 0), None)
             if odd is not None:
                 raise wrong(
                     at,
@@ -238,7 +237,7 @@ class ParameterServer(Document):
             )
 
 
-def _distances(ways: Sequence[tuple[int, int]], num_workers: int) -> dict[int, int]:
+def distances(ways: Iterable[Sequence[int]], num_workers: int) -> dict[int, int]:
     """How many edges each rank that can be reached from rank 0 is away from it."""
     following: list[list[int]] = [[] for _ in range(num_workers)]
     for one, other in ways:

@@ -215,6 +215,10 @@ class HeartbeatPage:
         self._ints[_Word.COLLECTIVE] += 1
         self.enter(RankPhase.EXCHANGE, self._use)
 
+    def compute(self) -> None:
+        """Go on with the step after an exchange that came before its backward pass."""
+        self.enter(RankPhase.COMPUTE, self._use)
+
     def begin(self, generation: int, step: int) -> None:
         """Begin a generation of the group, which trains on from after `step`."""
         self._ints[_Word.RESUMED_STEP] = self._ints[_Word.STEP] = step

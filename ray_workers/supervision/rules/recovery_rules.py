@@ -92,7 +92,7 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
             "ranks that hold a single model together do not recover in place: each has parts that "
             "nobody else has (with parallel.data above 1 somebody does)"
         )
-    if document.copies_differ:
+    if document.takes_local_steps:
         return "ranks that take steps by themselves do not recover in place: each has its own state"
     return None
 

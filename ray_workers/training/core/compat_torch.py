@@ -49,6 +49,12 @@ def groups() -> Iterator[dist.ProcessGroup]:
     yield from distributed_c10d._world.pg_map
 
 
+def store_of_group() -> Store:
+    """The store at which the ranks of the world met. Public functions only take one."""
+    store: Store = distributed_c10d._get_default_store()
+    return store
+
+
 def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
     """How long operations of a group may take from now on. Public is only the limit at its start,
     which is for connecting as well."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -45,7 +46,28 @@ class Feeding:
 
     num_global: int
     """Samples of the global batch."""
-    shares: list[Share]
+    shares: Sequence[Share]
+
+
+class SharesOnDemand(Sequence[Share]):
+    """The shares of a global batch, each read when it is asked for."""
+
+    def __init__(self, batches: Sequence[Batch], read: Callable[[Batch], Share]) -> None:
+        self._batches = batches
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @overload
+    def __getitem__(self, number: int) -> Share: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Share]: ...
+    def __getitem__(self, number: int | slice) -> Share | Sequence[Share]:
+        chosen = self._batches[number]
+        if isinstance(chosen, Batch):
+            return self._read(chosen)
+        return SharesOnDemand(chosen, self._read)
 
 
 class Prefetcher:
@@ -63,10 +85,13 @@ class Prefetcher:
         last_step: int,
         loader_workers: int = 0,
         evenly: bool = False,
+        on_demand: bool = False,
     ) -> None:
-        """evenly: every rank has equally many pieces, because they compute them together."""
+        """evenly: every rank has equally many pieces, because they compute them together.
+        on_demand: which shares a rank computes is not known ahead, so nothing is read ahead."""
         self._samples = samples
         self._evenly = evenly
+        self._on_demand = on_demand
         self._batches = batches
         self._micro_batch_size = micro_batch_size
         self._last_step = last_step
@@ -108,7 +133,7 @@ class Prefetcher:
         self._begin(self._last_step + 1)
 
     def _new_pool(self) -> ThreadPoolExecutor | None:
-        if isinstance(self._samples, InMemorySamples):
+        if isinstance(self._samples, InMemorySamples) or self._on_demand:
             return None
         return ThreadPoolExecutor(self._loader_workers or 1, "dray-feed")
 
@@ -166,9 +191,12 @@ class Prefetcher:
         return sent(inputs, self._samples.device), sent(targets, self._samples.device)
 
     def _read(self, step: int) -> Feeding:
-        batches, take = self._batches.at(step, self._last_of(step)), self._samples.take
-        shares = [Share(batch, [take(at) for at in self._cut(batch)]) for batch in batches]
-        return Feeding(batches[0].num_global, shares)
+        batches = self._batches.at(step, self._last_of(step))
+        shares = SharesOnDemand(batches, self._read_share)
+        return Feeding(batches[0].num_global, shares if self._on_demand else list(shares))
+
+    def _read_share(self, batch: Batch) -> Share:
+        return Share(batch, [self._samples.take(at) for at in self._cut(batch)])
 
     def _cut(self, batch: Batch) -> Sequence[Tensor]:
         if not self._evenly:

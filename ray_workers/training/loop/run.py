@@ -40,13 +40,14 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
             try:
                 rendezvous.join(lambda: trainer.join_group(rendezvous.place))
                 trainer.restore()
-                with trainer.steps_are_timed(rendezvous.sent_bytes):
+                with trainer.steps_are_timed(rendezvous.sent_bytes, trainer.world_size):
                     for step in trainer.steps():
                         if step > trainer.progress.step:
                             rendezvous.check()  # GroupChanged if the next round is announced
                             batch = trainer.load_batch(step)
-                            loss = trainer.forward_backward(step, batch)
-                            grad_norm = trainer.update(step)
+                            for turn in trainer.turns(step, batch):
+                                loss = trainer.forward_backward(step, turn)
+                                grad_norm = trainer.update(step)
                             trainer.report(step, batch, loss, grad_norm)
                             trainer.commit(step)
                         if not trainer.progress.is_settled:  # also where a group broke after it

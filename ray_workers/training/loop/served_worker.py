@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from dray import train as api
 from ray_workers.shared.heartbeat import RankPhase, TimeCategory
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 from ray_workers.training.loop.trainer import Trainer
@@ -30,7 +29,7 @@ def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
         trainer.restore()
         strategy.begin(trainer.progress.step, trainer.state.peer_state_dict([]))
         strategy.idle = lambda: rendezvous.notice(trainer.progress.step)
-        with trainer.steps_are_timed(strategy.servers.sent_bytes):
+        with trainer.steps_are_timed(strategy.servers.sent_bytes, strategy.num_workers):
             _compute_batches(trainer, strategy)
         if trainer.rank == CHIEF:
             trainer.finish()
@@ -86,7 +85,6 @@ def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> 
     trainer.commit(step)
     if evaluates:
         trainer.evaluate(step)
-        _report_staleness(strategy, step)
         strategy.servers.note(trainer.state.peer_state_dict([]))
     if saves or trainer.is_over(step):
         trainer.save(step)
@@ -94,23 +92,3 @@ def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> 
     if is_asked_to_leave:
         trainer.leave_with_checkpoint(step)
     return step
-
-
-def _report_staleness(strategy: ParameterServerWorker, step: int) -> None:
-    """The distribution over all updates so far."""
-    counts = sorted(strategy.staleness.items())
-    total = sum(count for _, count in counts)
-    if not total:
-        return
-    values = {
-        "sync/staleness_mean": sum(stale * count for stale, count in counts) / total,
-        "sync/staleness_max": float(counts[-1][0]),
-    }
-    for percent in (50, 95, 99):
-        seen = 0
-        for stale, count in counts:
-            seen += count
-            if seen >= total * percent / 100:
-                values[f"sync/staleness_p{percent}"] = float(stale)
-                break
-    api.report(step, values)

@@ -161,7 +161,7 @@ class Trainer:
             len(self.workload.train),
             samples_per_step=options.samples_per_step,
             seed=options.seed,
-            shares=part.shares,
+            shares=range(part.num_shares) if part.is_on_demand else part.shares,
             num_shares=part.num_shares,
         )
         self.evaluation.take(self.strategy.evaluated_part(), self.world_size)
@@ -176,6 +176,7 @@ class Trainer:
             last_step=self.calendar.total_steps,
             loader_workers=self.spec.data.loader_workers,
             evenly=part.is_even,
+            on_demand=part.is_on_demand,
         )
 
     def _all_agree(self, number: int) -> bool:
@@ -198,11 +199,14 @@ class Trainer:
             self._begin_save(self.progress.step)
 
     @contextmanager
-    def steps_are_timed(self, sent_bytes: Callable[[], int | None]) -> Iterator[None]:
-        """Within it each step is timed and reported. sent_bytes: those that this rank has sent."""
+    def steps_are_timed(
+        self, sent_bytes: Callable[[], int | None], num_ranks: int
+    ) -> Iterator[None]:
+        """Within it each step is timed and reported. sent_bytes: those that this rank has sent to
+        others. num_ranks: that train together."""
         self.reporter.restart_clock()
         if self.comm_metrics is not None:
-            self.comm_metrics.watch(sent_bytes, self.world_size)
+            self.comm_metrics.watch(sent_bytes, num_ranks)
         self.triggers.starts_at(self.progress.step, self.world_size)
         try:
             yield
@@ -242,6 +246,12 @@ class Trainer:
         batch = Batch(feed, began, wait_s)
         faultpoint(FaultPoint.DATA_LOADED, step, batch)
         return batch
+
+    def turns(self, step: int, batch: Batch) -> Iterator[Batch]:
+        """The part of each optimizer step that this rank takes in the step: one, unless the ranks
+        go at paces of their own."""
+        for shares in self.strategy.turns(step, batch.feed.shares):
+            yield batch._replace(feed=Feeding(batch.feed.num_global, shares))
 
     def forward_backward(self, step: int, batch: Batch) -> Tensor:
         """Compute the gradient of the global batch, the same on all ranks; its mean loss, a
@@ -345,7 +355,8 @@ class Trainer:
         state.measured_at = step
         self.divergence.evaluated(self.rank, step, measured["val/loss"])
         if self.rank == 0:
-            api.report(step, measured | {"perf/eval_time_s": time.perf_counter() - began})
+            more = self.strategy.evaluation_metrics()
+            api.report(step, measured | more | {"perf/eval_time_s": time.perf_counter() - began})
             print(result.of_evaluation(self.calendar, step, state.metrics))  # noqa: T201
         self.reporter.restart_clock()
 

@@ -9,6 +9,8 @@ from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, p
 from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
 from ray_workers.training.parallel.data_parallel.zero1 import zero1
+from ray_workers.training.parallel.gossip.asynchronous import asynchronous_gossip
+from ray_workers.training.parallel.gossip.synchronous import synchronous_gossip
 from ray_workers.training.parallel.model_parallel.model_parallel import sharded
 from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
@@ -25,7 +27,8 @@ def strategy_of(given: StrategyContext) -> Strategy:
         case None | AllReduce():
             return _all_reduce(given)
         case Gossip():
-            raise NotImplementedError
+            is_asynchronous = spec.sync.mode == "ad_psgd"
+            return asynchronous_gossip(given) if is_asynchronous else synchronous_gossip(given)
         case ParameterServer():
             return ParameterServerWorker(given)
         case unknown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from dray.spec import JobSpec
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.core.workload import Workload
-from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.data.prefetcher import Prefetcher, Share
 from ray_workers.training.parallel.gradients import GradientEngine
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,6 +44,9 @@ class DataPart:
     shares: range
     """Numbers of its shares, of `num_shares` in all."""
     num_shares: int
+    is_on_demand: bool = False
+    """These shares are those of an evaluation; of a global batch a rank computes those that come to
+    it during the step (`Strategy.turns`)."""
     is_even: bool = False
     """Every rank computes equally many pieces, because they compute them together."""
     micro_batch_size: int | None = None
@@ -71,8 +74,8 @@ class Strategy(ABC):
     """Owns the model, what computes its gradients (`gradients`) and what applies them (`update`).
 
     In each group that the rank comes into the loop calls `join_group`, `sync_progress`, `load` or
-    nothing, and `prepare`; these, `after_step`, `consolidate` and `predict` are collectives.
-    `leave_group` follows when the group breaks."""
+    nothing, and `prepare`; these, `after_step`, `consolidate`, `judging` and `predict` are
+    collectives. `leave_group` follows when the group breaks."""
 
     gradients: GradientEngine
     update: Update
@@ -114,6 +117,11 @@ class Strategy(ABC):
     def prepare(self, feed: Prefetcher, step: int) -> None:
         """Be ready for the step after `step`; all ranks have the state of that."""
 
+    def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
+        """The shares of each optimizer step that this rank takes in a step of the calendar: one,
+        unless ranks go at paces of their own."""
+        yield shares
+
     @abstractmethod
     def leave_group(self) -> None:
         """Leave a broken group as if the step that it was in had not begun."""
@@ -133,7 +141,7 @@ class Strategy(ABC):
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Within it `predict` may be called: the model is in evaluation mode."""
+        """Within it `predict` may be called: the model is in evaluation mode. A collective."""
         judged = self.update.weights
         was_training = judged.training
         judged.eval()
@@ -141,6 +149,10 @@ class Strategy(ABC):
             yield
         finally:
             judged.train(was_training)
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        """Further metrics of the last evaluation."""
+        return {}
 
     def narrowed(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """This rank's part of (inputs, targets) of samples that several compute together."""

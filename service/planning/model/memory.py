@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dray.spec import Gpt, JobSpec, Parallel
+from dray.spec import Gossip, Gpt, JobSpec, Parallel
 from service.planning.model import gpt, images
 from service.planning.model.memory_simulator import (
     FP32,
@@ -220,12 +221,26 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
         outer = spec.outer is not None
         has_momentum = spec.outer is not None and spec.outer.momentum > 0.0
         return Agreeing(weights * (1 + has_momentum), weights * outer, is_by_hand=True)
+    if isinstance(spec.sync, Gossip):
+        return _of_gossip(spec.sync, weights)
     name = spec.compression.name if spec.compression is not None else ""
     if name == "powersgd":  # the unsent rest; the gradient as it was, and the new rest
         return Agreeing(weights, 2 * weights)
     if name == "topk":  # the unsent rest, and velocities in place of the optimizer's
         return Agreeing(weights * (1 + (momentum > 0.0)))
     return Agreeing()
+
+
+def _of_gossip(sync: Gossip, weights: float) -> Agreeing:
+    if sync.mode == "ad_psgd":
+        # The copy, and as it was last read; what has changed, and two copies that average.
+        return Agreeing(2 * weights, 3 * weights, is_by_hand=True)
+    # The copy that is sent, and those that come at once.
+    degrees = Counter(other for _, other in sync.edges or ())
+    if sync.mode == "d_psgd":
+        degrees += Counter(one for one, _ in sync.edges or ())
+    most = {"ring": 2, "complete": 0, "custom": max(degrees.values(), default=0)}
+    return Agreeing(weights * (1 + most.get(sync.graph, 1)), is_by_hand=True)
 
 
 def _of_pipeline(

@@ -41,7 +41,8 @@ def refusal(document: dict[str, Any]) -> tuple[str, str]:
     with pytest.raises(ValidationError) as caught:
         JobSpec.model_validate(document)
     error = caught.value.errors(include_url=False)[0]
-    place = (str(part) for part in error["loc"] if part != "all_reduce")  # a tag is no field
+    tags = ("all_reduce", "gossip")  # which are no fields
+    place = (str(part) for part in error["loc"] if part not in tags)
     pointer = error.get("ctx", {}).get("pointer") or "/" + "/".join(place)
     return pointer, error["msg"]
 
@@ -55,6 +56,34 @@ def recipe(name: str, **fields: Any) -> dict[str, Any]:
         "language_model": {"data": {"source": "file:///text.txt"}},
     }
     return {"recipe": name, **defaults[name], **fields}
+
+
+def gossip(num_workers: int, **options: Any) -> dict[str, Any]:
+    sync = {"kind": "gossip", **options}
+    return recipe("image_classification", sync=sync, resources={"num_workers": num_workers})
+
+
+CUSTOM: dict[str, Any] = {"graph": "custom"}
+NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
+    ({"every": 4}, "/sync/every", "Extra inputs"),
+    (CUSTOM, "/sync/edges", "give both or neither"),
+    ({"edges": [[0, 1]]}, "/sync/edges", "give both or neither"),
+    (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
+    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, and the ranks are 0"),
+    (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "joins a rank with itself"),
+    (CUSTOM | {"edges": [[0, -1]]}, "/sync/edges/0/1", "greater than or equal to 0"),
+    (
+        CUSTOM | {"mode": "sgp", "edges": [[0, 1], [1, 2], [2, 3]]},
+        "/sync/edges",
+        "no path leads from rank 1 to rank 0",
+    ),
+    (
+        CUSTOM | {"mode": "ad_psgd", "edges": [[0, 1], [1, 2], [2, 0], [2, 3]]},
+        "/sync/edges",
+        "the edge [1, 2] closes an odd cycle",
+    ),
+    ({"mode": "ad_psgd", "graph": "exponential"}, "/sync/graph", "must not be exponential"),
+]
 
 
 def ranged(*batch_range: int, train: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
@@ -267,6 +296,24 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             recipe("image_classification", sync={"every": 5}, checkpoint={"every_steps": "auto"}),
             "/checkpoint/every_steps",
             "must be a number",
+        ),
+        *((gossip(4, **options), pointer, said) for options, pointer, said in NO_GOSSIP),
+        (gossip(1), "/resources/num_workers", "a single rank has no neighbours"),
+        (gossip(3, mode="ad_psgd"), "/sync/graph", "needs an even number. Take random or complete"),
+        (gossip(2) | {"elastic": {"min_workers": 1}}, "/elastic", "with sync.kind gossip"),
+        (gossip(2) | {"train": {"ema": {}}}, "/train/ema", "with sync.kind gossip"),
+        (gossip(2) | {"checkpoint": {"every_steps": "auto"}}, "/checkpoint/every_steps", "gossip"),
+        (gossip(2) | {"parallel": {"shard": 2}}, "/sync/kind", "needs parallel.shard 1"),
+        (gossip(2) | {"parallel": {"balance": "auto"}}, "/parallel/balance", "sync.kind other"),
+        (
+            gossip(2, mode="ad_psgd") | {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
+            "/resources/gpus_per_worker",
+            "must be 0 with ad_psgd",
+        ),
+        (
+            gossip(2, mode="ad_psgd") | {"data": {"source": "file:///images", "loader_workers": 2}},
+            "/data/loader_workers",
+            "must be 0 with ad_psgd",
         ),
         (
             served(3, servers=2),

@@ -6,14 +6,15 @@ The strategy is put together here from its parts: the engine that computes and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from ray_workers.training.core.progress import NOTHING
 from ray_workers.training.core.workload import LossSum
-from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.data.prefetcher import Prefetcher, Share
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
@@ -41,6 +42,10 @@ class ReplicaSync:
 
     saves_alone = True
     """Rank 0 has all of a checkpoint without asking the others."""
+    keeps_copies = False
+    """Each rank has a copy of the model of its own, which a rank of a broken group keeps."""
+    is_on_demand = False
+    """Which shares a rank computes is found out during the step."""
 
     def __init__(self, given: StrategyContext) -> None:
         self.given = given
@@ -53,8 +58,15 @@ class ReplicaSync:
     def prepare(self, feed: Prefetcher, step: int) -> None:
         """Be ready for the step after `step`; all ranks have the same weights."""
 
+    def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
+        """The shares of each optimizer step of this rank in a step of the calendar."""
+        yield shares
+
     def after_step(self, step: int) -> None:
         """Do what is due after the optimizer's step."""
+
+    def leave_group(self) -> None:
+        """Take part in a broken group no more."""
 
     def consolidate(self) -> None:
         """Have rank 0 know the state of all, for `state_dict`."""
@@ -65,6 +77,26 @@ class ReplicaSync:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this part of a whole checkpoint."""
+
+    def peer_state_dict(self) -> dict[str, Any]:
+        """The same part for a rank that joins the group."""
+        return self.state_dict()
+
+    def load_peer_state(self, state: Mapping[str, Any]) -> None:
+        """Take the result of a peer's `peer_state_dict`."""
+        self.load_state_dict(state)
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Within it the model is the one that is evaluated. A collective."""
+        yield
+
+    def settle(self) -> None:
+        """Have the model be the one that is the result. A collective."""
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        """Further metrics of the last evaluation."""
+        return {}
 
 
 class Ddp(Strategy):
@@ -85,6 +117,8 @@ class Ddp(Strategy):
         self.update = update
         self.sync = sync
         self._num_shares = num_shares
+        self._is_new = True
+        """The rank came into the group without a state."""
 
     def join_group(self, rank: int, world_size: int) -> None:
         super().join_group(rank, world_size)
@@ -92,13 +126,15 @@ class Ddp(Strategy):
 
     def data_part(self) -> DataPart:
         num_shares = self._num_shares or self.world_size
-        return DataPart(range(*share(num_shares, self.rank, self.world_size)), num_shares)
+        own = range(*share(num_shares, self.rank, self.world_size))
+        return DataPart(own, num_shares, is_on_demand=self.sync.is_on_demand)
 
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
         newest, source, all_have_it = state_transfer.newest(progress, self.device, self.world_size)
         handed = None
+        self._is_new = progress == NOTHING
         if newest != NOTHING and not all_have_it:
             handed = state_transfer.broadcast(state, source, self.rank, self.device)
         return newest, handed if progress < newest else None
@@ -109,10 +145,14 @@ class Ddp(Strategy):
             self.gradients.settle_buckets(lambda: feed.at(1).shares)
         self.sync.prepare(feed, step)
 
+    def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
+        return self.sync.turns(step, shares)
+
     def after_step(self, step: int) -> None:
         self.sync.after_step(step)
 
     def leave_group(self) -> None:
+        self.sync.leave_group()
         self.gradients.disband()
 
     @property
@@ -123,29 +163,45 @@ class Ddp(Strategy):
         outputs: Tensor = self.update.weights(inputs)
         return outputs
 
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        with self.sync.judged(), super().judging():
+            yield
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        return self.sync.evaluation_metrics()
+
     def consolidate(self) -> None:
         self.sync.consolidate()
 
     def state(self) -> dict[str, Any]:
-        own = {"model": self.model.state_dict(), **self.update.state_dict()}
-        return own | self.sync.state_dict()
+        return self._own_state() | self.sync.state_dict()
 
     def peer_state_dict(self) -> dict[str, Any]:
-        return self.state()
+        return self._own_state() | self.sync.peer_state_dict()
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), **self.update.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.update.load_state_dict(state)
+        self._load_own(state)
         self.sync.load_state_dict(state)
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        self.load(state)
+        if self._is_new or not self.sync.keeps_copies:
+            self._load_own(state)
+            self.sync.load_peer_state(state)
+
+    def _load_own(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.update.load_state_dict(state)
 
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(whole)
         self.update.start_average()
 
     def trained(self) -> nn.Module | None:
+        self.sync.settle()
         return self.update.weights
 
     @property

@@ -63,7 +63,7 @@ class Connection:
         self._write(_FRAME.pack(len(text), sum(t.nbytes for t in payload)) + text)
         for tensor in payload:
             if tensor.nbytes:
-                self._write(memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy()))
+                self._write(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
     def receive(self) -> tuple[dict[str, Any], Tensor]:
         """(the header, a tensor of bytes)."""
@@ -73,7 +73,7 @@ class Connection:
         header: dict[str, Any] = json.loads(self._read(header_bytes))
         payload = torch.empty(payload_bytes, dtype=torch.uint8)
         if payload_bytes:
-            self._read_into(memoryview(payload.numpy()))
+            self._read_into(payload.numpy().data)
         return header, payload
 
     def close(self) -> None:

@@ -65,14 +65,14 @@ class FlatLayout:
         vector = torch.empty(sum(map(len, parts)), dtype=parts[0].dtype)
         for server, part in enumerate(parts):
             pieces = self.part(vector, server)
-            for piece, own in zip(pieces, part.split([len(p) for p in pieces]), strict=True):
+            for piece, own in zip(pieces, torch.split(part, [len(p) for p in pieces]), strict=True):
                 piece.copy_(own)
         return vector
 
     def write(self, vector: Tensor) -> None:
         """Have the model's tensors take the values of the vector."""
         tensors = self.tensors
-        parts = vector.split([tensor.numel() for tensor in tensors])
+        parts = torch.split(vector, [tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from dray import spec

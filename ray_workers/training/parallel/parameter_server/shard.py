@@ -102,7 +102,7 @@ class ParameterShard:
         self._num_shares = num_shares
         self._correction = correction
         self._values = torch.zeros(sum(sizes))
-        decayed, plain, self._buffers = self._values.split(list(sizes))
+        decayed, plain, self._buffers = torch.split(self._values, list(sizes))
         # A matrix decays, and a vector does not.
         self._parameters = nn.ParameterDict()
         for name, values in (("decayed", decayed.unsqueeze(0)), ("plain", plain)):
@@ -164,7 +164,7 @@ class ParameterShard:
 
     def _compensated(self, gradient: Tensor, pulled: Tensor, strength: float) -> Tensor:
         """g + lambda g g (w - w_old) of DC-ASGD, for the parameters."""
-        trained, buffers = gradient.split([self._sizes.num_trained, self._sizes.buffers])
+        trained, buffers = torch.split(gradient, [self._sizes.num_trained, self._sizes.buffers])
         moved = self._values[: self._sizes.num_trained] - pulled
         return torch.cat([trained + strength * trained * trained * moved, buffers])
 
@@ -182,7 +182,7 @@ class ParameterShard:
 
     @torch.no_grad()
     def _apply(self, batch: int, gradient: Tensor, lr: float, loss: float) -> None:
-        decayed, plain, buffers = gradient.split(list(self._sizes))
+        decayed, plain, buffers = torch.split(gradient, list(self._sizes))
         self._last = (loss, float(decayed.square().sum() + plain.square().sum()))
         for name, values in (("decayed", decayed.unsqueeze(0)), ("plain", plain)):
             if name in self._parameters:

@@ -7,6 +7,7 @@ evaluates, saves checkpoints of their state and stores the result.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -30,6 +31,8 @@ from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
+
+PERCENTILES = (50, 95, 99)
 
 
 class WorkerGradients(GradientEngine):
@@ -99,7 +102,7 @@ class ParameterServerWorker(Strategy):
         """Optimizer steps that the servers had done when they were last asked."""
         self.counted = False
         """Whether the last push was an update: another worker may have computed the batch too."""
-        self.staleness: Mapping[int, int] = {}
+        self._staleness: Mapping[int, int] = {}
         """How many updates were so stale, when the state was last asked for."""
         self._buffers = torch.empty(0)
 
@@ -213,6 +216,22 @@ class ParameterServerWorker(Strategy):
         vector[self._layout.sizes.num_trained :] -= self._buffers
         return vector
 
+    def evaluation_metrics(self) -> dict[str, float]:
+        """How stale the updates so far were: mean, percentiles and maximum."""
+        counts = sorted(self._staleness.items())
+        total = sum(count for _, count in counts)
+        if not total:
+            return {}
+        found = {
+            "sync/staleness_mean": sum(stale * count for stale, count in counts) / total,
+            "sync/staleness_max": float(counts[-1][0]),
+        }
+        for percent in PERCENTILES:
+            seen = itertools.accumulate(count for _, count in counts)
+            at = next(n for n, number in enumerate(seen) if number >= total * percent / 100)
+            found[f"sync/staleness_p{percent}"] = float(counts[at][0])
+        return found
+
     # The whole state.
 
     def consolidate(self) -> None:
@@ -221,7 +240,7 @@ class ParameterServerWorker(Strategy):
             return
         state = self.servers.state()
         self._layout.write(state.tensors["values"])
-        self.staleness = state.staleness
+        self._staleness = state.staleness
         self.version = len(state.done[0])
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         optimizer = named_state(build_optimizer(self.model, self.options.optimizer), names)
@@ -237,7 +256,7 @@ class ParameterServerWorker(Strategy):
         sizes = [parameter.numel() for _, parameter in self._layout.trained]
         for key in tensors.keys() - {"values"}:
             value = tensors[key]
-            parts = [value] * len(sizes) if value.ndim == 0 else value.split(sizes)
+            parts = [value] * len(sizes) if value.ndim == 0 else torch.split(value, sizes)
             for (name, parameter), part in zip(self._layout.trained, parts, strict=True):
                 found[name][key] = part.clone() if value.ndim == 0 else part.view(parameter.shape)
         return {name: state for name, state in found.items() if state}

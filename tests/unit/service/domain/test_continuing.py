@@ -83,6 +83,11 @@ def test_local_steps_go_on_with_the_same_outer_optimizer_alone() -> None:
         (after(train={"ema": {"decay": 0.9}}), "/train/ema/decay", "is 0.9, and was unset"),
         (after(sync={"compression": {"name": "topk"}}), "/sync/compression/name", "is topk, and"),
         (after(sync={"every": 4}), "/sync/every", "is above 1, and was 1"),
+        (
+            after(sync={"kind": "gossip"}, resources={"num_workers": 2}),
+            "/sync/kind",
+            "is gossip, and was all_reduce",
+        ),
         (after(train={"max_steps": 20}), "/train/max_steps", "is 20, and 20 steps are done"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.startswith("/") else None,

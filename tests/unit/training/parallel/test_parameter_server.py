@@ -126,7 +126,7 @@ class Reference:
         self, model: nn.Module, start: Tensor, sizes: Any, name: str, correction: Any
     ) -> None:
         self._correction = correction
-        decayed, plain, buffers = start.clone().split(list(sizes))
+        decayed, plain, buffers = torch.split(start.clone(), list(sizes))
         self._sizes = sizes
         self._weights = [decayed, plain]
         self._buffers = buffers
@@ -149,7 +149,7 @@ class Reference:
 
     def push(self, worker: int, gradient: Tensor) -> int:
         version, old = self.pulled[worker]
-        *gradients, change = gradient.split(list(self._sizes))
+        *gradients, change = torch.split(gradient, list(self._sizes))
         staleness, lr = self._version - version, LR
         if self._correction is not None and self._correction.name == "staleness_lr":
             lr = LR / staleness if staleness else LR
@@ -557,7 +557,7 @@ def record_and_kill_the_chief(task: RankTask) -> None:
 def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
     kill: Any, tmp_path: Path
 ) -> None:
-    asked = job(ASYNCHRONOUS)
+    asked = job({**ASYNCHRONOUS, "push_dtype": "bf16"})
     codes = run_ranks(tmp_path, asked, world_size=4, before=kill, recovers=True)
     assert codes == [0] * 4
     for server in range(2):
@@ -565,6 +565,8 @@ def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
         counted = [batch for op, _, batch, counts in trace if op == "push" and counts]
         assert sorted(counted) == list(range(1, NUM_BATCHES + 1))
     assert max(series(tmp_path, "val/accuracy")) == NUM_BATCHES
+    num_elements = sum(each.numel() for each in weights(tmp_path).values())
+    assert min(series(tmp_path, "perf/sent_bytes").values()) < 4 * num_elements, "of a gradient"
 
 
 # Checkpoints.

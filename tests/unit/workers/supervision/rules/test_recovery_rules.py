@@ -75,6 +75,10 @@ def test_a_group_that_holds_one_state_together_recovers() -> None:
     assert why_never(RECIPE) is None
 
 
+def test_a_group_whose_ranks_keep_copies_of_their_own_recovers() -> None:
+    assert why_never(RECIPE | {"sync": {"kind": "gossip"}}) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [

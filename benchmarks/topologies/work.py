@@ -1,0 +1,43 @@
+"""The job that is timed, in every topology."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NUM_RANKS, SLOW_RANK = 4, 1
+SHARE_S = 0.01
+"""How long a rank computes a share for, besides what the loop itself takes: it sleeps, as while a
+GPU computes, because four ranks here share fewer cores."""
+SLOWNESS = 10
+NUM_SAMPLES, EPOCHS = 1437, 16
+"""Of `sklearn://digits` without a fifth for validation."""
+DEFAULT = "all-reduce"
+TOPOLOGIES: dict[str, dict[str, Any]] = {
+    DEFAULT: {"kind": "all_reduce"},
+    "local steps, every 8": {"kind": "all_reduce", "every": 8},
+    "gossip, D-PSGD on a ring": {"kind": "gossip", "mode": "d_psgd", "graph": "ring"},
+    "gossip, SGP, exponential": {"kind": "gossip", "mode": "sgp", "graph": "exponential"},
+    "gossip, AD-PSGD on a ring": {"kind": "gossip", "mode": "ad_psgd", "graph": "ring"},
+}
+CLAIMED = ("gossip, AD-PSGD on a ring",)
+"""Those that a slow rank is not to delay."""
+
+
+def document(topology: str, seed: int) -> dict[str, Any]:
+    return {
+        "name": "topologies",
+        "recipe": "image_classification",
+        "model": {"name": "mlp", "width": 128},
+        "data": {"source": "sklearn://digits"},
+        "train": {
+            "epochs": EPOCHS,
+            "eval_every_epochs": EPOCHS,
+            "global_batch_size": 64,
+            "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+            "schedule": {"name": "cosine", "warmup_steps": 23},
+            "seed": seed,
+        },
+        "sync": TOPOLOGIES[topology],
+        "resources": {"num_workers": NUM_RANKS},
+        "checkpoint": {"every_steps": 10**9},
+    }

@@ -1,0 +1,304 @@
+"""AD-PSGD (Lian et al. 2018, arXiv:1710.06952): two ranks average at a time, and nobody waits.
+
+Each rank has a copy of the weights, which two threads change: the training adds what its optimizer
+has changed, and another thread averages the copy with those of neighbours. The gradient is computed
+on weights that were read from the copy when the step began, and are older than the copy when the
+step ends.
+
+The graph has two sides. Active ranks begin an averaging after each of their steps: they send their
+copy to one neighbour of the other side. Passive ranks answer with theirs, in the order in which
+they are asked. Nobody asks a rank that is asking, so no circle of ranks can wait for each other. A
+rank that computes slowly answers as fast as others, and takes fewer shares of the batch.
+
+Both add half of the difference of the two copies that were sent, so the sum of all copies stays the
+same also where a gradient came in between.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ray_workers.training.core import compat_torch
+from ray_workers.training.data.prefetcher import Prefetcher, Share
+from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.elastic import process_group
+from ray_workers.training.parallel.data_parallel.ddp import Ddp, engine_parts
+from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
+from ray_workers.training.parallel.gossip.copies import GossipSync, weights_of
+from ray_workers.training.parallel.gossip.graphs import sides_of
+from ray_workers.training.parallel.gossip.mixing import FlatCopy
+from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
+from ray_workers.training.parallel.strategy import StrategyContext
+from ray_workers.training.parallel.turns import SharedTurns
+
+ASK_TAG, COPY_TAG, ANSWER_TAG = 1, 2, 3
+"""Of messages between two ranks."""
+AVERAGE, END = 1, 0
+"""What an active rank asks a passive one for."""
+
+
+class SharedCopy:
+    """This rank's copy of the weights, which the training and the averaging change."""
+
+    def __init__(self, weights: FlatCopy) -> None:
+        self._weights = weights
+        self.lock = threading.RLock()
+        self.rows = weights.empty()
+        self._read = weights.empty()
+        """The copy as the training last read it."""
+
+    def begin(self) -> None:
+        """Take the weights that the model has."""
+        with self.lock:
+            self._weights.read(self.rows)
+            self._weights.read(self._read)
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Add what the optimizer has changed, and have the model go on with the copy as it is."""
+        with self.lock:
+            changed = self._weights.read()
+            torch._foreach_sub_(changed, self._read)
+            torch._foreach_add_(self.rows, changed)
+            self._give()
+
+    def refresh(self) -> None:
+        """Have the model be the copy as it is."""
+        with self.lock:
+            self._give()
+
+    def _give(self) -> None:
+        torch._foreach_copy_(self._read, self.rows)
+        self._weights.write(self.rows)
+
+    def offer(self) -> list[Tensor]:
+        """What an active rank sends."""
+        with self.lock:
+            return [row.clone() for row in self.rows]
+
+    def meet(self, theirs: Sequence[Tensor]) -> list[Tensor]:
+        """Average with the copy that an active rank sent; the answer, which is the copy before."""
+        with self.lock:
+            answer = [row.clone() for row in self.rows]
+            self._move(answer, theirs)
+            return answer
+
+    def close(self, offered: Sequence[Tensor], answer: Sequence[Tensor]) -> None:
+        """End the averaging that began with `offer`."""
+        with self.lock:
+            self._move(offered, answer)
+
+    def _move(self, own: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+        for row, before, other in zip(self.rows, own, theirs, strict=True):
+            row.add_(other - before, alpha=0.5)
+
+
+class Averaging:
+    """The thread that averages the copy of one rank in one group."""
+
+    def __init__(self, copy: SharedCopy, rank: int, sides: tuple[list[int], list[int]]) -> None:
+        """sides: the neighbours of this rank: (those that it asks, those that ask it)."""
+        self._copy = copy
+        self._asked, self._asking = sides
+        self._changed = threading.Condition()
+        self._wanted = self._busy = self._is_ending = self._is_abandoned = False
+        self._pauses = 0
+        self._draw = random.Random(derive_seed("gossip", rank))
+        work = self._ask if self._asked else self._answer
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.name = "dray-averaging"
+        self._error: BaseException | None = None
+        self._thread.start()
+
+    def want(self) -> None:
+        """Have an active rank average once more, beside the next step. Raises the error that ended
+        the thread."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            self._wanted = True
+            self._changed.notify()
+
+    def pause(self) -> None:
+        """Begin no averaging until `go_on`; returns when none that this rank began is under way."""
+        with self._changed:
+            self._pauses += 1
+            self._changed.wait_for(lambda: not self._busy)
+            if self._error is not None:
+                raise self._error
+
+    def go_on(self) -> None:
+        with self._changed:
+            self._pauses -= 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """End the averaging: the training is over on all ranks, and none is under way."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """End it in a broken group, whose connections are about to be cut: the copy is not changed
+        any more. The thread ends when its connections are cut."""
+        with self._copy.lock:
+            self._is_abandoned = True
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            with self._changed:
+                self._error, self._busy = error, False
+                self._changed.notify_all()
+
+    def _ask(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work)
+                if self._is_ending:
+                    break
+                self._wanted, self._busy = False, True
+            self._average_with(self._draw.choice(self._asked))
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+        for other in self._asked:
+            dist.send(torch.tensor([END]), other, tag=ASK_TAG)
+
+    def _has_work(self) -> bool:
+        return self._is_ending or (self._wanted and not self._pauses)
+
+    def _average_with(self, other: int) -> None:
+        dist.send(torch.tensor([AVERAGE]), other, tag=ASK_TAG)
+        offered = self._copy.offer()
+        for row in offered:
+            dist.send(row, other, tag=COPY_TAG)
+        answer = [torch.empty_like(row) for row in offered]
+        for row in answer:
+            dist.recv(row, other, tag=ANSWER_TAG)
+        with self._copy.lock:
+            if not self._is_abandoned:
+                self._copy.close(offered, answer)
+
+    def _answer(self) -> None:
+        asking = set(self._asking)
+        theirs = [torch.empty_like(row) for row in self._copy.rows]
+        while asking:
+            kind = torch.zeros(1, dtype=torch.int64)
+            other = dist.recv(kind, tag=ASK_TAG)  # of any rank
+            if kind.item() == END:
+                asking.discard(other)
+                continue
+            for row in theirs:
+                dist.recv(row, other, tag=COPY_TAG)
+            with self._copy.lock:
+                if self._is_abandoned:
+                    return
+                answer = self._copy.meet(theirs)
+            for row in answer:
+                dist.send(row, other, tag=ANSWER_TAG)
+
+
+class AveragedStep(OptimizerStep):
+    """The step of weights that were read from a shared copy, to which its changes are added."""
+
+    def __init__(
+        self, given: StrategyContext, gradients: LocalGradientEngine, copy: SharedCopy
+    ) -> None:
+        super().__init__(given.workload.model, gradients, given.spec.train, given.device)
+        self._copy = copy
+
+    def step(self, lr: float) -> Tensor:
+        norm = super().step(lr)
+        self._copy.advance()
+        return norm
+
+
+class AsynchronousGradientEngine(LocalGradientEngine):
+    """Computes the mean gradient over a share that came to this rank."""
+
+    def form(self, world_size: int) -> None:
+        self._world_size = world_size  # each rank goes on with its own copy
+
+
+class AsynchronousGossip(GossipSync):
+    """The copies of ranks that go at paces of their own."""
+
+    is_on_demand = True
+
+    def __init__(self, given: StrategyContext, update: OptimizerStep, copy: SharedCopy) -> None:
+        super().__init__(given, update)
+        self._copy = copy
+        self._averaging: Averaging | None = None
+        self._turns: SharedTurns | None = None
+        self._step = 0
+
+    @property
+    def preemption_requested(self) -> bool:
+        if self._turns is None:
+            return self.given.page.is_asked_to_leave
+        return self._turns.leaves_after == self._step
+
+    def prepare(self, feed: Prefetcher, step: int) -> None:
+        super().prepare(feed, step)
+        self._copy.begin()
+        self._averaging = self._turns = None
+        if self.world_size > 1:
+            store = compat_torch.store_of_group()
+            self._turns = SharedTurns(store, self.rank, self.world_size, last_step=step)
+            sides = sides_of(self.options, self.rank, self.world_size)
+            self._averaging = Averaging(self._copy, self.rank, sides)
+
+    def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
+        self._step = step
+        if self._turns is None:
+            yield shares
+            return
+        if self.given.page.is_asked_to_leave:
+            self._turns.leave()
+        yield from self._turns.of_step(step, shares)
+
+    def after_step(self, step: int) -> None:
+        if self._averaging is not None:
+            self._averaging.want()
+
+    def leave_group(self) -> None:
+        if self._averaging is not None:
+            self._averaging.abandon()
+        self._copy.refresh()
+
+    def settle(self) -> None:
+        super().settle()
+        if self._averaging is not None:
+            self._averaging.end()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """A collective: once no rank begins an averaging, and none is under way, all meet."""
+        if self._averaging is None:
+            yield
+            return
+        self._averaging.pause()
+        try:
+            process_group.wait_for_all(self.given.device, self.world_size)
+            self._copy.refresh()
+            yield
+        finally:
+            self._averaging.go_on()
+
+
+def asynchronous_gossip(given: StrategyContext) -> Ddp:
+    """By AD-PSGD."""
+    gradients = AsynchronousGradientEngine(*engine_parts(given))
+    copy = SharedCopy(weights_of(given.workload.model))
+    update = AveragedStep(given, gradients, copy)
+    return Ddp(given, gradients, update, AsynchronousGossip(given, update, copy))

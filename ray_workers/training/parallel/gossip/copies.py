@@ -1,0 +1,142 @@
+"""What ranks with copies of their own do together: their mean, and all copies in a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dray.spec import Gossip
+from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.elastic import process_group, state_transfer
+from ray_workers.training.parallel.data_parallel.ddp import ReplicaSync
+from ray_workers.training.parallel.gossip.mixing import FlatCopy
+from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
+from ray_workers.training.parallel.strategy import StrategyContext
+
+CONSENSUS_DISTANCE = "train/consensus_distance"
+"""The root of the mean, over the ranks, of the squared distance of a copy from the mean of all."""
+
+
+class GossipSync(ReplicaSync):
+    """The copies of all ranks. Evaluations and the result use their mean, and leave them as they
+    are; a checkpoint has all of them, and their mean as its model."""
+
+    saves_alone = False
+    keeps_copies = True
+    push_weight = 1.0
+    """How much of a copy this rank holds (`Mixing`)."""
+
+    def __init__(self, given: StrategyContext, update: OptimizerStep) -> None:
+        super().__init__(given)
+        options = given.spec.sync
+        assert isinstance(options, Gossip)
+        self.options = options
+        self._model, self._update = given.workload.model, update
+        buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
+        self._weights, self._buffers = weights_of(self._model), FlatCopy(buffers)
+        self._distance = 0.0
+        self._consolidated: dict[str, Any] = {}
+
+    def prepare(self, feed: Prefetcher, step: int) -> None:
+        if step == 0 and self.world_size > 1:  # unlike machines may draw unlike weights
+            process_group.have_rank_0s([*self._model.parameters(), *self._model.buffers()])
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Within it no copy changes, and each is the model of its rank. A collective."""
+        yield
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        with self.still():
+            weights, buffers = self._weights.read(), self._buffers.read()
+            try:
+                self._take_mean(weights, buffers)
+                yield
+            finally:
+                self._weights.write(weights)
+                self._buffers.write(buffers)
+
+    def settle(self) -> None:
+        with self.still():
+            self._take_mean(self._weights.read(), self._buffers.read())
+        self.push_weight = 1.0
+
+    def consolidate(self) -> None:
+        mean: dict[str, Any] = {}
+        with self.still():
+            with self.judged():
+                if self.rank == 0:
+                    mean = _cloned(self._model.state_dict())
+            others = state_transfer.gather(
+                lambda: {**self._own_copy(), **self._update.state_dict()}, self.given.device
+            )
+        if self.rank == 0:
+            # Clones: a copy changes before the optimizer's step, which waits for a checkpoint.
+            own = {**self._own_copy(), "model": _cloned(self._model.state_dict())}
+            self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `consolidate` found, once."""
+        found, self._consolidated = self._consolidated, {}
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the copy that this rank had. With another number of ranks each begins with the mean
+        of all copies, which the model has already, and with some rank's state of the optimizer."""
+        copies = state["gossip"]["copies"]
+        place = self.rank % len(copies)
+        if len(copies) == self.world_size:
+            self._model.load_state_dict(copies[place]["model"])
+            self.push_weight = copies[place]["push_weight"]
+        if place:
+            self._update.load_state_dict(copies[place])
+
+    def peer_state_dict(self) -> dict[str, Any]:
+        return {"push_weight": self.push_weight}
+
+    def load_peer_state(self, state: Mapping[str, Any]) -> None:
+        self.push_weight = state["push_weight"]
+
+    def _own_copy(self) -> dict[str, Any]:
+        return {"model": self._model.state_dict(), "push_weight": self.push_weight}
+
+    @torch.no_grad()
+    def _take_mean(self, weights: list[Tensor], buffers: list[Tensor]) -> None:
+        """Have the model be the mean of all copies, of which these are this rank's, and measure
+        how far they are from it."""
+        if self.world_size == 1:
+            return
+        total = weights[0].new_tensor([self.push_weight], dtype=torch.float64)
+        dist.all_reduce(total)
+        share = self.push_weight / total.item()
+        means = [row * share for row in (*weights, *buffers)]
+        for mean in means:
+            dist.all_reduce(mean)
+        self._weights.write(means[: len(weights)])
+        self._buffers.write(means[len(weights) :])
+        squares = torch.zeros_like(total)
+        for own, mean in zip(weights, means, strict=False):
+            squares += torch.linalg.vector_norm(own - mean, dtype=torch.float64) ** 2
+        dist.all_reduce(squares)
+        self._distance = math.sqrt(squares.item() / self.world_size)
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        return {CONSENSUS_DISTANCE: self._distance}
+
+
+def weights_of(model: nn.Module) -> FlatCopy:
+    """The weights that a model trains."""
+    return FlatCopy([p.detach() for p in model.parameters() if p.requires_grad])
+
+
+def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()
+    }

@@ -1,0 +1,216 @@
+"""The graphs of gossip: with which weights a rank mixes whose copies in a step.
+
+The weights of a step are a matrix M: rank i goes on with the sum over j of M[i, j] times the copy
+of rank j. The rows and the columns of M sum to 1, so the mean of all copies is what it was, and
+copies that are equal stay so. With directed graphs (`sgp`) only the columns do: a rank parts its
+copy among those that it sends to, whatever they get from others, and a number that is parted in the
+same way says how much of a copy each of them holds.
+
+All ranks compute the same graph from (seed, step), so a receiver knows who sends.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+
+from dray.spec import Gossip
+from dray.spec.sync import distances
+from ray_workers.training.data.sampler import derive_seed
+
+Row = Mapping[int, float]
+"""The weights with which a rank mixes copies, by rank, its own among them."""
+
+
+class Graph(ABC):
+    """The edges among `num_ranks` ranks, which may change from step to step."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+
+    @abstractmethod
+    def row(self, rank: int, step: int) -> Row:
+        """The weights of the copies that a rank takes in a step (1 is the first)."""
+
+    @abstractmethod
+    def receivers(self, rank: int, step: int) -> list[int]:
+        """The other ranks whose row names this one, in order."""
+
+
+class Static(Graph):
+    """The same edges in every step, from the ranks that each rank takes copies of."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        super().__init__(len(rows))
+        self._rows = rows
+        self._receivers: list[list[int]] = [[] for _ in rows]
+        for rank, row in enumerate(rows):
+            for other in row:
+                if other != rank:
+                    self._receivers[other].append(rank)
+
+    def row(self, rank: int, step: int) -> Row:
+        return self._rows[rank]
+
+    def receivers(self, rank: int, step: int) -> list[int]:
+        return self._receivers[rank]
+
+
+class Complete(Graph):
+    """Every rank with every other."""
+
+    def row(self, rank: int, step: int) -> Row:
+        return dict.fromkeys(range(self.num_ranks), 1 / self.num_ranks)
+
+    def receivers(self, rank: int, step: int) -> list[int]:
+        return [other for other in range(self.num_ranks) if other != rank]
+
+
+class OnePeerExponential(Graph):
+    """A rank takes from the one at the distance 1, 2, 4 and so on in turn (arXiv:2110.13363). With
+    a power of two as the number of ranks, one turn through the distances averages exactly."""
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__(num_ranks)
+        self._distances = [2**power for power in range((num_ranks - 1).bit_length())]
+
+    def row(self, rank: int, step: int) -> Row:
+        return {rank: 0.5, (rank - self._distance(step)) % self.num_ranks: 0.5}
+
+    def receivers(self, rank: int, step: int) -> list[int]:
+        return [(rank + self._distance(step)) % self.num_ranks]
+
+    def _distance(self, step: int) -> int:
+        return self._distances[(step - 1) % len(self._distances)]
+
+
+class RandomPairs(Graph):
+    """Each step draws pairs, which average; with an odd number of ranks one rank is left over."""
+
+    def __init__(self, num_ranks: int, seed: int) -> None:
+        super().__init__(num_ranks)
+        self._seed = seed
+        self._drawn: tuple[int, list[int]] = (0, [])
+        """(step, the other of each rank's pair)."""
+
+    def row(self, rank: int, step: int) -> Row:
+        other = self._other(rank, step)
+        return {rank: 1.0} if other == rank else {rank: 0.5, other: 0.5}
+
+    def receivers(self, rank: int, step: int) -> list[int]:
+        other = self._other(rank, step)
+        return [] if other == rank else [other]
+
+    def _other(self, rank: int, step: int) -> int:
+        if self._drawn[0] != step:
+            order = list(range(self.num_ranks))
+            random.Random(derive_seed("gossip", self._seed, step)).shuffle(order)
+            others = list(range(self.num_ranks))
+            for one, other in zip(order[::2], order[1::2], strict=False):
+                others[one], others[other] = other, one
+            self._drawn = (step, others)
+        return self._drawn[1][rank]
+
+
+class RandomPushes(Graph):
+    """In each step every rank draws one other, to which it sends half of what it has."""
+
+    def __init__(self, num_ranks: int, seed: int) -> None:
+        super().__init__(num_ranks)
+        self._seed = seed
+        self._drawn: tuple[int, list[int]] = (0, [])
+        """(step, to whom each rank sends)."""
+
+    def row(self, rank: int, step: int) -> Row:
+        targets = self._targets(step)
+        senders = (other for other in range(self.num_ranks) if targets[other] == rank)
+        return {rank: 0.5, **dict.fromkeys(senders, 0.5)}
+
+    def receivers(self, rank: int, step: int) -> list[int]:
+        return [self._targets(step)[rank]]
+
+    def _targets(self, step: int) -> list[int]:
+        if self._drawn[0] != step:
+            draw, size = random.Random(derive_seed("gossip", self._seed, step)), self.num_ranks
+            targets = [(rank + 1 + draw.randrange(size - 1)) % size for rank in range(size)]
+            self._drawn = (step, targets)
+        return self._drawn[1]
+
+
+def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
+    """The graph of d_psgd or sgp that the document asks for."""
+    pushes = options.mode == "sgp"
+    match options.graph:
+        case "complete":
+            return Complete(num_ranks)
+        case "exponential":
+            return OnePeerExponential(num_ranks)
+        case "random":
+            return RandomPushes(num_ranks, seed) if pushes else RandomPairs(num_ranks, seed)
+        case "ring":
+            edges = {(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)}
+        case "custom":
+            assert options.edges is not None
+            edges = {(one, other) for one, other in options.edges}
+    return Static(pushed_rows(edges, num_ranks) if pushes else shared_rows(edges, num_ranks))
+
+
+def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
+    """The neighbours of a rank with ad_psgd: (those that it asks to average, those that ask it).
+    One of the two is empty: the graph has two sides, and the one of rank 0 asks."""
+    match options.graph:
+        case "complete" | "random":
+            near = {other for other in range(num_ranks) if (other - rank) % 2}
+            asks = rank % 2 == 0
+        case "custom":
+            assert options.edges is not None
+            both = [*options.edges, *((other, one) for one, other in options.edges)]
+            near = {other for one, other in both if one == rank}
+            asks = distances(both, num_ranks)[rank] % 2 == 0
+        case _:
+            near = {(rank - 1) % num_ranks, (rank + 1) % num_ranks}
+            asks = rank % 2 == 0
+    return (sorted(near), []) if asks else ([], sorted(near))
+
+
+def pushed_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
+    """Weights for directed edges: a rank parts its copy in equal parts, and keeps one."""
+    targets: list[set[int]] = [set() for _ in range(num_ranks)]
+    for one, other in edges:
+        targets[one].add(other)
+    parts = [1 / (1 + len(of)) for of in targets]
+    rows: list[dict[int, float]] = [{rank: parts[rank]} for rank in range(num_ranks)]
+    for rank in range(num_ranks):
+        for target in targets[rank]:
+            rows[target][rank] = parts[rank]
+    return list(rows)
+
+
+def shared_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
+    """Weights for edges of two ways: 1 / (1 + the larger of two neighbours' numbers of neighbours)
+    (Metropolis weights, Xiao and Boyd 2004), so that rows and columns sum to 1."""
+    near: list[set[int]] = [set() for _ in range(num_ranks)]
+    for one, other in edges:
+        near[one].add(other)
+        near[other].add(one)
+    rows: list[Row] = []
+    for rank, others in enumerate(near):
+        weights = {at: 1 / (1 + max(len(others), len(near[at]))) for at in sorted(others)}
+        rows.append({rank: 1.0 - sum(weights.values()), **weights})
+    return rows
+
+
+def all_have_heard(graph: Graph, rank: int, step: int) -> int:
+    """The step after which all ranks know what this rank knew before `step`, if every copy that is
+    sent brings what its sender knows."""
+    heard = {rank}
+    while True:
+        heard |= {
+            other
+            for other in range(graph.num_ranks)
+            if other not in heard and heard & graph.row(other, step).keys()
+        }
+        if len(heard) == graph.num_ranks:
+            return step
+        step += 1

@@ -1,0 +1,132 @@
+"""Gossip in step: every rank takes the same steps, and in each mixes its copy with some others'.
+
+D-PSGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): the gradient is computed on the copy as it
+was, while the copies travel; then the optimizer steps from the mixture. SGP (Assran et al. 2019,
+arXiv:1811.10792, algorithm 1): the copies are mixed, then the gradient is computed. The paper mixes
+at the end of a step, which is the same but for the first mixture, which is of equal copies.
+
+The ranks meet all together only for evaluations, checkpoints and the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from dray.spec import Gossip
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.training.core.workload import LossSum
+from ray_workers.training.data.prefetcher import Prefetcher, Share
+from ray_workers.training.parallel.data_parallel.ddp import Ddp, engine_parts
+from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
+from ray_workers.training.parallel.gossip.copies import GossipSync, weights_of
+from ray_workers.training.parallel.gossip.graphs import Graph, all_have_heard, graph_of
+from ray_workers.training.parallel.gossip.mixing import Mixing
+from ray_workers.training.parallel.gradients import Autocast
+from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
+from ray_workers.training.parallel.strategy import StrategyContext
+
+
+class MixingGradientEngine(LocalGradientEngine):
+    """Computes the mean gradient over this rank's own share, and mixes its copy of the weights:
+    ahead of that with sgp, and at the end with d_psgd."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_sum: LossSum,
+        autocast: Autocast,
+        mixing: Mixing,
+        page: HeartbeatPage,
+    ) -> None:
+        super().__init__(model, loss_sum, autocast)
+        self._mixing = mixing
+        self._page = page
+
+    def form(self, world_size: int) -> None:
+        self._world_size = world_size  # each rank goes on with its own copy
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        self.keep_buffers()
+        self._mixing.begin()
+        if self._mixing.pushes:
+            self._mix(before_exchange)
+            self._page.compute()
+        super().backward(shares, scale, prepare, before_exchange)
+        if not self._mixing.pushes:
+            self._mix(before_exchange)
+        self._in_backward = False
+
+    def _mix(self, before_exchange: Callable[[], None]) -> None:
+        before_exchange()
+        self._mixing.finish()
+        self._mixing.apply()  # from here on the step needs no other rank to be ended
+
+
+class PushSumStep(OptimizerStep):
+    """The step of weights that are a copy divided by its push weight. The gradient changes the
+    copy (Assran et al. 2019, algorithm 1, line 3), and so the weights by that much divided."""
+
+    def __init__(
+        self, given: StrategyContext, gradients: MixingGradientEngine, mixing: Mixing
+    ) -> None:
+        super().__init__(given.workload.model, gradients, given.spec.train, given.device)
+        self._mixing = mixing
+
+    def step(self, lr: float) -> Tensor:
+        return super().step(lr / self._mixing.push_weight)
+
+
+class SynchronousGossip(GossipSync):
+    """The copies of ranks that take the same steps."""
+
+    def __init__(self, given: StrategyContext, update: OptimizerStep, mixing: Mixing) -> None:
+        super().__init__(given, update)
+        self._mixing = mixing
+        self._graph: Graph | None = None
+
+    @property
+    def push_weight(self) -> float:
+        return self._mixing.push_weight
+
+    @push_weight.setter
+    def push_weight(self, weight: float) -> None:
+        self._mixing.push_weight = weight
+
+    @property
+    def preemption_requested(self) -> bool:
+        return self._mixing.leaves_after == self._mixing.next_step - 1
+
+    def prepare(self, feed: Prefetcher, step: int) -> None:
+        super().prepare(feed, step)
+        self._graph = None
+        if self.world_size > 1:
+            seed = self.given.spec.train.seed
+            self._graph = graph_of(self.options, self.world_size, seed)
+        self._mixing.form(self._graph, self.rank, step + 1)
+
+    def after_step(self, step: int) -> None:
+        """Choose the step after which all ranks leave, if this rank is asked to: the first by which
+        all others have heard of it, since they hear of it with the copies that they get."""
+        mixing, graph = self._mixing, self._graph
+        mixing.next_step = step + 1
+        if self.given.page.is_asked_to_leave and mixing.leaves_after is None:
+            heard_at = step if graph is None else all_have_heard(graph, self.rank, step + 1)
+            mixing.leaves_after = heard_at
+
+
+def synchronous_gossip(given: StrategyContext) -> Ddp:
+    """By D-PSGD or SGP."""
+    parts, options = engine_parts(given), given.spec.sync
+    assert isinstance(options, Gossip)
+    mixing = Mixing(weights_of(given.workload.model), pushes=options.mode == "sgp")
+    gradients = MixingGradientEngine(*parts, mixing, given.page)
+    update = PushSumStep(given, gradients, mixing)
+    return Ddp(given, gradients, update, SynchronousGossip(given, update, mixing))

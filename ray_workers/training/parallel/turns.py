@@ -1,0 +1,59 @@
+"""Shares of the global batches for ranks that go at paces of their own: who is free takes the next.
+
+The shares of all steps are numbered in a row. A rank draws the next number from a counter at the
+store of its group, so every share is computed once, a slow rank computes fewer of them, and all
+ranks pass the same steps: a rank has passed one when the share that it draws is of a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ray_workers.training.core.compat_torch import Store
+from ray_workers.training.data.prefetcher import Share
+
+_DRAWN: Final = "shares-drawn"
+_LEAVES_AFTER: Final = "leaves-after"
+_LEAVING: Final = 1 << 48
+"""Added to the counter when the ranks are to leave, so that every later draw shows it."""
+
+
+class SharedTurns:
+    """The turns of one rank in one group."""
+
+    def __init__(self, store: Store, rank: int, num_ranks: int, last_step: int) -> None:
+        """last_step: the step that was done when the group was formed."""
+        self._store = store
+        self._num_ranks = num_ranks
+        self._first = last_step * num_ranks
+        """The number of the first share of the group, from 0."""
+        self._next = self._first + rank
+        """The share that this rank has drawn last and not computed; first of all, its own."""
+        self.leaves_after: int | None = None
+        """The step after which all ranks leave, if one of them was asked to."""
+
+    def of_step(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
+        """The shares that come to this rank, one at a time, until all of the step are drawn."""
+        start = (step - 1) * self._num_ranks
+        while self._next < start + self._num_ranks:
+            number = self._next - start
+            yield [shares[number]]
+            self._next = self._draw()
+
+    def _draw(self) -> int:
+        drawn = self._store.add(_DRAWN, 1) - 1
+        if drawn >= _LEAVING:
+            drawn -= _LEAVING
+            if self.leaves_after is None:
+                self.leaves_after = int(self._store.get(_LEAVES_AFTER))
+        return self._first + self._num_ranks + drawn
+
+    def leave(self) -> None:
+        """Have all ranks leave after the step whose shares are being drawn. Any rank that is to
+        pass that step draws a share first, and so learns of it."""
+        if self.leaves_after is None:
+            drawn = self._store.add(_DRAWN, _LEAVING) - _LEAVING
+            last = self._first + self._num_ranks + drawn - 1
+            self.leaves_after = last // self._num_ranks + 1
+            self._store.set(_LEAVES_AFTER, str(self.leaves_after))

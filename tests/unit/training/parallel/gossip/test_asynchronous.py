@@ -1,0 +1,191 @@
+"""AD-PSGD: a recorded trace of what happened to each copy, played again in plain tensors."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dray.spec import Gossip
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
+from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
+from ray_workers.training.loop.trainer import Batch, Trainer
+from ray_workers.training.parallel.gossip.asynchronous import SharedCopy
+from ray_workers.training.parallel.gossip.graphs import sides_of
+from tests.marks import soak
+from tests.unit.training.jobs import series, weights
+from tests.unit.training.parallel.gossip.test_synchronous import (
+    LR,
+    MOMENTUM,
+    STEPS,
+    MatrixForm,
+    assert_close,
+    copies,
+    job,
+)
+from tests.unit.training.parallel.test_local_sgd import ask_rank_0_to_leave
+from tests.unit.training.ranks import checkpoint_refs, replaced, run_ranks
+
+SLOW = 1
+Event = tuple[str, Any]
+
+
+class Recorder:
+    """Has each rank write down what happens to its copy, in order. Copies that travel are known by
+    their numbers: no two are equal."""
+
+    def __init__(self, folder: Path, slow_s: float = 0.0) -> None:
+        self._folder, self._slow_s = folder, slow_s
+
+    def __call__(self, task: RankTask) -> None:
+        self.events: list[Event] = []
+        self._computed: tuple[int, int] = (0, 0)
+        for name in ("advance", "refresh", "offer", "meet", "close"):
+            setattr(SharedCopy, name, self._recorded(name, getattr(SharedCopy, name)))
+        arm_with(FaultPoint.STEP_BEGINS, self._begin_step)
+        arm_with(FaultPoint.SHARE_BEGINS, functools.partial(self._compute, task.rank))
+        arm(FaultPoint.BEFORE_RESULT, functools.partial(self._write, task.rank))
+
+    def _begin_step(self, trainer: Trainer) -> None:
+        self._computed = (trainer.progress.step + 1, 0)
+
+    def _compute(self, rank: int, batch: Batch) -> None:
+        self._computed = (self._computed[0], batch.feed.shares[0].batch.number)
+        if rank == SLOW:
+            time.sleep(self._slow_s)
+
+    def _recorded(self, name: str, method: Any) -> Any:
+        def recorded(copy: SharedCopy, *given: list[Tensor]) -> Any:
+            with copy.lock:
+                found = method(copy, *given)
+                if name in ("advance", "refresh"):
+                    self.events.append((name, self._computed))
+                else:
+                    seen = {"offer": found, "meet": given and given[0], "close": given and given[0]}
+                    self.events.append((name, seen[name][0].double().sum().item()))
+                return found
+
+        return recorded
+
+    def _write(self, rank: int) -> None:
+        (self._folder / f"trace-{rank}.json").write_text(json.dumps(self.events))
+
+    def traces(self, world_size: int) -> list[list[Event]]:
+        files = (self._folder / f"trace-{rank}.json" for rank in range(world_size))
+        return [json.loads(file.read_text()) for file in files]
+
+
+def replay(form: MatrixForm, traces: list[list[Event]]) -> Tensor:
+    """The copies as the rows of a matrix, when each event has happened to them."""
+    rows, read = form.first.clone(), form.first.clone()
+    velocity = torch.zeros_like(rows)
+    offered: dict[float, Tensor] = {}
+    answered: dict[float, Tensor] = {}
+    waiting = [list(reversed(trace)) for trace in traces]
+    while any(waiting):
+        before = sum(map(len, waiting))
+        for rank, events in enumerate(waiting):
+            while events:
+                name, what = events[-1]
+                if name == "advance":
+                    step, share = what
+                    gradient = form.gradient(read[rank], share, step)
+                    velocity[rank] = MOMENTUM * velocity[rank] + gradient
+                    rows[rank] = rows[rank] - LR * velocity[rank]
+                    read[rank] = rows[rank]
+                elif name == "refresh":  # ahead of an evaluation
+                    read[rank] = rows[rank]
+                elif name == "offer":
+                    offered[what] = rows[rank].clone()
+                elif name == "meet" and what in offered:
+                    answered[what] = rows[rank].clone()
+                    rows[rank] = (rows[rank] + offered[what]) / 2
+                elif name == "close" and what in answered:
+                    rows[rank] = rows[rank] + (answered[what] - offered[what]) / 2
+                else:
+                    break  # it waits for another rank
+                events.pop()
+        assert sum(map(len, waiting)) < before, "ranks wait for each other in a circle"
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("sync", "world_size", "slow_s"),
+    [
+        ({"graph": "ring"}, 4, 0.02),
+        soak({"graph": "complete"}, 3, 0.0),
+        soak({"graph": "custom", "edges": [[0, 1], [1, 2], [2, 3]]}, 4, 0.0),
+    ],
+    ids=["ring-4", "complete-3", "custom-4"],
+)
+def test_a_recorded_trace_played_again_comes_to_the_same_copies(
+    tmp_path: Path, sync: dict[str, Any], world_size: int, slow_s: float
+) -> None:
+    spec = job(world_size, {"mode": "ad_psgd", **sync})
+    recorder = Recorder(tmp_path, slow_s)
+    codes = run_ranks(tmp_path, spec, world_size=world_size, before=recorder)
+    assert codes == [0] * world_size
+    traces = recorder.traces(world_size)
+    form = MatrixForm(spec, world_size)
+    rows = replay(form, traces)
+    found, model = copies(tmp_path)
+    for copy, row in zip(found, rows, strict=True):
+        assert_close(copy["model"], form.named(row))
+    assert_close(model, form.named(rows.mean(dim=0)))
+    assert_close(weights(tmp_path), form.named(rows.mean(dim=0)))
+    events = [Counter(name for name, _ in trace) for trace in traces]
+    for number in range(world_size):
+        asked, _ = sides_of(Gossip(mode="ad_psgd", **sync), number, world_size)
+        assert bool(events[number]["offer"]) == bool(asked)
+    assert sum(of["offer"] for of in events) == sum(of["meet"] for of in events) > 0
+    computed = [tuple(what) for trace in traces for name, what in trace if name == "advance"]
+    every = {(step, share) for step in range(1, STEPS + 1) for share in range(world_size)}
+    assert sorted(computed) == sorted(every), "every share is computed once"
+    if slow_s:
+        num_advanced = [of["advance"] for of in events]
+        assert num_advanced[SLOW] < STEPS, "a slow rank takes fewer shares"
+    told = series(tmp_path, "train/consensus_distance")
+    distance = (rows - rows.mean(dim=0)).norm(dim=1).square().mean().sqrt().item()
+    assert told[16] == pytest.approx(distance, rel=1e-3)
+
+
+def test_all_leave_after_the_step_in_which_one_is_asked_to(tmp_path: Path) -> None:
+    spec = job(2, {"mode": "ad_psgd"}, epochs=40)
+    codes = run_ranks(tmp_path, spec, world_size=2, before=_ask_to_leave_at_step_4)
+    assert codes[0] == LEFT_EXIT_CODE
+    assert 4 <= checkpoint_refs(tmp_path)[0].step <= 6
+
+
+def _ask_to_leave_at_step_4(task: RankTask) -> None:
+    ask_rank_0_to_leave(task, at_step=4, others_end_at=8)
+
+
+@pytest.mark.parametrize("victim", [1, soak(2)], ids=["passive", "active"])
+def test_a_rank_that_dies_is_replaced(tmp_path: Path, victim: int) -> None:
+    spec = job(4, {"mode": "ad_psgd"})
+    die = functools.partial(_die, victim=victim)
+    assert run_ranks(tmp_path, spec, world_size=4, before=die, recovers=True) == [0] * 4
+    assert replaced(tmp_path) == [victim]
+    assert series(tmp_path, "val/loss")[16] < series(tmp_path, "val/loss")[8]
+
+
+def _die(task: RankTask, victim: int) -> None:
+    if task.rank == victim and task.incarnation == 0:
+        arm(FaultPoint.BEFORE_OPTIMIZER, lambda: os.kill(os.getpid(), signal.SIGKILL), at_step=5)
+
+
+def test_it_resumes_from_the_copies_of_a_checkpoint(tmp_path: Path) -> None:
+    before, after = (job(2, {"mode": "ad_psgd"}, epochs=epochs) for epochs in (2, 3))
+    assert run_ranks(tmp_path, before, world_size=2) == [0, 0]
+    ref = checkpoint_refs(tmp_path)[0]
+    assert run_ranks(tmp_path, after, world_size=2, attempt=2, resume_from=[ref]) == [0, 0]
+    assert series(tmp_path, "val/loss", attempt=2)[24] < series(tmp_path, "val/loss")[16]
