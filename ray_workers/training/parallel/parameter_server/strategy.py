@@ -242,7 +242,9 @@ class ParameterServerWorker(Strategy):
         self._layout.write(state.tensors["values"])
         self._staleness = state.staleness
         self.version = len(state.done[0])
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        names: dict[Tensor, str] = {
+            parameter: name for name, parameter in self.model.named_parameters()
+        }
         optimizer = named_state(build_optimizer(self.model, self.options.optimizer), names)
         optimizer["state"] = self._optimizer_state(state.tensors)
         self._held = {

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
@@ -45,7 +46,14 @@ from ray_workers.training.parallel.parameter_server.shard import (
 )
 from tests.marks import soak
 from tests.unit.training.jobs import assert_same, document, series, weights
-from tests.unit.training.ranks import Gang, checkpoint_refs, make_task, run_ranks
+from tests.unit.training.ranks import (
+    Gang,
+    checkpoint_refs,
+    last_status,
+    make_task,
+    replaced,
+    run_ranks,
+)
 
 LR, MOMENTUM, DECAY, STRENGTH = 0.05, 0.9, 0.01, 0.5
 NUM_BATCHES = 24
@@ -567,6 +575,42 @@ def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
     assert max(series(tmp_path, "val/accuracy")) == NUM_BATCHES
     num_elements = sum(each.numel() for each in weights(tmp_path).values())
     assert min(series(tmp_path, "perf/sent_bytes").values()) < 4 * num_elements, "of a gradient"
+    # By these the supervisor knows that the group has recovered.
+    pages = [last_status(tmp_path, rank) for rank in range(4) if rank not in replaced(tmp_path)]
+    assert len(pages) == 3
+    assert all(page.generation == 1 and page.first_at > 0.0 for page in pages)
+
+
+def record_and_hold_worker_1(task: RankTask) -> None:
+    record(task)
+    if task.rank != 1:
+        return
+    home, computed = Path(task.spool_dir).parents[2], []
+
+    def hold() -> None:
+        """Until all other batches are done."""
+        computed.append(1)
+        while len(computed) == 1 and num_pushed(home) < NUM_BATCHES - 1:
+            time.sleep(0.001)
+
+    arm(FaultPoint.BEFORE_EXCHANGE, hold)
+
+
+def num_pushed(home: Path) -> int:
+    if not (home / "trace-2.jsonl").exists():
+        return 0
+    return sum(op == "push" for op, *_ in trace_of(home, 0))
+
+
+def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
+    asked = job(ASYNCHRONOUS)
+    codes = run_ranks(tmp_path, asked, world_size=4, before=record_and_hold_worker_1)
+    assert codes == [0] * 4
+    workers = [worker for op, worker, _, _ in trace_of(tmp_path, 0) if op == "push"]
+    assert workers == [0] * (NUM_BATCHES - 1) + [1]
+    (staleness,) = series(tmp_path, "sync/staleness", rank=1).values()
+    assert staleness == NUM_BATCHES - 1
+    assert series(tmp_path, "sync/staleness_max")[NUM_BATCHES] == NUM_BATCHES - 1
 
 
 # Checkpoints.
