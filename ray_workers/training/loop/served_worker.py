@@ -40,10 +40,10 @@ def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
 
 
 def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
-    settled = trainer.progress.step
+    settled = strategy.settled
     strategy.take()
-    if strategy.is_synchronous and strategy.batch is not None:
-        strategy.pull(strategy.batch - 1)
+    if strategy.is_synchronous:
+        strategy.pull(None if strategy.batch is None else strategy.batch - 1)
     while True:
         strategy.idle()
         if trainer.rank == CHIEF:
@@ -85,10 +85,10 @@ def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> 
     trainer.commit(step)
     if evaluates:
         trainer.evaluate(step)
-        strategy.servers.note(trainer.state.peer_state_dict([]))
     if saves or trainer.is_over(step):
         trainer.save(step)
     trainer.settle()
+    strategy.note(step, trainer.state.peer_state_dict([]))
     if is_asked_to_leave:
         trainer.leave_with_checkpoint(step)
     return step

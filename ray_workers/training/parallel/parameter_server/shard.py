@@ -146,8 +146,11 @@ class ParameterShard:
         return Pushed(self.version, staleness, counts=True)
 
     def pull(self, worker: int, version: int | None = None) -> Weights:
-        """The weights, in the synchronous mode exactly those of a version."""
-        if version is not None and version == self.version + 1:
+        """The newest weights; in the synchronous mode those of a version, or, where nothing is on
+        its way any more, the last ones."""
+        if version is None and len(self._staged) == self._num_shares:
+            version = self.version + 1
+        if version == self.version + 1:
             self._apply_staged(version)
         assert version in (None, self.version), f"{self.version} is not {version}"
         keeps = self._correction is not None and self._correction.name == "delay_compensation"

@@ -96,6 +96,8 @@ class ParameterServerWorker(Strategy):
         self._held: dict[str, Any] | None = None
         """The servers' state, as a checkpoint has it, as long as the model has its weights."""
         self.idle: Callable[[], None] = lambda: None
+        self.settled = 0
+        """Evaluations and checkpoints up to this step were done when this worker came."""
         self.batch: int | None = None
         """Number of the batch that this worker computes next; None: there is none left."""
         self.version = 0
@@ -138,7 +140,11 @@ class ParameterServerWorker(Strategy):
 
     def begin(self, step: int, notes: Mapping[str, Any]) -> None:
         """The chief gives servers without weights the state after `step`; others wait for it."""
-        if self.rank != CHIEF or self.servers.is_ready:
+        if self.servers.is_ready:
+            self.settled = self.servers.notes["settled"]
+            return
+        self.settled = step
+        if self.rank != CHIEF:
             return
         tensors = {"values": flat(self._layout.tensors)}
         optimizer = self._restored.get("optimizer", {"state": {}})["state"]
@@ -148,8 +154,14 @@ class ParameterServerWorker(Strategy):
         saved = self._restored.get("servers")
         if saved is not None and len(saved["done"]) == len(done):
             done = [DoneBatches(all_up_to, set(above)) for all_up_to, above in saved["done"]]
-        self.servers.begin(tensors, done, self.given.calendar.total_steps, notes)
+        last_batch = self.given.calendar.total_steps
+        self.servers.begin(tensors, done, last_batch, {**notes, "settled": step})
         self._restored = {}
+
+    def note(self, step: int, notes: Mapping[str, Any]) -> None:
+        """Leave the chief's state with the servers, for the process that may take its place. step:
+        all that was due up to it is done."""
+        self.servers.note({**notes, "settled": step})
 
     def _optimizer_vectors(self, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
         """Of a state by names of parameters, or, as dray once wrote it, by their numbers."""
@@ -185,8 +197,12 @@ class ParameterServerWorker(Strategy):
         return torch.tensor(pulled.squares).sqrt()
 
     def push(self, lr: float) -> Tensor:
-        """Push the gradient of `batch`, and take the next one. In the synchronous mode the servers
-        then have the gradients of all, and the model takes the weights after the step."""
+        """Push the gradient of `batch`, and take the next one; the gradient's norm.
+
+        In the synchronous mode the servers then have the gradients of all, and the model takes the
+        weights after the step. At the end only the chief does: it may have stopped the training
+        before the step.
+        """
         assert self.batch is not None
         batch, norm = self.batch, self.gradients.grad_norm()
         max_norm = self.options.max_grad_norm
@@ -196,11 +212,14 @@ class ParameterServerWorker(Strategy):
         self.gradients.forget_gradients()
         self.version, self.counted = pushed.version, pushed.counts
         self.take()
-        if self.is_synchronous:
-            return self.pull(batch)
-        self._own.staleness = pushed.staleness
-        self._own.clock += pushed.counts
-        return norm
+        if not self.is_synchronous:
+            self._own.staleness = pushed.staleness
+            self._own.clock += pushed.counts
+            return norm
+        if self.batch is None and self.rank != CHIEF:
+            self.counted = False
+            return norm
+        return self.pull(batch)
 
     @property
     def loss(self) -> Tensor:

@@ -392,6 +392,12 @@ def kill_the_chief_between_servers(task: RankTask) -> None:
         die_when_pushing(11, to_server=1)
 
 
+def kill_the_chief_in_an_evaluation(task: RankTask) -> None:
+    if (task.rank, task.incarnation) == (0, 0):
+        die = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+        arm(FaultPoint.BEFORE_EVALUATION, die, at_step=16)
+
+
 def die_when_pushing(batch: int, *, to_server: int | None) -> None:
     """Die with the gradient of a batch, or of one after it, on server 0 alone, or nowhere."""
     send, servers = connection.Connection.send, []
@@ -411,6 +417,7 @@ def die_when_pushing(batch: int, *, to_server: int | None) -> None:
     [
         kill_worker_1_between_servers,
         soak(kill_worker_1_in_step_11),
+        kill_the_chief_in_an_evaluation,
         soak(kill_the_chief_between_servers),
     ],
 )
@@ -421,7 +428,8 @@ def test_a_synchronous_job_ends_alike_to_the_bit_when_a_worker_dies(
     broken = run_ranks(tmp_path, job({}), world_size=4, before=kill, recovers=True)
     assert whole == broken == [0] * 4
     assert_same(weights(tmp_path), weights(tmp_path / "whole"))
-    assert series(tmp_path, "train/loss") == series(tmp_path / "whole", "train/loss")
+    for key in ("train/loss", "val/loss"):
+        assert series(tmp_path, key) == series(tmp_path / "whole", key)
 
 
 # A job whose servers record what came to them, and the same in plain tensor code.
@@ -582,24 +590,22 @@ def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
 
 
 def record_and_hold_worker_1(task: RankTask) -> None:
+    """Its first batch takes until all others are done, none of which begins before it."""
     record(task)
-    if task.rank != 1:
-        return
     home, computed = Path(task.spool_dir).parents[2], []
 
+    def is_held() -> bool:
+        trace = trace_of(home, 0) if (home / "trace-2.jsonl").exists() else []
+        if task.rank == 1:
+            return sum(op == "push" for op, *_ in trace) < NUM_BATCHES - 1
+        return ("pull", 1, 0, True) not in trace
+
     def hold() -> None:
-        """Until all other batches are done."""
         computed.append(1)
-        while len(computed) == 1 and num_pushed(home) < NUM_BATCHES - 1:
+        while len(computed) == 1 and is_held():
             time.sleep(0.001)
 
     arm(FaultPoint.BEFORE_EXCHANGE, hold)
-
-
-def num_pushed(home: Path) -> int:
-    if not (home / "trace-2.jsonl").exists():
-        return 0
-    return sum(op == "push" for op, *_ in trace_of(home, 0))
 
 
 def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
@@ -611,6 +617,15 @@ def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
     (staleness,) = series(tmp_path, "sync/staleness", rank=1).values()
     assert staleness == NUM_BATCHES - 1
     assert series(tmp_path, "sync/staleness_max")[NUM_BATCHES] == NUM_BATCHES - 1
+
+
+@pytest.mark.parametrize("sync", [{}, soak(ASYNCHRONOUS)])
+def test_all_workers_end_when_the_training_is_over_early(sync: Any, tmp_path: Path) -> None:
+    nothing_improves = {"name": "sgd", "lr": 1e-30, "momentum": 0.0}
+    early = {"metric": "val/loss", "patience": 1}
+    asked = job(sync, optimizer=nothing_improves, early_stopping=early, epochs=100)
+    assert run_ranks(tmp_path, asked, world_size=4) == [0] * 4
+    assert len(series(tmp_path, "val/loss")) == 2
 
 
 # Checkpoints.
