@@ -689,6 +689,12 @@ class JobSpec(Document):
             )
         if optimizer.state_dtype != "fp32":
             raise wrong("/train/optimizer/state_dtype", f"must be fp32 {chosen}")
+        if self.data.loader_workers and sync.mode != "synchronous":
+            raise wrong(
+                "/data/loader_workers",
+                f"must be 0 with sync.mode {sync.mode}: a worker learns before each step which "
+                "samples it computes",
+            )
         if train.max_grad_norm is not None and sync.mode == "synchronous":
             raise wrong(
                 "/train/max_grad_norm",

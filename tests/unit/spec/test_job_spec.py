@@ -387,6 +387,12 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/train/optimizer/state_dtype",
             "must be fp32",
         ),
+        (
+            served(4, mode="asynchronous")
+            | {"data": {"source": "sklearn://digits", "loader_workers": 2}},
+            "/data/loader_workers",
+            "must be 0 with sync.mode asynchronous",
+        ),
         (served(4) | {"profile": {}}, "/profile", "workers do not take the same steps"),
         (
             served(6, servers=2) | {"train": {"global_batch_size": 3}},

@@ -123,7 +123,7 @@ class ParameterServerWorker(Strategy):
     def data_part(self) -> DataPart:
         if self.is_synchronous:
             return DataPart(range(self.rank, self.rank + 1), self.num_workers)
-        return DataPart(range(1), 1)
+        return DataPart(range(1), 1, is_on_demand=True)
 
     def evaluated_part(self) -> DataPart:
         return DataPart(range(1), 1)  # the chief evaluates alone
