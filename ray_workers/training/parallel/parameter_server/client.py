@@ -13,13 +13,13 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from ray_workers.training.core.compat_torch import Store
-from ray_workers.training.parallel.parameter_server.connection import (
+from dray.train.kv.connection import (
     Connection,
     ConnectionLost,
     shapes_of,
     unpacked,
 )
+from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout
 from ray_workers.training.parallel.parameter_server.server import key_of
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches, Pushed

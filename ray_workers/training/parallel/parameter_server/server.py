@@ -12,16 +12,16 @@ from typing import Any, Final
 from torch import Tensor
 
 from dray import spec
-from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
-from ray_workers.training.core.compat_torch import Store
-from ray_workers.training.elastic.rendezvous import RendezvousHandler
-from ray_workers.training.parallel.parameter_server.connection import (
+from dray.train.kv.connection import (
     DTYPES,
     Connection,
     ConnectionLost,
     shapes_of,
     unpacked,
 )
+from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
+from ray_workers.training.core.compat_torch import Store
+from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.parallel.parameter_server.dealer import (
     Dealer,
     Deals,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
+from dray.train.kv.connection import DTYPES
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.progress import NOTHING, Progress
@@ -26,7 +27,6 @@ from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.optim.optimizer_step import clip_gradients, named_state
 from ray_workers.training.parallel.optim.optimizers import build_optimizer
 from ray_workers.training.parallel.parameter_server.client import Servers
-from ray_workers.training.parallel.parameter_server.connection import DTYPES
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dray import spec
 from dray.spec import JobSpec
+from dray.train.kv import connection
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
@@ -31,7 +32,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.parallel.meta_init import materialise
-from ray_workers.training.parallel.parameter_server import connection, shard
+from ray_workers.training.parallel.parameter_server import shard
 from ray_workers.training.parallel.parameter_server.dealer import (
     CHIEF,
     Deals,
