@@ -11,6 +11,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -570,20 +571,37 @@ def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path
     assert sum(clocks) == NUM_BATCHES
 
 
-def record_and_kill_worker_1(task: RankTask) -> None:
+def record_and_kill(victim: int, task: RankTask) -> None:
+    """The other worker does not push before the victim has died, between two servers."""
     record(task)
-    kill_worker_1_between_servers(task)
+    home = Path(task.spool_dir).parents[2]
+    if (task.rank, task.incarnation) == (victim, 0):
+        die_when_pushing(1, to_server=1)
+    if task.rank == 1 - victim:
+        hold_the_first(lambda: "push" not in [event[0] for event in trace_so_far(home)])
 
 
-def record_and_kill_the_chief(task: RankTask) -> None:
-    record(task)
-    kill_the_chief_between_servers(task)
+def trace_so_far(home: Path) -> list[Event]:
+    return trace_of(home, 0) if (home / "trace-2.jsonl").exists() else []
 
 
-@pytest.mark.parametrize("kill", [record_and_kill_worker_1, soak(record_and_kill_the_chief)])
+def hold_the_first(is_held: Callable[[], bool]) -> None:
+    """Hold this worker back, in its first batch, as long as it is so."""
+    computed = []
+
+    def hold() -> None:
+        computed.append(1)
+        while len(computed) == 1 and is_held():
+            time.sleep(0.001)
+
+    arm(FaultPoint.BEFORE_EXCHANGE, hold)
+
+
+@pytest.mark.parametrize("victim", [1, soak(CHIEF)])
 def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
-    kill: Any, tmp_path: Path
+    victim: int, tmp_path: Path
 ) -> None:
+    kill = functools.partial(record_and_kill, victim)
     asked = job({**ASYNCHRONOUS, "push_dtype": "bf16"})
     codes = run_ranks(tmp_path, asked, world_size=4, before=kill, recovers=True)
     assert codes == [0] * 4
@@ -601,22 +619,17 @@ def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
 
 
 def record_and_hold_worker_1(task: RankTask) -> None:
-    """Its first batch takes until all others are done, none of which begins before it."""
+    """Its first batch takes until all others are done, none of which ends before it has begun."""
     record(task)
-    home, computed = Path(task.spool_dir).parents[2], []
+    home = Path(task.spool_dir).parents[2]
 
     def is_held() -> bool:
-        trace = trace_of(home, 0) if (home / "trace-2.jsonl").exists() else []
+        trace = trace_so_far(home)
         if task.rank == 1:
             return sum(op == "push" for op, *_ in trace) < NUM_BATCHES - 1
         return ("pull", 1, 0, True) not in trace
 
-    def hold() -> None:
-        computed.append(1)
-        while len(computed) == 1 and is_held():
-            time.sleep(0.001)
-
-    arm(FaultPoint.BEFORE_EXCHANGE, hold)
+    hold_the_first(is_held)
 
 
 def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
