@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from ray_workers.shared import heartbeat
 from ray_workers.shared.heartbeat import RankPhase, TimeCategory
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 from ray_workers.training.loop.trainer import Trainer
@@ -24,6 +25,9 @@ def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
         store = rendezvous.meet_without_group()
         trainer.page.enter(RankPhase.JOINING, TimeCategory.STARTING)
         strategy.connect(store, rendezvous.place.rank, timedelta(seconds=MEETING_LIMIT_S))
+        if strategy.servers.is_ready:
+            figures = heartbeat.figures_of_earlier_processes(trainer.task.page_prefix)
+            strategy.servers.notes["figures"] = figures
         # Every worker is a group of its own.
         trainer.join_group(replace(rendezvous.place, world_size=1))
         trainer.restore()

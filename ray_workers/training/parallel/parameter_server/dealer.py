@@ -74,7 +74,7 @@ class Dealer(ABC):
     def _dealt(self) -> Deals:
         deals: Deals = []
         for worker in list(self._waiting):
-            deal = self._deal(worker)
+            deal = Word.OVER if self._is_stopped else self._deal(worker)
             if deal is Word.OVER and worker != CHIEF and not self._is_finished:
                 deal = Word.WAIT
             if deal is not Word.WAIT:
@@ -105,8 +105,7 @@ class SynchronousDealer(Dealer):
         own = self._done[worker]
         if min(self._done) < own:
             return Word.WAIT
-        is_over = own >= self._last_batch or self._is_stopped
-        return Word.OVER if is_over else own + 1
+        return Word.OVER if own >= self._last_batch else own + 1
 
 
 class SharedDealer(Dealer):
@@ -147,8 +146,6 @@ class SharedDealer(Dealer):
             self.clocks[worker] += 1
 
     def _deal(self, worker: int) -> Deal:
-        if self._is_stopped:
-            return Word.OVER
         if not self._again and self._next > self._last_batch:
             return Word.WAIT if self._held else Word.OVER
         ahead = self.clocks[worker] - min(self.clocks.values())

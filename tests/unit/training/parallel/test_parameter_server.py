@@ -11,6 +11,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from tests.unit.training.jobs import assert_same, document, series, weights
 from tests.unit.training.ranks import (
     Gang,
     checkpoint_refs,
+    frames,
     last_status,
     make_task,
     replaced,
@@ -330,11 +332,15 @@ def _play(play: Play, moves: list[tuple[str, int]]) -> None:
     play.to_the_end()
 
 
-def test_a_chief_that_stops_the_training_ends_it_for_all() -> None:
-    dealer = SharedDealer(100, 1, again=[], max_staleness=None)
-    play = SharedPlay(dealer, 2)
+@pytest.mark.parametrize("is_synchronous", [True, False])
+def test_a_chief_that_stops_the_training_ends_it_for_all(is_synchronous: bool) -> None:
+    dealer: Any = SharedDealer(100, 1, again=[], max_staleness=None)
+    if is_synchronous:
+        dealer = SynchronousDealer(2, 100, first_done=0)
+    play = (SynchronousPlay if is_synchronous else SharedPlay)(dealer, 2)
+    play.finish(1)
     play.take(dealer.stop())
-    for worker in (1, 0):
+    for worker in sorted(play.computing):
         play.finish(worker)
     assert play.over == {CHIEF}
     assert play.waiting == {1}
@@ -376,6 +382,12 @@ def test_a_synchronous_job_trains_as_with_all_reduce(tmp_path: Path) -> None:
         expected = series(tmp_path / "all-reduce", key)
         assert series(tmp_path, key) == pytest.approx(expected, rel=1e-5)
     assert min(series(tmp_path, "perf/sent_bytes").values()) > 0
+
+
+def told(home: Path, key: str) -> dict[int, float]:
+    """By step, in whichever process of any worker; the service stores once what is told twice."""
+    bodies = [body for rank in (0, 1) for body in frames(home, rank=rank, kind="metrics")]
+    return {body["step"]: body["values"][key] for body in bodies if key in body["values"]}
 
 
 def kill_worker_1_in_step_11(task: RankTask) -> None:
@@ -430,7 +442,7 @@ def test_a_synchronous_job_ends_alike_to_the_bit_when_a_worker_dies(
     assert whole == broken == [0] * 4
     assert_same(weights(tmp_path), weights(tmp_path / "whole"))
     for key in ("train/loss", "val/loss"):
-        assert series(tmp_path, key) == series(tmp_path / "whole", key)
+        assert told(tmp_path, key) == series(tmp_path / "whole", key)
 
 
 # A job whose servers record what came to them, and the same in plain tensor code.
@@ -554,52 +566,29 @@ def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path
     for server in range(2):
         batches = [batch for op, _, batch, counts in trace_of(tmp_path, server) if op == "push"]
         assert sorted(batches) == list(range(1, NUM_BATCHES + 1))
-    assert max(series(tmp_path, "val/accuracy")) == NUM_BATCHES
+    assert max(told(tmp_path, "val/accuracy")) == NUM_BATCHES
     assert series(tmp_path, "sync/staleness_p95").keys() == series(tmp_path, "val/loss").keys()
     clocks = [max(series(tmp_path, "sync/clock", rank=rank).values()) for rank in (0, 1)]
     assert sum(clocks) == NUM_BATCHES
 
 
-def record_and_kill_worker_1(task: RankTask) -> None:
+def record_and_kill(victim: int, task: RankTask) -> None:
+    """The other worker does not push before the victim has died, between two servers."""
     record(task)
-    kill_worker_1_between_servers(task)
+    home = Path(task.spool_dir).parents[2]
+    if (task.rank, task.incarnation) == (victim, 0):
+        die_when_pushing(1, to_server=1)
+    if task.rank == 1 - victim:
+        hold_the_first(lambda: "push" not in [event[0] for event in trace_so_far(home)])
 
 
-def record_and_kill_the_chief(task: RankTask) -> None:
-    record(task)
-    kill_the_chief_between_servers(task)
+def trace_so_far(home: Path) -> list[Event]:
+    return trace_of(home, 0) if (home / "trace-2.jsonl").exists() else []
 
 
-@pytest.mark.parametrize("kill", [record_and_kill_worker_1, soak(record_and_kill_the_chief)])
-def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
-    kill: Any, tmp_path: Path
-) -> None:
-    asked = job({**ASYNCHRONOUS, "push_dtype": "bf16"})
-    codes = run_ranks(tmp_path, asked, world_size=4, before=kill, recovers=True)
-    assert codes == [0] * 4
-    for server in range(2):
-        trace = trace_of(tmp_path, server)
-        counted = [batch for op, _, batch, counts in trace if op == "push" and counts]
-        assert sorted(counted) == list(range(1, NUM_BATCHES + 1))
-    assert max(series(tmp_path, "val/accuracy")) == NUM_BATCHES
-    num_elements = sum(each.numel() for each in weights(tmp_path).values())
-    assert min(series(tmp_path, "perf/sent_bytes").values()) < 4 * num_elements, "of a gradient"
-    # By these the supervisor knows that the group has recovered.
-    pages = [last_status(tmp_path, rank) for rank in range(4) if rank not in replaced(tmp_path)]
-    assert len(pages) == 3
-    assert all(page.generation == 1 and page.first_at > 0.0 for page in pages)
-
-
-def record_and_hold_worker_1(task: RankTask) -> None:
-    """Its first batch takes until all others are done, none of which begins before it."""
-    record(task)
-    home, computed = Path(task.spool_dir).parents[2], []
-
-    def is_held() -> bool:
-        trace = trace_of(home, 0) if (home / "trace-2.jsonl").exists() else []
-        if task.rank == 1:
-            return sum(op == "push" for op, *_ in trace) < NUM_BATCHES - 1
-        return ("pull", 1, 0, True) not in trace
+def hold_the_first(is_held: Callable[[], bool]) -> None:
+    """Hold this worker back, in its first batch, as long as it is so."""
+    computed = []
 
     def hold() -> None:
         computed.append(1)
@@ -607,6 +596,41 @@ def record_and_hold_worker_1(task: RankTask) -> None:
             time.sleep(0.001)
 
     arm(FaultPoint.BEFORE_EXCHANGE, hold)
+
+
+@pytest.mark.parametrize("victim", [1, soak(CHIEF)])
+def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
+    victim: int, tmp_path: Path
+) -> None:
+    kill = functools.partial(record_and_kill, victim)
+    asked = job({**ASYNCHRONOUS, "push_dtype": "bf16"})
+    codes = run_ranks(tmp_path, asked, world_size=4, before=kill, recovers=True)
+    assert codes == [0] * 4
+    for server in range(2):
+        trace = trace_of(tmp_path, server)
+        counted = [batch for op, _, batch, counts in trace if op == "push" and counts]
+        assert sorted(counted) == list(range(1, NUM_BATCHES + 1))
+    assert max(told(tmp_path, "val/accuracy")) == NUM_BATCHES
+    num_elements = sum(each.numel() for each in weights(tmp_path).values())
+    assert min(told(tmp_path, "perf/sent_bytes").values()) < 4 * num_elements, "of a gradient"
+    # By these the supervisor knows that the group has recovered.
+    pages = [last_status(tmp_path, rank) for rank in range(4) if rank not in replaced(tmp_path)]
+    assert len(pages) == 3
+    assert all(page.generation == 1 and page.first_at > 0.0 for page in pages)
+
+
+def record_and_hold_worker_1(task: RankTask) -> None:
+    """Its first batch takes until all others are done, none of which ends before it has begun."""
+    record(task)
+    home = Path(task.spool_dir).parents[2]
+
+    def is_held() -> bool:
+        trace = trace_so_far(home)
+        if task.rank == 1:
+            return sum(op == "push" for op, *_ in trace) < NUM_BATCHES - 1
+        return ("pull", 1, 0, True) not in trace
+
+    hold_the_first(is_held)
 
 
 def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
