@@ -258,6 +258,9 @@ SHARED = {
     "exact": job(MLP, {**TWO, "elastic": {"min_workers": 1, "exact": True}}),
     "zero 1": job(MLP, {**TWO, "parallel": {"shard": 2, "zero": 1}}),
     "local steps": job(MLP, {**TWO, "sync": {"every": 2, "outer": {}}}),
+    "d_psgd": job(MLP, {**TWO, "sync": {"kind": "gossip"}}),
+    "sgp": job(MLP, {**TWO, "sync": {"kind": "gossip", "mode": "sgp", "graph": "exponential"}}),
+    "gossip of all": job(MLP, {**TWO, "sync": {"kind": "gossip", "graph": "complete"}}),
     "topk": job(MLP, {**TWO, "sync": {"compression": {"name": "topk", "ratio": 0.1}}}),
     "powersgd": job(MLP, {**TWO, "sync": {"compression": {"name": "powersgd", "start_step": 2}}}),
     "half": job(MLP, {**TWO, "sync": {"compression": {"name": "fp16"}}}),
@@ -290,6 +293,8 @@ def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
     if name in (
         "zero 1",
         "local steps",
+        "d_psgd",
+        "sgp",
         "pipeline",
         "shard",
     ):  # its checkpoint is gathered from both

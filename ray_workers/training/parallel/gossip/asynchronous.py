@@ -139,11 +139,15 @@ class Averaging:
             self._pauses -= 1
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """End the averaging: the training is over on all ranks, and none is under way."""
+    def end(self, meet: Callable[[], None]) -> None:
+        """End the averaging: the training is over on all ranks. meet: waits for all of them, and
+        raises if one is gone, from which a passive rank would await word for good."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
+        if self._asked:
+            self._thread.join()
+        meet()
         self._thread.join()
 
     def abandon(self) -> None:
@@ -279,7 +283,7 @@ class AsynchronousGossip(GossipSync):
     def settle(self) -> None:
         super().settle()
         if self._averaging is not None:
-            self._averaging.end()
+            self._averaging.end(self._meet)
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -289,11 +293,14 @@ class AsynchronousGossip(GossipSync):
             return
         self._averaging.pause()
         try:
-            process_group.wait_for_all(self.given.device, self.world_size)
+            self._meet()
             self._copy.refresh()
             yield
         finally:
             self._averaging.go_on()
+
+    def _meet(self) -> None:
+        process_group.wait_for_all(self.given.device, self.world_size)
 
 
 def asynchronous_gossip(given: StrategyContext) -> Ddp:

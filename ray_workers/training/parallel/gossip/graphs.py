@@ -73,7 +73,7 @@ class OnePeerExponential(Graph):
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
-        self._distances = [2**power for power in range((num_ranks - 1).bit_length())]
+        self._distances = [1 << power for power in range((num_ranks - 1).bit_length())]
 
     def row(self, rank: int, step: int) -> Row:
         return {rank: 0.5, (rank - self._distance(step)) % self.num_ranks: 0.5}
