@@ -94,7 +94,8 @@ class KeyValueShard:
         return [(each, None) for each in there]
 
     def _answers(self) -> Answers:
-        found, waiting = [], []
+        found: Answers = []
+        waiting = []
         for worker, key, rows in self._waiting:
             if self._num_pushed[key, worker] > self._num_applied[key]:
                 waiting.append((worker, key, rows))

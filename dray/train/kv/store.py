@@ -38,7 +38,10 @@ def create(kind: Kind = "dist_sync") -> KVStore:
     if not {"worker", "server"} <= sizes.keys():
         raise KVError(_NO_ROLES)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = torch.distributed.TCPStore(address, port, wait_for_workers=False)
+    # torch exports it without saying so.
+    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        address, port, wait_for_workers=False
+    )
     number = int(os.environ["ROLE_RANK"])
     if os.environ["ROLE_NAME"] == "server":
         serve(store, address, number, sizes["worker"], is_synchronous=kind == "dist_sync")
