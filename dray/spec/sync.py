@@ -179,7 +179,9 @@ class Correction(Document):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        refuse_foreign(self, self.name, {"strength": ("delay_compensation",)})
+        is_changed = self.strength != type(self).model_fields["strength"].default
+        if self.name != "delay_compensation" and is_changed:
+            raise wrong("/sync/correction/strength", "is for delay_compensation: leave it out")
         return self
 
 

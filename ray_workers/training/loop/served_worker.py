@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from dray.train.kv.connection import ConnectionLost
 from ray_workers.shared import heartbeat
 from ray_workers.shared.heartbeat import RankPhase, TimeCategory
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
+from ray_workers.training.parallel.parameter_server.server import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
 
 
@@ -24,7 +26,12 @@ def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
     try:
         store = rendezvous.meet_without_group()
         trainer.page.enter(RankPhase.JOINING, TimeCategory.STARTING)
-        strategy.connect(store, rendezvous.place.rank, timedelta(seconds=MEETING_LIMIT_S))
+        try:
+            strategy.connect(store, rendezvous.place.rank, timedelta(seconds=MEETING_LIMIT_S))
+        except ConnectionLost:
+            if store.check([FINISHED_KEY]):
+                return  # the others were done before this worker came
+            raise
         if strategy.servers.is_ready:
             figures = heartbeat.figures_of_earlier_processes(trainer.task.page_prefix)
             strategy.servers.notes["figures"] = figures

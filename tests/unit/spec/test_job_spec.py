@@ -342,8 +342,8 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         ),
         (
             served(4, mode="asynchronous", correction={"name": "staleness_lr", "strength": 0.1}),
-            "/sync/correction",
-            "strength is an option of delay_compensation",
+            "/sync/correction/strength",
+            "is for delay_compensation",
         ),
         (
             served(4) | {"parallel": {"shard": 2}},

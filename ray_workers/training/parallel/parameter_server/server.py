@@ -40,6 +40,10 @@ LOOK_S: Final = 0.1
 SECRET_BYTES: Final = 32
 
 
+FINISHED_KEY: Final = "parameter-servers-finished"
+"""In the attempt's store once the job is done, for a worker that comes too late."""
+
+
 def key_of(server: int) -> str:
     """Of a server's address and secret in the attempt's store."""
     return f"parameter-server-{server}"
@@ -243,6 +247,7 @@ def serve(
             rendezvous.notice(server.version)
             if server.version:
                 page.commit(server.version)
+        store.set(FINISHED_KEY, "1")
 
 
 def _publish(store: Store, index: int, place: tuple[str, int], secret: bytes) -> None:

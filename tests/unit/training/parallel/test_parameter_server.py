@@ -41,11 +41,13 @@ from ray_workers.training.parallel.parameter_server.dealer import (
     SynchronousDealer,
 )
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
+from ray_workers.training.parallel.parameter_server.server import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.shard import (
     DoneBatches,
     ParameterShard,
     Push,
 )
+from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
 from tests.marks import soak
 from tests.unit.training.jobs import assert_same, document, series, weights
 from tests.unit.training.ranks import (
@@ -642,6 +644,24 @@ def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
     (staleness,) = series(tmp_path, "sync/staleness", rank=1).values()
     assert staleness == NUM_BATCHES - 1
     assert series(tmp_path, "sync/staleness_max")[NUM_BATCHES] == NUM_BATCHES - 1
+
+
+def come_too_late(task: RankTask) -> None:
+    """The other worker and the servers are done before this one comes."""
+    connect = ParameterServerWorker.connect
+
+    def connect_late(self: ParameterServerWorker, store: Any, *given: Any) -> None:
+        store.wait([FINISHED_KEY])
+        connect(self, store, *given)
+
+    if task.rank == 1:
+        ParameterServerWorker.connect = connect_late  # type: ignore[method-assign]
+
+
+def test_a_worker_that_comes_too_late_ends_well(tmp_path: Path) -> None:
+    codes = run_ranks(tmp_path, job(ASYNCHRONOUS), world_size=4, before=come_too_late)
+    assert codes == [0] * 4
+    assert max(series(tmp_path, "train/loss")) == NUM_BATCHES
 
 
 @pytest.mark.parametrize("sync", [{}, soak(ASYNCHRONOUS)])
