@@ -22,6 +22,7 @@ from ray_workers.training.loop import rank_main
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.data_parallel.ddp import Ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import PeriodicAveraging
+from ray_workers.training.parallel.gossip.synchronous import SynchronousGossip
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
@@ -67,6 +68,8 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     strategy = loop.strategy
     if isinstance(strategy, Ddp) and isinstance(strategy.sync, PeriodicAveraging):
         tracker.track_external(*strategy.sync.agreed)
+    if isinstance(strategy, Ddp) and isinstance(strategy.sync, SynchronousGossip):
+        tracker.track_external(*strategy.sync.mixing.own)
     with tracker:
         loop.join_group(RankAssignment(0, rank, world_size, None))
         loop.restore()

@@ -123,6 +123,7 @@ def jobs(folder: Path) -> dict[str, Job]:
         "data 2, top-k": told("sync", {"compression": {"name": "topk"}}, optimizer=momentum),
         "data 2, local SGD": told("sync", {"every": 2}),
         "data 2, DiLoCo": told("sync", {"every": 2, "outer": {}}),
+        "data 2, D-PSGD": told("sync", {"kind": "gossip"}),
         "data 2, exact": told("elastic", {"min_workers": 1, "exact": True}),
         "shard 2": wide(2, {"shard": 2}),
         "shard 2, ZeRO 2": wide(2, {"shard": 2, "zero": 2}),

@@ -722,7 +722,7 @@ class JobSpec(Document):
         chosen = "sync.every above 1" if self.takes_local_steps else f"sync.kind {self.sync.kind}"
         why = f"with {chosen} the ranks have no common weights in between"
         if self.elastic is not None:
-            raise wrong("/elastic", f"is not for this job: {why}, so none can be replaced")
+            raise wrong("/elastic", f"must be unset: {why} to change the size with")
         if self.train.ema is not None:
             raise wrong("/train/ema", f"must be unset: {why} to average")
         if self.checkpoint.every_steps == "auto":

@@ -24,6 +24,7 @@ import ray
 import dray
 from ray_workers.node import (
     attempt_residue,
+    compat_ray,
     orphans,
     placement_groups,
     session_records,
@@ -126,7 +127,10 @@ class NodeAgent:
         # Ray was started.
         os.umask(0o077)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        session_records.write_owner(self._directory)
+        self._raylet = compat_ray.raylet_pid()
+        self._parents = {self._raylet, os.getppid()}
+        """Of Ray's workers here, which may be forked (`worker_forks`)."""
+        session_records.write_owner(self._directory, self._raylet)
         self._socket_path = socket_path(deployment_id, self._node_id)
         self._forkserver = ForkserverManager(
             self._directory,
@@ -167,7 +171,7 @@ class NodeAgent:
             problem=problem,
             full=await asyncio.to_thread(why_full, self._directory),
             quarantined=tuple(self._book.entries()),
-            idle_workers=await asyncio.to_thread(count_idle_workers, os.getppid()),
+            idle_workers=await asyncio.to_thread(count_idle_workers, self._raylet),
         )
 
     async def ping(self) -> float | None:
@@ -368,8 +372,8 @@ class NodeAgent:
 
     def _slowness(self, ranks: Sequence[RankObservation]) -> float:
         alive = [one.status.pid for one in ranks if one.state]
-        raylet = os.getppid()
-        return self._waits.sample([*alive, raylet, *children_of(raylet)])
+        of_ray = [child for parent in self._parents for child in children_of(parent)]
+        return self._waits.sample([*alive, self._raylet, *of_ray])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
         """Send a signal to every process of a rank; False if none runs here."""

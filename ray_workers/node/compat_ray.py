@@ -7,14 +7,19 @@ Ray is imported when a function is called, so that this module can be imported w
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import math
+import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 PRESTARTED_LANGUAGE = 0
 """Python, in Ray's common.proto."""
+RAYLET_PID = "RAY_RAYLET_PID"
+"""Environment variable of workers, with their raylet's pid."""
 
 
 def actor_id_of(actor: Any) -> str:
@@ -107,6 +112,60 @@ def prestart_workers(
     with grpc.insecure_channel(address) as channel:
         stub = stubs.NodeManagerServiceStub(channel)
         stub.PrestartWorkers(request, metadata=list(metadata), timeout=limit_s)
+
+
+def start_workers_by(script: str) -> str | None:
+    """Have the `ray start` of this process start Ray's workers by another script, in a Python that
+    knows the standard library alone; the path of Ray's own. None, and Ray's own is used, where this
+    Ray takes no other: `ray start` has no option for it."""
+    from ray._private import services
+    from ray._private.parameter import RayParams
+    from ray._private.workers import default_worker
+
+    if "worker_path" not in inspect.signature(RayParams).parameters:
+        return None
+    services._site_flags = lambda: ["-I", "-S"]  # those of the command for workers alone
+    changed = functools.partialmethod(RayParams.__init__, worker_path=script)
+    RayParams.__init__ = changed  # type: ignore[method-assign,assignment]
+    return default_worker.__file__
+
+
+def import_for_forks(modules: Iterable[str]) -> None:
+    """Import what Ray's own worker script imports, and these modules.
+
+    Ray draws a random id for each class of actors, by a generator that forked processes would have
+    copies of, and all of them would draw the same ids. So these ids come from the system.
+    """
+    import ray.actor
+    from ray import ActorClassID
+
+    class FromSystem:
+        @staticmethod
+        def from_random() -> ActorClassID:
+            return ActorClassID(os.urandom(ActorClassID.size()))
+
+    importlib.import_module("ray._private.workers.default_worker")
+    actor: Any = ray.actor
+    actor.ActorClassID = FromSystem
+    try:
+        for name in modules:
+            importlib.import_module(name)
+    finally:
+        actor.ActorClassID = ActorClassID
+
+
+def random_id() -> bytes:
+    """An id as Ray draws them."""
+    from ray import ActorClassID
+
+    drawn: bytes = ActorClassID.from_random().binary()
+    return drawn
+
+
+def raylet_pid() -> int:
+    """The raylet of this Ray worker process, which a worker that was forked is no child of. Ray
+    tells it to its workers so that they end with the raylet, and has no public call for it."""
+    return int(os.environ.get(RAYLET_PID) or os.getppid())
 
 
 def nvml() -> Any:

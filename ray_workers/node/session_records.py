@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,10 +114,9 @@ def remove_session(directory: Path, record: SessionRecord) -> None:
             emptied.rmdir()
 
 
-def write_owner(runtime_dir: Path) -> None:
-    """Write down the raylet of this node, the parent of this Ray worker."""
-    parent = os.getppid()
-    raylet = parent if command(parent) == "raylet" else 0
+def write_owner(runtime_dir: Path, raylet: int) -> None:
+    """Write down the raylet of this node, if that process is one."""
+    raylet = raylet if command(raylet) == "raylet" else 0
     owner = {
         "place": place(),
         "boot_id": boot_id(),

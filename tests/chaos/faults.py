@@ -59,6 +59,13 @@ def kill_actor(scene: Scene, role: str) -> None:
     os.kill(scene.actor(role), signal.SIGKILL)
 
 
+def kill_worker_parent(scene: Scene) -> None:
+    try:
+        os.kill(scene.ground.service.worker_parent(), signal.SIGKILL)
+    except ValueError:
+        raise Missed("there is no worker parent") from None
+
+
 def kill_replacement(scene: Scene) -> None:
     """Of whoever is replaced now, once it runs."""
     seat, dead = killed(scene)
@@ -210,6 +217,7 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "store killed": lambda s: send(s, STORE, signal.SIGKILL),
     "forkserver killed": lambda s: os.kill(s.ground.forkserver_of(s.job_id), signal.SIGKILL),
     "node agent killed": lambda s: os.kill(s.ground.agent_of(s.job_id), signal.SIGKILL),
+    "worker parent killed": kill_worker_parent,
     "gateway killed": lambda s: os.kill(s.ground.service.gateway_pid(), signal.SIGKILL),
     "service killed": lambda s: s.ground.restart_service(),
     "newest checkpoint damaged, supervisor killed": damage_newest_and_kill_supervisor,
@@ -244,7 +252,7 @@ UNDISTURBED = frozenset(
     {
         *("gateway killed", "service killed", "service restarted", "database restarted"),
         *("disk full", "loader killed"),
-        *("gateway stopped", "service stopped", "rank's init stopped"),
+        *("gateway stopped", "service stopped", "rank's init stopped", "worker parent stopped"),
         *HARMLESS,
     }
 )

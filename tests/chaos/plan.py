@@ -64,6 +64,9 @@ ON_EMBEDDED: Mapping[Blow, frozenset[str]] = {
     ("machine shut down",): RECIPES,
     ("cluster killed",): ANY,
     ("cluster killed", "service killed"): ANY,
+    ("worker parent killed", "supervisor killed"): ANY,
+    ("worker parent killed", "rank actor killed"): ANY,
+    ("worker parent stopped", "supervisor killed"): LONG,
 }
 ON_CLUSTER: Mapping[Blow, frozenset[str]] = {
     ("slots recalled",): frozenset({"elastic"}),
@@ -91,7 +94,7 @@ STOPPABLE_ON_BOTH: Mapping[str, frozenset[str]] = {
     "service": LONG,
 }
 STOPPABLE: Mapping[str, Mapping[str, frozenset[str]]] = {
-    EMBEDDED: {**STOPPABLE_ON_BOTH, "raylet": LONG, "GCS": LONG},
+    EMBEDDED: {**STOPPABLE_ON_BOTH, "worker parent": LONG, "raylet": LONG, "GCS": LONG},
     CLUSTER: STOPPABLE_ON_BOTH,
 }
 """Processes that may be stopped (SIGSTOP), and of whom, on each ground. Those of Ray itself come

@@ -28,6 +28,7 @@ STOPPABLE: Mapping[str, Callable[[Scene], int]] = {
     "node agent": lambda s: s.ground.agent_of(s.job_id),
     "gateway": lambda s: s.ground.service.gateway_pid(),
     "service": lambda s: s.ground.service.pid,
+    "worker parent": lambda s: s.ground.service.worker_parent(),
     "raylet": lambda s: s.ground.service.ray_child("raylet/raylet"),
     "GCS": lambda s: s.ground.service.ray_child("gcs_server"),
 }
@@ -49,8 +50,9 @@ TELLERS = frozenset(
 """While these are away nobody asks the others, which may be replaced before anybody is told."""
 TELLER_OF = {"forkserver stopped": frozenset({"node agent killed", "node agent stopped"})}
 """The forkserver is asked by its node's agent alone, whose successor starts another at once."""
-NOT_REPLACED = frozenset({"service", "rank's init"})
-"""Nobody does: of one service there is no other, and an init has nothing to do before its end."""
+NOT_REPLACED = frozenset({"service", "rank's init", "worker parent"})
+"""Nobody does: of one service there is no other, an init has nothing to do before its end, and a
+worker parent is asked only when a worker is to start, which may be in a later turn."""
 REPLACED_WITHIN_S = {"raylet": 240.0}
 """Where `promises.NOTHING_LEFT_WITHIN_S` is too short: Ray takes a minute to call a node dead, and
 dray waits for two more until it starts another Ray (docs/faults.md)."""

@@ -257,6 +257,7 @@ class FakeCluster:
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         self._check()
         self.preparations.append((node_id, needs))
+        self.pulse.beat()
         if node_id not in self.nodes:
             raise ClusterUnavailable(f"the node {node_id} is gone")
         answer = self.environments.get(node_id, READY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -24,7 +25,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from dray import Client, views
 from ray_workers.node.forkserver.client import list_tasks
 from ray_workers.node.rank_environment import RAY_INSTANCE
+from ray_workers.node.worker_forks import worker_entry
 from ray_workers.shared import paths
+from ray_workers.shared.processes.procfs import started_ticks
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
@@ -149,6 +152,12 @@ class Service:
     def gcs_pid(self) -> int:
         return self.ray_child("gcs_server")
 
+    def worker_parent(self) -> int:
+        """Pid of the process of which the embedded Ray's workers are forks; ValueError if there is
+        none. A fork has its command line until it takes the name of a worker."""
+        named = processes_of(self.ray_daemon()["instance"], worker_entry.PARENT_MODULE)
+        return min(named, key=lambda pid: started_ticks(pid) or math.inf)
+
     def ray_child(self, program: str) -> int:
         """Pid of a program of the embedded Ray, such as `gcs_server`."""
         return one(
@@ -250,14 +259,18 @@ def agent_of(instance: str) -> int:
 
 
 def actor_of(instance: str, kind: str) -> int:
-    """Pid of the only actor of a class on an embedded Ray, by the mark in its environment."""
-    return one(
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit()
-        and f"ray::{kind}" in command_line(int(entry.name))
-        and f"{RAY_INSTANCE}={instance}".encode() in (entry / "environ").read_bytes()
-    )
+    """Pid of the only actor of a class on an embedded Ray."""
+    return one(processes_of(instance, f"ray::{kind}"))
+
+
+def processes_of(instance: str, words: str) -> Iterator[int]:
+    """Pids of an embedded Ray, by the mark in their environment, with `words` in their command."""
+    mark = f"{RAY_INSTANCE}={instance}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and words in command_line(int(entry.name)):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if mark in (entry / "environ").read_bytes():
+                    yield int(entry.name)
 
 
 def one(found: Iterator[int]) -> int:

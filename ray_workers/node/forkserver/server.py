@@ -52,6 +52,7 @@ from ray_workers.node import session_records
 from ray_workers.node.forkserver import rank_init
 from ray_workers.shared.paths import preloaded_path
 from ray_workers.shared.peers.peer_credentials import is_own_unix
+from ray_workers.shared.processes import huge_pages
 from ray_workers.shared.processes.prctl import PR_SET_CHILD_SUBREAPER, prctl
 from ray_workers.shared.processes.procfs import (
     Session,
@@ -157,12 +158,16 @@ class ForkServer:
     def serve(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        packing, is_packed = huge_pages.pack(), False  # while nobody asks for anything
         while True:
             watched: list[Any] = [self._listener, self._lifeline, self._wake_read]
             connections = [client.connection for client in self._clients]
             reports = {c.reports: c for c in self._clients + self._abandoned if c.reports >= 0}
             waited_for = [*watched, *connections, *reports]
-            ready, _, _ = select.select(waited_for, [], [], self._pause_s())
+            pause_s = self._pause_s() if is_packed else 0.0
+            ready, _, _ = select.select(waited_for, [], [], pause_s)
+            if not ready and not is_packed:
+                is_packed = next(packing, True)
             if self._lifeline in ready and not os.read(self._lifeline, 4096):
                 return self._end_everything()
             if self._wake_read in ready:

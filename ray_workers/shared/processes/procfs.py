@@ -27,6 +27,8 @@ LIMIT_BASE = 1 << 62
 DEAD = (b"Z", b"X")
 STOPPED = b"T"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+STARTING = (b"default_worker.py", b"worker_entry.py")
+"""Programs of Ray's workers: Ray's own, and `ray_workers.node.worker_forks.worker_entry`."""
 
 
 @dataclass(frozen=True)
@@ -238,18 +240,24 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 
 def count_idle_workers(raylet: int) -> int:
-    """Ray worker processes of a raylet that wait for an actor or a task, or are starting."""
+    """Ray worker processes of a raylet that wait for an actor or a task, or are starting. A forked
+    one is no child of the raylet; all of them carry the raylet's pid in their environment."""
+    mark = f"RAY_RAYLET_PID={raylet}".encode()
     return sum(
-        _is_idle_worker(entry.name)
+        _is_idle_worker(_words(entry.path, "cmdline")) and mark in _words(entry.path, "environ")
         for entry in os.scandir("/proc")
-        if entry.name.isdigit() and stat_fields(entry.name)[1:2] == [str(raylet).encode()]
+        if entry.name.isdigit()
     )
 
 
-def _is_idle_worker(process: str) -> bool:
-    try:
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+def _is_idle_worker(words: Sequence[bytes]) -> bool:
     # A worker that is starting does not have Ray's title yet.
-    return words[0].strip() == b"ray::IDLE" or any(w.endswith(b"default_worker.py") for w in words)
+    return words[0].strip() == b"ray::IDLE" or any(w.endswith(STARTING) for w in words)
+
+
+def _words(process: str, file: str) -> list[bytes]:
+    """A file of a process's folder in /proc whose words end with zeros."""
+    try:
+        return Path(process, file).read_bytes().split(b"\0")
+    except OSError:
+        return [b""]

@@ -32,6 +32,8 @@ from service.cluster.ray import start_failure
 
 CODE_ROOT = Path(__file__).resolve().parents[3]
 """The folder that holds the package `service`."""
+RAY_START = "ray_workers.node.worker_forks.ray_start"
+"""Module that does what the command `ray` does, with workers that are forked."""
 WORKER_NICENESS, RAYS_NICENESS = "RAY_worker_niceness", "15"
 """Ray's setting of its workers' niceness, and its default."""
 START_TIMEOUT_S = 60.0
@@ -140,7 +142,7 @@ class EmbeddedRay:
         remove_dead_sessions()
         paths.own_folder(temp_dir)
         command = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            *(sys.executable, "-m", RAY_START, "start", "--head", "--block"),
             f"--node-ip-address={LOOPBACK}",
             f"--port={ports[0]}",
             f"--dashboard-host={LOOPBACK}",

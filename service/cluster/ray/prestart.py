@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_WORKERS = 6
 """Processes kept idle per node: the supervisors and the ranks of two small jobs, so that one that
-is submitted right after another finds some as well. Each takes 45 MB."""
+is submitted right after another finds some as well. Each takes 20 MB, or 45 where it is not forked
+(`ray_workers.node.worker_forks`)."""
 KEEP_ALIVE_S = 3600
 PRESTART_LIMIT_S = 10.0
 CALM_S = 3.0

@@ -222,7 +222,7 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
         has_momentum = spec.outer is not None and spec.outer.momentum > 0.0
         return Agreeing(weights * (1 + has_momentum), weights * outer, is_by_hand=True)
     if isinstance(spec.sync, Gossip):
-        return _of_gossip(spec.sync, weights)
+        return _of_gossip(spec.sync, spec.resources.num_workers, weights)
     name = spec.compression.name if spec.compression is not None else ""
     if name == "powersgd":  # the unsent rest; the gradient as it was, and the new rest
         return Agreeing(weights, 2 * weights)
@@ -231,7 +231,7 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
     return Agreeing()
 
 
-def _of_gossip(sync: Gossip, weights: float) -> Agreeing:
+def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
     if sync.mode == "ad_psgd":
         # The copy, and as it was last read; what has changed, and two copies that average.
         return Agreeing(2 * weights, 3 * weights, is_by_hand=True)
@@ -239,7 +239,8 @@ def _of_gossip(sync: Gossip, weights: float) -> Agreeing:
     degrees = Counter(other for _, other in sync.edges or ())
     if sync.mode == "d_psgd":
         degrees += Counter(one for one, _ in sync.edges or ())
-    most = {"ring": 2, "complete": 0, "custom": max(degrees.values(), default=0)}
+    ring = 1 if sync.mode == "sgp" or num_ranks == 2 else 2
+    most = {"ring": ring, "complete": 0, "custom": max(degrees.values(), default=0)}
     return Agreeing(weights * (1 + most.get(sync.graph, 1)), is_by_hand=True)
 
 

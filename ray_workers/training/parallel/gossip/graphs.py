@@ -104,8 +104,7 @@ class RandomPairs(Graph):
 
     def _other(self, rank: int, step: int) -> int:
         if self._drawn[0] != step:
-            order = list(range(self.num_ranks))
-            random.Random(derive_seed("gossip", self._seed, step)).shuffle(order)
+            order = _drawn_order(self.num_ranks, self._seed, step)
             others = list(range(self.num_ranks))
             for one, other in zip(order[::2], order[1::2], strict=False):
                 others[one], others[other] = other, one
@@ -113,29 +112,36 @@ class RandomPairs(Graph):
         return self._drawn[1][rank]
 
 
-class RandomPushes(Graph):
-    """In each step every rank draws one other, to which it sends half of what it has."""
+class RandomCircle(Graph):
+    """Each step draws a circle of all ranks, in which each sends half of its copy to the next."""
 
     def __init__(self, num_ranks: int, seed: int) -> None:
         super().__init__(num_ranks)
         self._seed = seed
-        self._drawn: tuple[int, list[int]] = (0, [])
-        """(step, to whom each rank sends)."""
+        self._drawn: tuple[int, dict[int, int], dict[int, int]] = (0, {}, {})
+        """(step, the rank before each, the rank after each)."""
 
     def row(self, rank: int, step: int) -> Row:
-        targets = self._targets(step)
-        senders = (other for other in range(self.num_ranks) if targets[other] == rank)
-        return {rank: 0.5, **dict.fromkeys(senders, 0.5)}
+        before, _ = self._beside(rank, step)
+        return {rank: 0.5, before: 0.5}
 
     def receivers(self, rank: int, step: int) -> list[int]:
-        return [self._targets(step)[rank]]
+        _, after = self._beside(rank, step)
+        return [after]
 
-    def _targets(self, step: int) -> list[int]:
+    def _beside(self, rank: int, step: int) -> tuple[int, int]:
         if self._drawn[0] != step:
-            draw, size = random.Random(derive_seed("gossip", self._seed, step)), self.num_ranks
-            targets = [(rank + 1 + draw.randrange(size - 1)) % size for rank in range(size)]
-            self._drawn = (step, targets)
-        return self._drawn[1]
+            order = _drawn_order(self.num_ranks, self._seed, step)
+            following = [*order[1:], order[0]]
+            before = dict(zip(following, order, strict=True))
+            self._drawn = (step, before, dict(zip(order, following, strict=True)))
+        return self._drawn[1][rank], self._drawn[2][rank]
+
+
+def _drawn_order(num_ranks: int, seed: int, step: int) -> list[int]:
+    order = list(range(num_ranks))
+    random.Random(derive_seed("gossip", seed, step)).shuffle(order)
+    return order
 
 
 def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
@@ -147,7 +153,7 @@ def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
         case "exponential":
             return OnePeerExponential(num_ranks)
         case "random":
-            return RandomPushes(num_ranks, seed) if pushes else RandomPairs(num_ranks, seed)
+            return RandomCircle(num_ranks, seed) if pushes else RandomPairs(num_ranks, seed)
         case "ring":
             edges = {(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)}
         case "custom":

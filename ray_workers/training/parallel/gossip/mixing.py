@@ -61,7 +61,8 @@ class Mixing:
         self.leaves_after: int | None = None
         """The step after which all ranks leave, once this rank has heard of one."""
         self._copy = copy
-        self._own = copy.empty()
+        self.own = copy.empty()
+        """The copy as it is sent, and the mixture until `apply`."""
         self._others: list[list[Tensor]] = []
         """Memory for the copies that come, for as many as ever came in one step."""
         self._graph: Graph | None = None
@@ -78,17 +79,17 @@ class Mixing:
         graph, step = self._graph, self.next_step
         if graph is None:
             return
-        self._copy.read(self._own)
+        self._copy.read(self.own)
         if self.push_weight != 1.0:
-            torch._foreach_mul_(self._own, self.push_weight)
+            torch._foreach_mul_(self.own, self.push_weight)
         # With it travel its push weight, and the steps until all leave: 0 for no such step.
         steps_left = 0 if self.leaves_after is None else self.leaves_after - step + 1
-        note = self._own[0].new_tensor([self.push_weight, steps_left], dtype=torch.float64)
+        note = self.own[0].new_tensor([self.push_weight, steps_left], dtype=torch.float64)
         self._row = graph.row(self._rank, step)
         if isinstance(graph, Complete):
             self._notes = [torch.empty_like(note) for _ in range(graph.num_ranks)]
             self._works = [dist.all_gather(self._notes, note, async_op=True)]
-            self._works += [dist.all_reduce(own, async_op=True) for own in self._own]
+            self._works += [dist.all_reduce(own, async_op=True) for own in self.own]
             return
         senders = [rank for rank in self._row if rank != self._rank]
         while len(self._others) < len(senders):
@@ -97,7 +98,7 @@ class Mixing:
         operations = [
             dist.P2POp(dist.isend, message, receiver)
             for receiver in graph.receivers(self._rank, step)
-            for message in (note, *self._own)
+            for message in (note, *self.own)
         ] + [
             dist.P2POp(dist.irecv, message, sender)
             for sender, others, notes in zip(senders, self._others, self._notes, strict=False)
@@ -119,19 +120,19 @@ class Mixing:
         notes = [each.tolist() for each in self._notes]
         if isinstance(self._graph, Complete):
             own_weight, weights = 0.0, [1 / self._graph.num_ranks] * self._graph.num_ranks
-            torch._foreach_mul_(self._own, weights[0])
+            torch._foreach_mul_(self.own, weights[0])
         else:
             own_weight = self._row[self._rank]
             weights = [weight for rank, weight in self._row.items() if rank != self._rank]
-            torch._foreach_mul_(self._own, own_weight)
+            torch._foreach_mul_(self.own, own_weight)
             for weight, others in zip(weights, self._others, strict=False):
-                torch._foreach_add_(self._own, others, alpha=weight)
+                torch._foreach_add_(self.own, others, alpha=weight)
         if self.pushes:
             received = (weight * note[0] for weight, note in zip(weights, notes, strict=True))
             self.push_weight = own_weight * self.push_weight + sum(received)
             if self.push_weight != 1.0:
-                torch._foreach_div_(self._own, self.push_weight)
-        self._copy.write(self._own)
+                torch._foreach_div_(self.own, self.push_weight)
+        self._copy.write(self.own)
         heard = [self.next_step + int(left) - 1 for _, left in notes if left]
         if heard and self.leaves_after is None:
             self.leaves_after = min(heard)

@@ -89,20 +89,20 @@ class SynchronousGossip(GossipSync):
 
     def __init__(self, given: StrategyContext, update: OptimizerStep, mixing: Mixing) -> None:
         super().__init__(given, update)
-        self._mixing = mixing
+        self.mixing = mixing
         self._graph: Graph | None = None
 
     @property
     def push_weight(self) -> float:
-        return self._mixing.push_weight
+        return self.mixing.push_weight
 
     @push_weight.setter
     def push_weight(self, weight: float) -> None:
-        self._mixing.push_weight = weight
+        self.mixing.push_weight = weight
 
     @property
     def preemption_requested(self) -> bool:
-        return self._mixing.leaves_after == self._mixing.next_step - 1
+        return self.mixing.leaves_after == self.mixing.next_step - 1
 
     def prepare(self, feed: Prefetcher, step: int) -> None:
         super().prepare(feed, step)
@@ -110,12 +110,12 @@ class SynchronousGossip(GossipSync):
         if self.world_size > 1:
             seed = self.given.spec.train.seed
             self._graph = graph_of(self.options, self.world_size, seed)
-        self._mixing.form(self._graph, self.rank, step + 1)
+        self.mixing.form(self._graph, self.rank, step + 1)
 
     def after_step(self, step: int) -> None:
         """Choose the step after which all ranks leave, if this rank is asked to: the first by which
         all others have heard of it, since they hear of it with the copies that they get."""
-        mixing, graph = self._mixing, self._graph
+        mixing, graph = self.mixing, self._graph
         mixing.next_step = step + 1
         if self.given.page.is_asked_to_leave and mixing.leaves_after is None:
             heard_at = step if graph is None else all_have_heard(graph, self.rank, step + 1)

@@ -44,6 +44,7 @@ TRIED = [
     "data 2, top-k",
     "data 2, local SGD",
     "data 2, DiLoCo",
+    "data 2, D-PSGD",
     "data 2, exact",
     "shard 2",
     "shard 2, ZeRO 2",

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +68,28 @@ def test_a_raylet_is_asked_for_workers_by_the_same_message() -> None:
 def test_a_raylet_that_is_not_there_is_an_error() -> None:
     with pytest.raises(Exception, match=r"connect|UNAVAILABLE"):
         compat_ray.prestart_workers("127.0.0.1:1", 1, 1, (), 2.0)
+
+
+def test_workers_are_started_by_another_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters: Any = importlib.import_module("ray._private.parameter").RayParams
+    services: Any = importlib.import_module("ray._private.services")
+    assert inspect.getsource(services).count("_site_flags()") == 2, CHANGED
+    monkeypatch.setattr(services, "_site_flags", services._site_flags)
+    monkeypatch.setattr(parameters, "__init__", parameters.__init__)
+    rays = compat_ray.start_workers_by("/dray/entry.py")
+    assert rays is not None, CHANGED
+    assert "worker.main_loop()" in Path(rays).read_text(), CHANGED
+    assert services._site_flags() == ["-I", "-S"]
+    chosen = parameters(num_cpus=3)
+    chosen.update_if_absent(worker_path=rays)
+    assert (chosen.worker_path, chosen.num_cpus) == ("/dray/entry.py", 3), CHANGED
+
+
+def test_a_worker_knows_its_raylet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_RAYLET_PID", raising=False)
+    assert compat_ray.raylet_pid() == os.getppid()
+    monkeypatch.setenv("RAY_RAYLET_PID", "17")
+    assert compat_ray.raylet_pid() == 17
 
 
 def test_ray_brings_the_bindings_of_gpus() -> None:

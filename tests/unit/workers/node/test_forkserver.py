@@ -16,6 +16,7 @@ from ray_workers.node.forkserver import client as forkserver_client
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed, list_tasks
 from ray_workers.shared.processes import procfs
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
+from tests.unit.workers.shared.test_huge_pages import huge_mib, packs
 from tests.wire import rank_task
 
 __all__ = ["light", "server"]
@@ -307,5 +308,7 @@ async def test_the_real_one_runs_scripts_and_the_store_with_torch_at_hand(tmp_pa
         assert len(bytes.fromhex(secret)) == 32
         store.process.abandon()
         await until(lambda: not is_alive(store.pid), "the store lives on")
+        if packs():  # while nobody asks for anything
+            await until(lambda: huge_mib(server.process.pid) > 64, "a fork copies small pages")
     finally:
         server.close()

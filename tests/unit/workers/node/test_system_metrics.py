@@ -186,23 +186,27 @@ async def test_values_come_at_once_and_rates_from_the_second_sample_on(tmp_path:
 async def test_a_sample_that_does_not_end_holds_nobody_up_and_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes, num_begun = threading.Event(), 0
+    begun, goes, num_begun = threading.Event(), threading.Event(), 0
 
     def read(_: SessionRecord) -> None:
         nonlocal num_begun
         num_begun += 1
+        begun.set()
         goes.wait(10.0)
 
     monkeypatch.setattr(sampler, "read_rank", read)
     monkeypatch.setattr(sampler, "LIMIT_S", 0.01)
     samples = sampler_of(tmp_path, lambda: 0.0, record(os.getpid()))
     assert await samples.sample("job", 1) == {}
+    assert await asyncio.to_thread(begun.wait, 10.0)
     assert await samples.sample("job", 1) == {}
     assert num_begun == 1
     goes.set()
     while samples._under_way:
         await asyncio.sleep(0)
+    begun.clear()
     assert await samples.sample("job", 1) == {}
+    assert await asyncio.to_thread(begun.wait, 10.0)
     assert num_begun == 2
 
 

@@ -16,8 +16,9 @@ from tests.integration.harness import eventually
 
 @contextlib.contextmanager
 def process(*words: str, run: str) -> Iterator[None]:
-    """A child whose command line has these words, running that program."""
-    child = subprocess.Popen(list(words), executable=run)
+    """A child whose command line has these words, running that program, as of this raylet."""
+    environment = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
+    child = subprocess.Popen(list(words), executable=run, env=environment)
     try:
         # Until it has become that program, it has our own command line.
         expected = words[0].encode()

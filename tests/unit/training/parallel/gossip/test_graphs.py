@@ -50,12 +50,11 @@ def check_matrices(graph: Graph, *, are_rows_of_one: bool) -> None:
     assert bool((product > 0).all()), "some copy never comes to some rank"
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
 @pytest.mark.parametrize("options", KINDS, ids=lambda one: f"{one['mode']}-{one['graph']}")
 def test_matrices_keep_the_mean_and_reach_everyone(options: dict[str, str], num_ranks: int) -> None:
     graph = graph_of(Gossip.model_validate(options), num_ranks, seed=3)
-    is_uneven = options == {"graph": "random", "mode": "sgp"}
-    check_matrices(graph, are_rows_of_one=not is_uneven)
+    check_matrices(graph, are_rows_of_one=True)
 
 
 @settings(max_examples=20)

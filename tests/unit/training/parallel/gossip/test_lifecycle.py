@@ -13,14 +13,14 @@ import pytest
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
-from tests.marks import soak
+from tests.marks import SOAK, soak
 from tests.unit.training.jobs import assert_same, die_at_step_18, series
-from tests.unit.training.parallel.gossip.test_synchronous import UNEVEN, job
+from tests.unit.training.parallel.gossip.test_synchronous import THREE, UNEVEN, job
 from tests.unit.training.parallel.test_local_sgd import ask_rank_0_to_leave
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 
 ADAM = {"name": "adamw", "lr": 0.003}
-SGP = {"mode": "sgp", "graph": "custom", "edges": [[0, 1], [1, 2], [2, 0], [0, 2]]}
+SGP = {"mode": "sgp", "graph": "custom", "edges": THREE}
 
 
 @pytest.mark.parametrize("sync", [SGP, soak({"graph": "random"})], ids=["sgp", "d_psgd"])
@@ -42,6 +42,7 @@ def test_it_resumes_equal_to_the_bit_with_the_copy_that_each_rank_had(
     assert_same(one.state, other.state)
 
 
+@SOAK
 def test_another_number_of_ranks_goes_on_from_the_mean_of_all(tmp_path: Path) -> None:
     before = job(3, SGP)
     assert run_ranks(tmp_path, before, world_size=3) == [0, 0, 0]

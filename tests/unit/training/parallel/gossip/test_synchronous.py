@@ -106,6 +106,15 @@ def lollipop(step: int) -> Tensor:
     )
 
 
+THREE = [[0, 1], [0, 2], [1, 2], [2, 0]]
+
+
+def three(step: int) -> Tensor:
+    """Rank 0 parts its copy in three, the others in two."""
+    a, b = 1 / 3, 1 / 2
+    return torch.tensor([[a, 0, b], [a, b, 0], [a, b, b]])
+
+
 UNEVEN = [[0, 1], [0, 2], [1, 2], [2, 3], [3, 0], [2, 0]]
 
 
@@ -163,11 +172,12 @@ def test_d_psgd_is_its_matrix_form(
 @pytest.mark.parametrize(
     ("sync", "world_size", "mixed_by"),
     [
-        ({"graph": "custom", "edges": UNEVEN}, 4, uneven),
+        ({"graph": "custom", "edges": THREE}, 3, three),
+        soak({"graph": "custom", "edges": UNEVEN}, 4, uneven),
         soak({"graph": "exponential"}, 4, exponential(4)),
         soak({"graph": "ring"}, 3, lambda step: (torch.eye(3) + shift(3, 1)) / 2),
     ],
-    ids=["custom-4", "exponential-4", "ring-3"],
+    ids=["custom-3", "custom-4", "exponential-4", "ring-3"],
 )
 def test_sgp_is_its_matrix_form_with_push_weights(
     tmp_path: Path, sync: dict[str, Any], world_size: int, mixed_by: Callable[[int], Tensor]

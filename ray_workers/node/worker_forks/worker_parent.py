@@ -1,0 +1,175 @@
+"""The process that has Ray imported, and is forked for each worker process of a raylet.
+
+Started by `worker_entry` as `python -P -m ...worker_parent SOCKET LOCK MODULES`: where to listen, a
+file that is locked as long as this process lives, and what to import besides Ray. It ends with the
+raylet. If it is killed, the next worker's start starts another; workers do not need it once they
+are forked.
+
+A fork copies one thread, so this process must have no other. And Ray draws the ids of placement
+groups, among others, from a generator of its own, which a fork copies as well: two supervisors
+would give their groups the same id. So nothing here may have drawn an id. Both are checked before
+the first fork; where a Ray fails the check, no worker is forked and all start as Ray starts them.
+"""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ray_workers.node import compat_ray
+from ray_workers.node.worker_forks.worker_entry import FORKED, RAYS_SCRIPT
+from ray_workers.shared.processes import huge_pages
+
+REQUEST_LIMIT_S = 2.0
+"""How long a worker's entry may take to send its request; others wait meanwhile."""
+NUM_WAITING = 128
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """The properties that a worker takes over from the process that the raylet started for it."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+    oom_score: str
+
+
+def listen(path: str) -> socket.socket:
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(NUM_WAITING)
+    return listener
+
+
+def refuse(lock: int, path: str, why: str) -> NoReturn:
+    """Fork nothing for this raylet, now and later: the lock's file says why."""
+    os.write(lock, why.encode())
+    Path(path).unlink()
+    print(f"Ray's workers are not forked: {why}", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(1)  # an import may have left a thread that runs on
+
+
+def why_not() -> str | None:
+    """Why this process must not be forked."""
+    if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
+        return f"the imports have started {threads - 1} threads"
+    first, second = (_id_of_a_fork() for _ in range(2))
+    if first == second:
+        return "forked processes would draw the same ids"
+    return None
+
+
+def _id_of_a_fork() -> bytes:
+    """An id that a forked process draws."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, compat_ray.random_id())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as answer:
+        return answer.read()
+
+
+def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None:
+    """Fork a process for each request. Returns in each of these, and here, with None, once the
+    raylet has ended.
+
+    raylet: a pidfd.
+    """
+    events = select.poll()
+    events.register(raylet, select.POLLIN)
+    events.register(listener, select.POLLIN)
+    packing, is_packed = huge_pages.pack(), False  # while nobody asks for anything
+    while raylet not in (ready := dict(events.poll(None if is_packed else 0))):
+        if not ready:
+            is_packed = next(packing, True)
+            continue
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                start = _receive(connection)
+                is_child = os.fork() == 0
+            except (OSError, EOFError, ValueError, TypeError):  # or no memory for another process
+                continue  # the entry sees that the connection is closed
+            if is_child:
+                listener.close()
+                os.close(raylet)
+                os.close(lock)
+                _become(start, connection)
+                return start
+    return None
+
+
+def _receive(connection: socket.socket) -> WorkerStart:
+    connection.settimeout(REQUEST_LIMIT_S)
+    data = b""
+    while more := connection.recv(1 << 16):
+        data += more
+    return WorkerStart(*marshal.loads(data))
+
+
+def _become(start: WorkerStart, connection: socket.socket) -> None:
+    """In the forked process: be as the entry was. Ends it if the entry can't be told any more, or
+    anything fails before: then the entry starts the worker itself."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(start.environment)
+        os.chdir(start.directory)
+        Path("/proc/self/oom_score_adj").write_text(start.oom_score)
+        connection.sendall(FORKED)
+    except BrokenPipeError:
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def run(script: Path, code: types.CodeType, arguments: list[str]) -> None:
+    """Run a script's code in this process, as Python would run the script."""
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
+    module = types.ModuleType("__main__")
+    module.__file__ = str(script)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def main(path: str, lock: int, modules: str) -> None:
+    raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
+    script = Path(os.environ[RAYS_SCRIPT])
+    os.set_inheritable(lock, False)
+    os.setsid()
+    listener = listen(path)  # at once: entries wait for the answer
+    try:
+        compat_ray.import_for_forks(filter(None, modules.split(",")))
+        # Ended children are not to stay as zombies, which look alive to the raylet.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        why = why_not()
+    except Exception as error:
+        traceback.print_exc()
+        why = f"{type(error).__name__}: {error}"
+    if why is not None:
+        refuse(lock, path, why)
+    code = compile(script.read_bytes(), script, "exec")
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would copy the pages of all these objects
+    if (start := serve(listener, raylet, lock)) is not None:
+        run(script, code, start.arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
