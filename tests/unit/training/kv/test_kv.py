@@ -26,6 +26,15 @@ LR, MOMENTUM = 0.1, 0.9
 NUM_WORKERS = 2
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are tiny: threads that wait for each other take a hundred times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def workers(request: pytest.FixtureRequest) -> Iterator[list[KVStore]]:
     """Two workers of a store with two servers, all in threads of this process."""

@@ -11,7 +11,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,15 @@ CORRECTIONS: list[Any] = [
     spec.Correction(name="staleness_lr"),
     spec.Correction(name="delay_compensation", strength=STRENGTH),
 ]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are tiny: threads that wait for each other take a hundred times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def net() -> nn.Module:
