@@ -107,6 +107,8 @@ class Averaging:
         """sides: the neighbours of this rank: (those that it asks, those that ask it)."""
         self._copy = copy
         self._asked, self._asking = sides
+        # Named with each message: a thread that is late must not speak in the next group.
+        self._group = dist.group.WORLD
         self._changed = threading.Condition()
         self._wanted = self._busy = self._is_ending = self._is_abandoned = False
         self._pauses = 0
@@ -153,8 +155,9 @@ class Averaging:
     def abandon(self) -> None:
         """End it in a broken group, whose connections are about to be cut: the copy is not changed
         any more. The thread ends when its connections are cut."""
-        with self._copy.lock:
+        with self._copy.lock, self._changed:
             self._is_abandoned = True
+            self._changed.notify_all()
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
@@ -168,6 +171,8 @@ class Averaging:
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work)
+                if self._is_abandoned:
+                    return
                 if self._is_ending:
                     break
                 self._wanted, self._busy = False, True
@@ -176,19 +181,20 @@ class Averaging:
                 self._busy = False
                 self._changed.notify_all()
         for other in self._asked:
-            dist.send(torch.tensor([END]), other, tag=ASK_TAG)
+            self._send(torch.tensor([END]), other, ASK_TAG)
 
     def _has_work(self) -> bool:
-        return self._is_ending or (self._wanted and not self._pauses)
+        is_over = self._is_ending or self._is_abandoned
+        return is_over or (self._wanted and not self._pauses)
 
     def _average_with(self, other: int) -> None:
-        dist.send(torch.tensor([AVERAGE]), other, tag=ASK_TAG)
+        self._send(torch.tensor([AVERAGE]), other, ASK_TAG)
         offered = self._copy.offer()
         for row in offered:
-            dist.send(row, other, tag=COPY_TAG)
+            self._send(row, other, COPY_TAG)
         answer = [torch.empty_like(row) for row in offered]
         for row in answer:
-            dist.recv(row, other, tag=ANSWER_TAG)
+            dist.recv(row, other, self._group, tag=ANSWER_TAG)
         with self._copy.lock:
             if not self._is_abandoned:
                 self._copy.close(offered, answer)
@@ -198,18 +204,21 @@ class Averaging:
         theirs = [torch.empty_like(row) for row in self._copy.rows]
         while asking:
             kind = torch.zeros(1, dtype=torch.int64)
-            other = dist.recv(kind, tag=ASK_TAG)  # of any rank
+            other = dist.recv(kind, group=self._group, tag=ASK_TAG)  # of any rank
             if kind.item() == END:
                 asking.discard(other)
                 continue
             for row in theirs:
-                dist.recv(row, other, tag=COPY_TAG)
+                dist.recv(row, other, self._group, tag=COPY_TAG)
             with self._copy.lock:
                 if self._is_abandoned:
                     return
                 answer = self._copy.meet(theirs)
             for row in answer:
-                dist.send(row, other, tag=ANSWER_TAG)
+                self._send(row, other, ANSWER_TAG)
+
+    def _send(self, message: Tensor, other: int, tag: int) -> None:
+        dist.send(message, other, self._group, tag)
 
 
 class AveragedStep(OptimizerStep):
