@@ -384,15 +384,21 @@ def assert_near(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         torch.testing.assert_close(one[name], other[name], atol=1e-6, rtol=0)
 
 
-def test_a_synchronous_job_trains_as_with_all_reduce(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of a synchronous job that nothing happened to."""
+    home = tmp_path_factory.mktemp("whole")
+    assert run_ranks(home, job({}), world_size=4) == [0] * 4
+    return home
+
+
+def test_a_synchronous_job_trains_as_with_all_reduce(whole: Path, tmp_path: Path) -> None:
     alone = document(2, schedule={"name": "constant"}, seed=1)
-    assert run_ranks(tmp_path / "all-reduce", alone, world_size=2) == [0, 0]
-    assert run_ranks(tmp_path, job({}), world_size=4) == [0] * 4
-    assert_near(weights(tmp_path), weights(tmp_path / "all-reduce"))
+    assert run_ranks(tmp_path, alone, world_size=2) == [0, 0]
+    assert_near(weights(whole), weights(tmp_path))
     for key in ("train/loss", "val/loss", "train/grad_norm", "train/lr"):
-        expected = series(tmp_path / "all-reduce", key)
-        assert series(tmp_path, key) == pytest.approx(expected, rel=1e-5)
-    assert min(series(tmp_path, "perf/sent_bytes").values()) > 0
+        assert series(whole, key) == pytest.approx(series(tmp_path, key), rel=1e-5)
+    assert min(series(whole, "perf/sent_bytes").values()) > 0
 
 
 def told(home: Path, key: str) -> dict[int, float]:
@@ -441,19 +447,18 @@ def die_when_pushing(batch: int, *, to_server: int | None) -> None:
     [
         kill_worker_1_between_servers,
         soak(kill_worker_1_in_step_11),
-        kill_the_chief_in_an_evaluation,
+        soak(kill_the_chief_in_an_evaluation),
         soak(kill_the_chief_between_servers),
     ],
 )
 def test_a_synchronous_job_ends_alike_to_the_bit_when_a_worker_dies(
-    kill: Any, tmp_path: Path
+    kill: Any, whole: Path, tmp_path: Path
 ) -> None:
-    whole = run_ranks(tmp_path / "whole", job({}), world_size=4)
-    broken = run_ranks(tmp_path, job({}), world_size=4, before=kill, recovers=True)
-    assert whole == broken == [0] * 4
-    assert_same(weights(tmp_path), weights(tmp_path / "whole"))
+    codes = run_ranks(tmp_path, job({}), world_size=4, before=kill, recovers=True)
+    assert codes == [0] * 4
+    assert_same(weights(tmp_path), weights(whole))
     for key in ("train/loss", "val/loss"):
-        assert told(tmp_path, key) == series(tmp_path / "whole", key)
+        assert told(tmp_path, key) == series(whole, key)
 
 
 # A job whose servers record what came to them, and the same in plain tensor code.
@@ -696,7 +701,9 @@ def is_shared(task: RankTask) -> bool:
 
 
 @pytest.mark.parametrize("sync", [{}, soak(ASYNCHRONOUS)])
-def test_a_job_resumes_from_the_checkpoint_that_it_left(sync: Any, tmp_path: Path) -> None:
+def test_a_job_resumes_from_the_checkpoint_that_it_left(
+    sync: Any, whole: Path, tmp_path: Path
+) -> None:
     left(tmp_path, job(sync))
     refs = checkpoint_refs(tmp_path)
     if not sync:
@@ -706,8 +713,7 @@ def test_a_job_resumes_from_the_checkpoint_that_it_left(sync: Any, tmp_path: Pat
     again = run_ranks(tmp_path, job(sync), world_size=4, attempt=2, resume_from=refs[:1])
     assert again == [0] * 4
     if not sync:
-        assert run_ranks(tmp_path / "whole", job(sync), world_size=4) == [0] * 4
-        assert_same(weights(tmp_path, attempt=2), weights(tmp_path / "whole"))
+        assert_same(weights(tmp_path, attempt=2), weights(whole))
 
 
 def left(home: Path, document: dict[str, Any]) -> None:
