@@ -54,9 +54,7 @@ from tests.unit.training.ranks import (
     Gang,
     checkpoint_refs,
     frames,
-    last_status,
     make_task,
-    replaced,
     run_ranks,
 )
 
@@ -629,10 +627,6 @@ def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
     assert max(told(tmp_path, "val/accuracy")) == NUM_BATCHES
     num_elements = sum(each.numel() for each in weights(tmp_path).values())
     assert min(told(tmp_path, "perf/sent_bytes").values()) < 4 * num_elements, "of a gradient"
-    # By these the supervisor knows that the group has recovered.
-    pages = [last_status(tmp_path, rank) for rank in range(4) if rank not in replaced(tmp_path)]
-    assert len(pages) == 3
-    assert all(page.generation == 1 and page.first_at > 0.0 for page in pages)
 
 
 def record_and_hold_worker_1(task: RankTask) -> None:
