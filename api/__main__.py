@@ -15,12 +15,13 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.http import connections
-from api.security.auth import BadTokensFile, is_loopback, load_tokens
+from api.security.auth import is_loopback
 from service.cluster.port import ClusterUnavailable
 from service.config import logging_setup
 from service.config.home_lock import write_privately
 from service.config.settings import Settings, read_settings
 from service.config.start_refusals import StartRefused
+from service.config.tokens_file import load_tokens
 from service.db.notifications import QUEUE
 from service.domain.errors import DomainError
 from service.runtime import Runtime, tune_interpreter
@@ -138,7 +139,8 @@ async def _answer(
 ) -> None:
     """Serve HTTP until `stop` is set."""
     limits = connections.Limits.of(settings)
-    config = connections.config(app, limits, stop_within_s=STOP_WITHIN_S)
+    proxies = settings.forwarded_allow_ips or ()
+    config = connections.config(app, limits, stop_within_s=STOP_WITHIN_S, proxies=proxies)
     server = Server(config)
     helpers = [
         asyncio.create_task(_stop_server(app, server, stop)),
@@ -188,7 +190,7 @@ def main() -> int:
         connections.raise_descriptor_limit()
         logging_setup.configure(settings.log_format)
         asyncio.run(serve(settings, loops=not arguments.no_loops))
-    except (StartRefused, BadTokensFile, ClusterUnavailable, DomainError, ValueError) as error:
+    except (StartRefused, ClusterUnavailable, DomainError, ValueError) as error:
         print(error, file=sys.stderr)
     else:
         return 0

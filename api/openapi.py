@@ -20,6 +20,7 @@ from api.problems import CODES, EVERYWHERE, STATUS, declare
 from dray.requests import (
     AnnotationRequest,
     CodeRequest,
+    DownloadRequest,
     DrillRequest,
     ExperimentRequest,
     JobChangeRequest,
@@ -53,7 +54,7 @@ REQUESTS = (
     *(PreemptRequest, DrillRequest, CodeRequest),
     *(JobChangeRequest, QueueRequest, QueueChangeRequest),
     *(AnnotationRequest, ExperimentRequest),
-    *(WebhookRequest, WebhookChangeRequest),
+    *(WebhookRequest, WebhookChangeRequest, DownloadRequest),
 )
 """The other bodies that `api.http.body` reads."""
 

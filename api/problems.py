@@ -42,6 +42,7 @@ STATUS: Mapping[str, int] = {
     "sweep_not_found": 404,
     "experiment_not_found": 404,
     "webhook_not_found": 404,
+    "download_link_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "request_too_slow": 408,

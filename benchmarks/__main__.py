@@ -38,6 +38,7 @@ def _possible() -> list[str]:
     """All but those that need what is not here, which are named."""
     import torch
 
+    from benchmarks.browsing.browser import lacks_browser
     from benchmarks.scheduler.measure import DATA, data_folder
 
     left_out = set()
@@ -47,6 +48,9 @@ def _possible() -> list[str]:
     if data_folder() is None:
         _tell(f"scheduler and scheduler_elastic are left out: {DATA} names no folder with traces")
         left_out |= {"scheduler", "scheduler_elastic"}
+    if lacks_browser():
+        _tell("first_paint and open_pages are left out: there is no chromium or no playwright")
+        left_out |= {"first_paint", "open_pages"}
     return [name for name in BENCHMARKS if name not in left_out]
 
 
@@ -164,6 +168,18 @@ def _onlookers(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _first_paint(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.browsing.first_paint import measure
+
+    return measure(num_rounds, progress)
+
+
+def _open_pages(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.browsing.open_pages import measure
+
+    return measure(num_rounds, progress)
+
+
 def _checkpoint_stall(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.checkpoint_stall.measure import measure
 
@@ -229,6 +245,8 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "metrics": _metrics,
     "cli_start_up": _cli_start_up,
     "onlookers": _onlookers,
+    "first_paint": _first_paint,
+    "open_pages": _open_pages,
     "checkpoint_stall": _checkpoint_stall,
     "recovery": _recovery,
     "goodput": _goodput,

@@ -147,21 +147,27 @@ class AsyncClient:
         owner: str | None = None,
         project: str | None = None,
         name: str | None = None,
+        text: str | None = None,
         array: str | None = None,
+        array_index: int | None = None,
         collapse_arrays: bool = False,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         where: str | None = None,
+        brief: bool = False,
         page_size: int = 100,
     ) -> AsyncGenerator[views.Job, None]:
         chosen = JobFilter(
             *(state, queue, label, owner, project),
             name=name,
+            text=text,
             array=array,
+            array_index=array_index,
             collapse_arrays=collapse_arrays,
             created_after=created_after,
             created_before=created_before,
             where=where,
+            brief=brief,
         )
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
@@ -258,13 +264,21 @@ class AsyncClient:
         *,
         rank: int | None = None,
         after_step: int | None = None,
+        until_step: int | None = None,
         max_points: int | None = None,
         in_order: bool = False,
         times: bool = False,
     ) -> views.Metrics:
         return await self._driver.run(
             self._flows.metrics(
-                job_id, keys, rank, after_step, max_points, in_order=in_order, times=times
+                job_id,
+                keys,
+                rank,
+                after_step,
+                max_points,
+                until_step=until_step,
+                in_order=in_order,
+                times=times,
             )
         )
 

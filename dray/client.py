@@ -190,31 +190,38 @@ class Client:
         owner: str | None = None,
         project: str | None = None,
         name: str | None = None,
+        text: str | None = None,
         array: str | None = None,
+        array_index: int | None = None,
         collapse_arrays: bool = False,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         where: str | None = None,
+        brief: bool = False,
         page_size: int = 100,
     ) -> Generator[views.Job, None, None]:
         """Yield the jobs that match all arguments, newest first, fetched page by page.
 
         state: one state or several, any of which matches. owner: `@me` is the caller. label: a
-        job must have every pair. array: the id of an array. collapse_arrays: yield one job alone of
-        each array; with `state`, of those with a job in any of them. created_after,
+        job must have every pair. text: a part of the name, in whatever case. array: the id of an
+        array. array_index: the index that a job has in its array. collapse_arrays: yield one job
+        alone of each array; with `state`, of those with a job in any of them. created_after,
         created_before: with a time zone; the job was submitted at the first or later, and before
         the second. where: a search expression, such as
         `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column at
-        fault.
+        fault. brief: leave `spec` of each empty, which is most of an answer.
         """
         chosen = JobFilter(
             *(state, queue, label, owner, project),
             name=name,
+            text=text,
             array=array,
+            array_index=array_index,
             collapse_arrays=collapse_arrays,
             created_after=created_after,
             created_before=created_before,
             where=where,
+            brief=brief,
         )
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
@@ -352,16 +359,24 @@ class Client:
         *,
         rank: int | None = None,
         after_step: int | None = None,
+        until_step: int | None = None,
         max_points: int | None = None,
         in_order: bool = False,
         times: bool = False,
     ) -> views.Metrics:
         """Series of rank 0 (or `rank`), all or those of `keys`, with at most `max_points` each:
         thinned out, or with `in_order` the first ones after `after_step`, and with `times` when
-        each point was reported."""
+        each point was reported. after_step, until_step: a part of them in more detail."""
         return self._driver.run(
             self._flows.metrics(
-                job_id, keys, rank, after_step, max_points, in_order=in_order, times=times
+                job_id,
+                keys,
+                rank,
+                after_step,
+                max_points,
+                until_step=until_step,
+                in_order=in_order,
+                times=times,
             )
         )
 

@@ -61,6 +61,7 @@
           |   + SweepNotFound        sweep_not_found
           |   + ExperimentNotFound   experiment_not_found
           |   + WebhookNotFound      webhook_not_found
+          |   + DownloadLinkNotFound  download_link_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -502,6 +503,12 @@ class WebhookNotFound(NotFound):
     """There is no such webhook, or it is another user's."""
 
     code = "webhook_not_found"
+
+
+class DownloadLinkNotFound(NotFound):
+    """The link has been used, is too old, or its token is no longer valid."""
+
+    code = "download_link_not_found"
 
 
 class RouteNotFound(NotFound):

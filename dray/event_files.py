@@ -53,6 +53,13 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
         at = end
 
 
+def check(data: bytes, end: bytes) -> None:
+    """Damaged if these are not the data of a record that ends with these bytes, as where a machine
+    went down before it wrote them. TensorBoard reads nothing behind such a record."""
+    if data and not end.endswith(_CHECKSUM.pack(masked_crc32c(data))):
+        raise Damaged("a record's data are damaged")
+
+
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """(number, value) of each field: an int, or the bytes of anything else. Damaged if it is no
     message."""

@@ -246,6 +246,37 @@ class PlanRequest(JobSpec):
         return JobSpec.model_validate(self.model_dump(exclude=own))
 
 
+class CheckpointFileRequest(Document):
+    """One file of a checkpoint."""
+
+    step: Step
+    path: Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class LogRequest(Document):
+    """A log as it is by now, in plain text."""
+
+    rank: Rank | None = None
+    """By default all ranks, each line with its attempt and rank before it."""
+    attempt: Annotated[int, Field(ge=1, lt=2**31), BeforeValidator(_a_number)] | None = None
+    """By default all attempts."""
+
+
+class DownloadRequest(Document):
+    """Ask for a link that downloads something of a job. Give one of the three."""
+
+    artifact: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    """The id of an artifact."""
+    checkpoint: CheckpointFileRequest | None = None
+    log: LogRequest | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if [self.artifact, self.checkpoint, self.log].count(None) != 2:
+            raise ValueError("give one of artifact, checkpoint and log")
+        return self
+
+
 class CodeFileRequest(Document):
     """One file of code, by the hashes of its parts."""
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -50,12 +51,23 @@ async def _write_job(client: AsyncClient, job_id: str, logdir: Path) -> None:
     with EventFile(logdir / folder_of(job)) as file:
         if file.is_new:
             file.write_document(job)
-        flushing = asyncio.create_task(_flush(file))
+        tasks = {
+            asyncio.create_task(_write_points(client, job_id, file)),
+            asyncio.create_task(_flush(file)),  # ends with an error alone, as of a full disk
+        }
         try:
-            async for point in client.follow_metrics(job_id, after=file.last_steps):
-                file.write(point)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            flushing.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+
+async def _write_points(client: AsyncClient, job_id: str, file: EventFile) -> None:
+    async for point in client.follow_metrics(job_id, after=file.last_steps):
+        file.write(point)
 
 
 async def _flush(file: EventFile) -> None:
@@ -74,7 +86,9 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = (folder / FILE).open("a+b")
+        # Not through a link: what is no event file is cut off below.
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        self._file: BinaryIO = os.fdopen(os.open(folder / FILE, flags, 0o666), "a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -115,6 +129,7 @@ class EventFile:
                 for after, event in event_files.records(data):
                     if after > len(data):
                         break
+                    event_files.check(event, data[end:after])
                     self.last_steps.update(event_files.last_steps(event))
                     end = after
         return start + end

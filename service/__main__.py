@@ -19,6 +19,7 @@ from service.config import logging_setup
 from service.config.home_lock import write_privately
 from service.config.settings import read_settings
 from service.config.start_refusals import StartRefused
+from service.config.tokens_file import load_tokens
 from service.domain.errors import DomainError
 from service.runtime import serve_loops
 from service.storage.backup import BackupError, backup, restore
@@ -31,6 +32,8 @@ async def serve() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     settings = read_settings()
+    if settings.tokens_file is not None:
+        load_tokens(settings.tokens_file)
     logging_setup.configure(settings.log_format)
     await serve_loops(settings, stop)
 

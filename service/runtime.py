@@ -40,6 +40,7 @@ from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
 from service.domain.tracking.document_values import defaults
 from service.jobs.changes import JobChanges
+from service.jobs.downloads import DownloadLinks
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
@@ -115,6 +116,7 @@ class Runtime:
         self.reading = Queries(database, storage, self.signals, settings)
         self.mlflow = MlflowQueries(database, self.reading)
         self.webhooks = Webhooks(database, settings)
+        self.downloads = DownloadLinks(database)
         self.metering = Metering(database, timings)
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None

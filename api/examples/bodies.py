@@ -265,6 +265,7 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         "labels": {"team": "vision"},
     },
     "WebhookChangeRequest": {"enabled": True},
+    "DownloadRequest": {"checkpoint": {"step": 50, "path": "model.safetensors"}},
     "CodeRequest": {
         "files": [
             {"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]},
@@ -334,6 +335,7 @@ _WEBHOOK: Mapping[str, Any] = {
     "all_users": False,
     "enabled": True,
     "disabled_reason": None,
+    "enabled_by": None,
     "failing_since": STARTED,
     "paused_until": "2026-11-21T08:45:10Z",
     "num_waiting": 1,
@@ -514,6 +516,10 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "CodeFilePage": {
         "id": CODE_ID,
         "items": [{"path": "train.py", "size_bytes": 4, "is_executable": False}],
+    },
+    "DownloadLink": {
+        "url": "/v1/downloads/8cZq4hS1l0dQm2bX7vT9nK3wYtR6uJ5eFgA0pLsVxNo",
+        "expires_at": "2026-11-21T08:46:00Z",
     },
     "ArtifactPage": {
         "items": [

@@ -41,6 +41,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": f"there is no webhook {WEBHOOK_ID}",
         "hint": "`dray webhook ls` shows the webhooks there are",
     },
+    "download_link_not_found": {
+        "detail": "this link downloads nothing: it has been used, is older than 60 s, or its token "
+        "is no longer valid",
+        "hint": "ask for another one by POST /v1/jobs/ID/downloads, or press the button again",
+    },
     "too_many_webhooks": {
         "detail": "ann has 20 webhooks, as many as a user may have",
         "hint": "delete one that is not needed: `dray webhook ls` shows them",

@@ -1,4 +1,5 @@
-"""ETags and conditional requests (RFC 9110, section 13): an unchanged answer is not sent again."""
+"""ETags and conditional requests (RFC 9110, section 13): an unchanged answer is not sent again; and
+whether an answer may be compressed."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ REVALIDATE = "private, no-cache"
 """A cache may keep an answer for its own caller only, and must revalidate it before each use."""
 
 _REVISION = re.compile(r'"([0-9]{1,18})"')
+_CODING = re.compile(r"([a-z0-9-]+|\*)(?:[ \t]*;[ \t]*q=([01](?:\.[0-9]{0,3})?))?")
 _TAGS = re.compile(r'(?:W/)?"[^"]*"')
 
 
@@ -30,6 +32,16 @@ def is_known(request: Request, etag: str) -> bool:
         return False
     tags = {tag.removeprefix("W/") for tag in _TAGS.findall(header)}
     return header.strip() == "*" or etag.removeprefix("W/") in tags
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Whether the caller takes content that is compressed by gzip (RFC 9110, 12.5.3)."""
+    weights: dict[str, float] = {}
+    for coding in request.headers.get("accept-encoding", "").lower().split(","):
+        match = _CODING.fullmatch(coding.strip())
+        if match is not None:
+            weights[match[1]] = float(match[2] or 1)
+    return weights.get("gzip", weights.get("x-gzip", weights.get("*", 0))) > 0
 
 
 def revision_tag(revision: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ import json
 import logging
 import resource
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
@@ -393,8 +393,12 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(_TOLD_ELSEWHERE)
 
 
-def config(app: ASGIApp, limits: Limits, *, stop_within_s: int) -> uvicorn.Config:
-    """uvicorn's configuration to serve `app` within `limits`."""
+def config(
+    app: ASGIApp, limits: Limits, *, stop_within_s: int, proxies: Sequence[str] = ()
+) -> uvicorn.Config:
+    """uvicorn's configuration to serve `app` within `limits`. Only of these proxies, by address or
+    network, is it believed for whom they call: uvicorn itself would believe all of this machine.
+    """
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     protocol = type("Connection", (BoundedProtocol,), {"shared": Connections(limits)})
     return uvicorn.Config(
@@ -406,6 +410,8 @@ def config(app: ASGIApp, limits: Limits, *, stop_within_s: int) -> uvicorn.Confi
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
         timeout_keep_alive=limits.keep_alive_s,
         timeout_graceful_shutdown=stop_within_s,
     )

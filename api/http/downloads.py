@@ -55,12 +55,11 @@ def download(request: Request, storage: Storage, file: StoredFile) -> Response:
         return not_modified(etag)
     part = _wanted_range(request, file.size_bytes, etag)
     headers = {
+        **attachment(file.name),
         "Accept-Ranges": "bytes",
-        "X-Content-Type-Options": "nosniff",
         "ETag": etag,
         "Cache-Control": REVALIDATE,
         "Content-Length": str(part.length if part else file.size_bytes),
-        "Content-Disposition": f"attachment; filename*=UTF-8''{_file_name(file.name)}",
     }
     if part:
         headers["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{file.size_bytes}"
@@ -70,8 +69,13 @@ def download(request: Request, storage: Storage, file: StoredFile) -> Response:
     return StreamingResponse(pieces, 206 if part else 200, headers, media_type=BINARY)
 
 
-def _file_name(path: str) -> str:
-    return quote(path.rpartition("/")[2], safe="")
+def attachment(path: str) -> dict[str, str]:
+    """Headers of content that a browser saves, under the last part of this path."""
+    name = quote(path.rpartition("/")[2], safe="")
+    return {
+        "X-Content-Type-Options": "nosniff",
+        "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
+    }
 
 
 def _wanted_range(request: Request, size: int, etag: str) -> Range | None:

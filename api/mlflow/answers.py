@@ -15,8 +15,8 @@ from api.problems import STATUS as HTTP_STATUS
 from api.problems import Refused
 from dray import views
 from dray.validation import plainly
-from service.domain.errors import DomainError, Unavailable
-from service.domain.mlflow_search import BadSearch
+from service.domain.errors import DomainError
+from service.domain.tracking.mlflow_search import BadSearch
 from service.tracking.mlflow.queries import HistoryPage, MlflowExperiment, experiment_id
 from service.tracking.mlflow.runs import STATUS, experiment_of, milliseconds, params_of, tags_of
 
@@ -25,6 +25,7 @@ _BY_STATUS = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "RESOURCE_DOES_NOT_EXIST",
+    429: "REQUEST_LIMIT_EXCEEDED",
     503: "TEMPORARILY_UNAVAILABLE",
 }
 
@@ -51,8 +52,7 @@ class MlflowRoute(APIRoute):
                 return mlflow_error(status, _code(status), message, error.headers)
             except DomainError as error:
                 status = _status(error.code)
-                headers = {"Retry-After": "1"} if isinstance(error, Unavailable) else None
-                return mlflow_error(status, _code(status), error.message, headers)
+                return mlflow_error(status, _code(status), error.message)
 
         return answer
 
@@ -70,7 +70,8 @@ def mlflow_error(
     status: int, code: str, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     body = {"error_code": code, "message": message}
-    return JSONResponse(body, status, {"Cache-Control": "no-store", **(headers or {})})
+    again = {"Retry-After": "1"} if status in (429, 503) else {}
+    return JSONResponse(body, status, {"Cache-Control": "no-store", **again, **(headers or {})})
 
 
 def experiment(found: MlflowExperiment) -> dict[str, Any]:
@@ -83,9 +84,11 @@ def experiment(found: MlflowExperiment) -> dict[str, Any]:
     }
 
 
-def run(job: views.Job, last: Mapping[str, views.Series] | None = None) -> dict[str, Any]:
-    """`last`: series that end with the last point of each metric. Without it, the summary's values
-    get the newest step of the job."""
+def run(
+    job: views.Job, notes: str | None, last: Mapping[str, views.Series] | None = None
+) -> dict[str, Any]:
+    """`notes`: None of a job that nobody has written about. `last`: series that end with the last
+    point of each metric. Without it, the summary's values get the newest step of the job."""
     info = {
         "run_id": job.id,
         "run_uuid": job.id,
@@ -102,7 +105,7 @@ def run(job: views.Job, last: Mapping[str, views.Series] | None = None) -> dict[
     data = {
         "metrics": _metrics(job, last),
         "params": [{"key": key, "value": value} for key, value in params_of(job.spec).items()],
-        "tags": [{"key": key, "value": value} for key, value in tags_of(job).items()],
+        "tags": [{"key": key, "value": value} for key, value in tags_of(job, notes).items()],
     }
     return {"info": info, "data": data, "inputs": {}}
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.context import Caller, TheContext, TheJobs, TheMlflow, TheReading
 from api.http.body import read_as
 from api.http.downloads import download
+from api.http.waiting import turn
 from api.mlflow import answers
 from api.mlflow.answers import MlflowRoute, mlflow_error
 from api.routes.artifacts import locate
@@ -47,8 +48,13 @@ Token = Annotated[str | None, Query(max_length=64 * 1024)]
 
 
 @router.get(f"{API}/experiments/search")
-async def list_experiments(mlflow: TheMlflow, _: Caller, filter: Text = "") -> Response:  # noqa: A002
-    return await _experiments(mlflow, filter)
+async def list_experiments(
+    request: Request,
+    mlflow: TheMlflow,
+    _: Caller,
+    filter: Text = "",  # noqa: A002
+) -> Response:
+    return await _experiments(request, mlflow, filter)
 
 
 @router.post(f"{API}/experiments/search")
@@ -57,24 +63,31 @@ async def search_experiments(
 ) -> Response:
     limit = context.runtime.settings.max_body_bytes
     asked, _document = await read_as(ExperimentSearch, request, limit, optional=True)
-    return await _experiments(mlflow, asked.filter)
+    return await _experiments(request, mlflow, asked.filter)
 
 
-async def _experiments(mlflow: MlflowQueries, filter_: str) -> Response:
+async def _experiments(request: Request, mlflow: MlflowQueries, filter_: str) -> Response:
     """All of them on one page."""
-    found = await mlflow.experiments(filter_)
+    async with turn(request):
+        found = await mlflow.experiments(filter_)
     return JSONResponse({"experiments": [answers.experiment(one) for one in found]})
 
 
 @router.get(f"{API}/experiments/get")
-async def get_experiment(mlflow: TheMlflow, _: Caller, experiment_id: Text) -> Response:
-    found = [one for one in await mlflow.experiments() if one.id == experiment_id]
+async def get_experiment(
+    request: Request, mlflow: TheMlflow, _: Caller, experiment_id: Text
+) -> Response:
+    async with turn(request):
+        found = [one for one in await mlflow.experiments() if one.id == experiment_id]
     return _one(found, f"there is no experiment with the id {experiment_id!r}")
 
 
 @router.get(f"{API}/experiments/get-by-name")
-async def get_experiment_by_name(mlflow: TheMlflow, _: Caller, experiment_name: Text) -> Response:
-    found = [one for one in await mlflow.experiments() if one.name == experiment_name]
+async def get_experiment_by_name(
+    request: Request, mlflow: TheMlflow, _: Caller, experiment_name: Text
+) -> Response:
+    async with turn(request):
+        found = [one for one in await mlflow.experiments() if one.name == experiment_name]
     return _one(found, f"no job has the label experiment={experiment_name}")
 
 
@@ -87,7 +100,8 @@ def _one(found: list[MlflowExperiment], otherwise: str) -> Response:
 @router.get(f"{API}/runs/get")
 async def get_run(jobs: TheJobs, mlflow: TheMlflow, _: Caller, run_id: Text) -> Response:
     job = await jobs.get(run_id)
-    return JSONResponse({"run": answers.run(job, await mlflow.last_metrics(run_id))})
+    notes, last = await mlflow.notes(run_id), await mlflow.last_metrics(run_id)
+    return JSONResponse({"run": answers.run(job, notes, last)})
 
 
 @router.post(f"{API}/runs/search")
@@ -98,10 +112,11 @@ async def search_runs(
     asked, _document = await read_as(RunSearch, request, limit)
     if asked.run_view_type == "DELETED_ONLY":  # a job that is deleted is gone
         return JSONResponse({"runs": []})
-    page = await mlflow.search(
-        asked.experiment_ids, asked.filter, asked.order_by, asked.max_results, asked.page_token
-    )
-    found = {"runs": [answers.run(job) for job in page.jobs]}
+    async with turn(request):
+        page = await mlflow.search(
+            asked.experiment_ids, asked.filter, asked.order_by, asked.max_results, asked.page_token
+        )
+    found = {"runs": [answers.run(job, page.notes.get(job.id)) for job in page.jobs]}
     return JSONResponse(answers.with_token(found, page.next_token))
 
 

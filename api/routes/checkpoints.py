@@ -11,7 +11,7 @@ from api.http.caching import answer
 from api.http.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
 from api.problems import declare
 from dray import views
-from service.jobs.queries import MAX_SEQ
+from service.jobs.queries import MAX_SEQ, Queries
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["checkpoints"])
 
@@ -78,6 +78,10 @@ async def file(
     path: str,
 ) -> Response:
     """One file of a checkpoint, or a range of it. Its ETag is the SHA-256 of the whole."""
+    return download(request, context.runtime.storage, await locate(reading, job_id, step, path))
+
+
+async def locate(reading: Queries, job_id: str, step: int, path: str) -> StoredFile:
+    """The file; raises CheckpointNotFound if the checkpoint or the file is not there."""
     found, key = await reading.checkpoint_file(job_id, step, path)
-    stored = StoredFile(key, found.size_bytes, found.sha256, found.path)
-    return download(request, context.runtime.storage, stored)
+    return StoredFile(key, found.size_bytes, found.sha256, found.path)

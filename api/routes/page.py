@@ -1,29 +1,31 @@
 """`/`, the web page, and `/page`, the files that it consists of.
 
 They are the same for everybody and hold nothing of any job, so they ask for no token: the page asks
-its reader for one, when the API asks the page.
+its reader for one, when the API asks the page. A query that others append to a link, such as
+`?utm_source=x`, is ignored.
 """
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.context import NoParameters
-from api.http.caching import etag_of, is_known
+from api.http.caching import accepts_gzip, etag_of, is_known
 from api.page.static_files import POLICY, StaticFile, load
 from api.problems import Refused
 
-router = APIRouter(include_in_schema=False, dependencies=[NoParameters])
+router = APIRouter(include_in_schema=False)
 
 FOR_GOOD = "public, max-age=31536000, immutable"
 
 
+@router.head("/")
 @router.get("/")
 async def index(request: Request) -> Response:
     """The page, which names its other files."""
     return _answer(request, load().index, "no-cache")
 
 
+@router.head("/page/{version}/{path:path}")
 @router.get("/page/{version}/{path:path}")
 async def static_file(request: Request, version: str, path: str) -> Response:
     """A file of the page. The files of another version are not there: they would not fit."""
@@ -45,7 +47,7 @@ def _answer(request: Request, file: StaticFile, caching: str) -> Response:
     }
     if is_known(request, etag):
         return Response(status_code=304, headers=headers)
-    if "gzip" not in request.headers.get("accept-encoding", ""):
+    if not accepts_gzip(request):
         return Response(file.body, media_type=file.media_type, headers=headers)
     headers |= {"Content-Encoding": "gzip", "ETag": f"W/{etag}"}
     return Response(file.compressed, media_type=file.media_type, headers=headers)

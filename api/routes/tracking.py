@@ -67,7 +67,7 @@ class PageQuery(Query):
     "/experiments",
     operation_id="list_experiments",
     response_model=views.ExperimentPage,
-    responses=declare("invalid_parameter", "bad_cursor"),
+    responses=declare("invalid_parameter", "bad_cursor", TOO_MANY),
 )
 async def list_experiments(
     request: Request,
@@ -76,7 +76,8 @@ async def list_experiments(
     query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
     """List the experiments by name: the values of the label `experiment`."""
-    return answer(request, await tracking.experiments(limit=query.limit, cursor=query.cursor))
+    async with turn(request):
+        return answer(request, await tracking.experiments(limit=query.limit, cursor=query.cursor))
 
 
 @router.get(
@@ -84,14 +85,15 @@ async def list_experiments(
     operation_id="get_experiment",
     response_model=views.ExperimentSummary,
     dependencies=[NoParameters],
-    responses=declare("invalid_parameter", "experiment_not_found"),
+    responses=declare("invalid_parameter", "experiment_not_found", TOO_MANY),
 )
 async def get_experiment(
     request: Request, tracking: TheTracking, _: Caller, name: ExperimentName
 ) -> Response:
     """Summarise an experiment: the states of its jobs, and the least and the greatest newest value
     of each metric."""
-    return answer(request, await tracking.experiment(name))
+    async with turn(request):
+        return answer(request, await tracking.experiment(name))
 
 
 @router.patch(
@@ -100,7 +102,7 @@ async def get_experiment(
     response_model=views.ExperimentSummary,
     openapi_extra=json_body(ExperimentRequest),
     dependencies=[NoParameters],
-    responses=declare(*CHANGE, "experiment_not_found", "job_not_found", "not_comparable"),
+    responses=declare(*CHANGE, "experiment_not_found", "job_not_found", "not_comparable", TOO_MANY),
 )
 async def change_experiment(
     request: Request,
@@ -112,7 +114,8 @@ async def change_experiment(
     """Pin the job that others of the experiment are compared with, or none."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(ExperimentRequest, request, limit_bytes)
-    return fresh(await tracking.pin_baseline(name, wanted.baseline, actor=actor), 200)
+    async with turn(request):
+        return fresh(await tracking.pin_baseline(name, wanted.baseline, actor=actor), 200)
 
 
 @router.get(

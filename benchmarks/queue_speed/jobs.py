@@ -68,13 +68,13 @@ async def service(home: Path, database_url: str) -> AsyncIterator[Runtime]:
 
 async def until_done(runtime: Runtime) -> None:
     """Wait until no job is left that has not ended."""
-    while await runtime.database.read(_num_unfinished):
+    while await runtime.database.read(_is_one_unfinished):
         await asyncio.sleep(LOOK_S)
 
 
-def _num_unfinished(session: Session) -> int:
-    query = text("SELECT count(*) FROM jobs WHERE finished_at IS NULL")
-    return int(session.scalar(query) or 0)
+def _is_one_unfinished(session: Session) -> bool:
+    query = text("SELECT EXISTS (SELECT 1 FROM jobs WHERE finished_at IS NULL)")
+    return bool(session.scalar(query))
 
 
 class Watch:
@@ -168,10 +168,11 @@ async def procrastinate(database_url: str, num_jobs: int, workers: int, how: str
     app = App(connector=PsycopgConnector(conninfo=database_url))
 
     noop = app.task(name="noop")(_nothing)
-    query = "SELECT count(*) AS n FROM procrastinate_jobs WHERE status <> 'succeeded'"
+    unfinished = "SELECT 1 FROM procrastinate_jobs WHERE status <> 'succeeded'"
+    query = f"SELECT EXISTS ({unfinished}) AS is_one"
 
     async def until_none_is_left() -> None:
-        while (await app.connector.execute_query_one_async(query))["n"]:
+        while (await app.connector.execute_query_one_async(query))["is_one"]:
             await asyncio.sleep(LOOK_S)
 
     async with app.open_async():

@@ -66,23 +66,26 @@ async def ask(
 async def exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
 ) -> bytes:
-    """The body of the answer to one request."""
+    """The body of the answer to one request. BenchmarkError if it is no success."""
     writer.write(request)
-    return await _answer(reader)
-
-
-async def _answer(reader: asyncio.StreamReader) -> bytes:
-    """The body of one answer with a length, or in chunks."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    lower = head.lower()
+    head, body = await read_answer(reader)
     if not head.startswith(b"HTTP/1.1 2"):
         raise BenchmarkError(f"the server answered {head.splitlines()[0].decode()}")
+    return body
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """The head and the body of one answer, which has a length, is in chunks, or is 304."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    lower = head.lower()
+    if b" 304 " in lower.splitlines()[0]:
+        return head, b""
     if b"content-length:" in lower:
         length = int(lower.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
-        return await reader.readexactly(length)
+        return head, await reader.readexactly(length)
     body = b""
     while (size := int(await reader.readuntil(b"\r\n"), 16)) > 0:
         body += await reader.readexactly(size)
         await reader.readexactly(2)
     await reader.readexactly(2)
-    return body
+    return head, body

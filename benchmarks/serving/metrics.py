@@ -16,9 +16,9 @@ from pathlib import Path
 from benchmarks.figures import ratio_of_medians
 from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_until_quiet
 from benchmarks.report import Comparison, Result, Row
-from benchmarks.serving.status_get import MLFLOW
+from benchmarks.serving.servers import MLFLOW
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import Frame, FrameKind, Phase, PollReply, Slice
+from ray_workers.shared.contracts import Frame, FrameKind, Outcome, Phase, PollReply, Slice
 from service.config.settings import Settings
 from service.db.migrate import migrate
 from service.db.session import Database
@@ -84,17 +84,17 @@ class Service:
         self.database.write_sync(lambda s: claim(s, [wanted], "session", now))
         return job.id
 
-    def record(self, job_id: str, frames: Sequence[Frame]) -> float:
-        """Store the frames of one reply; how long it took."""
+    def record(self, job_id: str, frames: Sequence[Frame], outcome: Outcome | None = None) -> float:
+        """Store the frames of one reply, with `outcome` the last one; how long it took."""
         self._cursor += 1
         now = datetime.now(UTC)
         reply = PollReply(
             {"rank-0": self._cursor},
-            Phase.RUNNING,
+            Phase.RUNNING if outcome is None else Phase.ENDED,
             {Phase.RUNNING: now.timestamp()},
             tuple(frames),
             more=False,
-            outcome=None,
+            outcome=outcome,
             silent=(),
         )
         received = Received(job_id, 1, reply)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import median_of_ratios
-from benchmarks.machine import BenchmarkError, wait_until_quiet
+from benchmarks.machine import BenchmarkError
 from benchmarks.report import Comparison, Result, Row, Table, seconds
 from benchmarks.serving.load import exchange, get, post
-from benchmarks.serving.servers import Running, dray
+from benchmarks.serving.servers import Running
+from benchmarks.serving.training import training
 from dray import Client
 from dray.views import JobState
 
@@ -32,7 +30,6 @@ PERIOD_S = 5.0
 """Pause between two polls of one client."""
 TURN_S = 15.0
 WARMUP_S = 20.0
-START_WITHIN_S = 180.0
 SLOWDOWN_GOAL = 1.01
 P99_GOAL_S = 0.1
 
@@ -86,7 +83,7 @@ class Turn:
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     seen, turns = Seen(), list[Turn]()
-    with _training() as (server, client, job_ids):
+    with training(NUM_JOBS) as (server, client, job_ids):
         progress(f"{NUM_JOBS} jobs train; warming up")
         time.sleep(WARMUP_S)
         for number in range(num_rounds):
@@ -98,34 +95,6 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     if seen.gaps:
         raise BenchmarkError(f"something was lost: {seen.gaps[:5]}")
     return conclude(turns, seen)
-
-
-@contextmanager
-def _training() -> Iterator[tuple[Running, Client, list[str]]]:
-    wait_until_quiet()
-    with (
-        tempfile.TemporaryDirectory(prefix="dray-bench-") as home,
-        dray(Path(home), loops=True, DRAY_LOCAL_SLOTS=str(NUM_JOBS)) as server,
-        Client(f"http://127.0.0.1:{server.port}") as client,
-    ):
-        document = {
-            "name": "looked-on",
-            "recipe": "image_classification",
-            "train": {"epochs": 1_000_000, "global_batch_size": 256},
-            "checkpoint": {"every_steps": 10**6},
-        }
-        ids = [client.submit(document).id for _ in range(NUM_JOBS)]
-        for job_id in ids:
-            job = client.wait(job_id, START_WITHIN_S, [JobState.RUNNING, JobState.FAILED])
-            if job.state is not JobState.RUNNING:
-                raise BenchmarkError(f"job {job_id} does not train: {job.reason.message}")
-        try:
-            yield server, client, ids
-        finally:
-            for job_id in ids:
-                client.cancel(job_id)
-            for job_id in ids:
-                client.wait(job_id, START_WITHIN_S)
 
 
 def _turn(server: Running, client: Client, job_ids: list[str], seen: Seen, crowd: Crowd) -> Turn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from benchmarks.machine import ROOT, BenchmarkError, clean_environment
 from benchmarks.processes import free_port
 
 START_WITHIN_S = 120.0
+MLFLOW = ROOT / ".venv-mlflow" / "bin"
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,28 @@ def dray(
         environment["DRAY_DATABASE_URL"] = database_url
     command = [sys.executable, "-m", "api", *([] if loops else ["--no-loops"])]
     with running(command, port, "/healthz", environment, beside=beside) as server:
+        yield server
+
+
+@contextmanager
+def mlflow(folder: Path, *, num_workers: int) -> Iterator[Running]:
+    """MLflow's server in its own virtual environment (`make bench` makes it), on the SQLite store
+    `mlflow.db` of the folder, which it makes where it is missing."""
+    if not (MLFLOW / "mlflow").exists():
+        raise BenchmarkError(f"there is no {MLFLOW / 'mlflow'}: `make bench` installs it")
+    folder.mkdir(exist_ok=True)
+    port = free_port()
+    command = [
+        *(str(MLFLOW / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port)),
+        *("--workers", str(num_workers), "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"),
+        *("--uvicorn-opts", "--no-access-log --http httptools --loop asyncio"),
+    ]
+    environment = {
+        "PATH": f"{MLFLOW}:{os.environ['PATH']}",
+        "PYTHONPATH": "",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    with running(command, port, "/health", environment) as server:
         yield server
 
 

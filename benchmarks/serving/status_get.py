@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +13,10 @@ from pathlib import Path
 import httpx
 
 from benchmarks.figures import ratio_of_medians
-from benchmarks.machine import ROOT, BenchmarkError, wait_until_quiet
+from benchmarks.machine import BenchmarkError, wait_until_quiet
 from benchmarks.processes import free_port
 from benchmarks.report import Comparison, Result, Row
-from benchmarks.serving import jobs, load
+from benchmarks.serving import jobs, load, servers
 from benchmarks.serving.servers import Running, dray, running
 
 NUM_CONNECTIONS = 16
@@ -25,7 +24,6 @@ BLOCK_REQUESTS = 2000
 MLFLOW_BLOCK_REQUESTS = 300
 BLOCKS_PER_ROUND = 2
 GOALS: Mapping[str, float] = {"plain": 1 / 3, "mlflow": 1 / 5}
-MLFLOW = ROOT / ".venv-mlflow" / "bin"
 
 METHOD = (
     "Each server is one process on SQLite: dray's own (`python -m api`, which also writes "
@@ -97,8 +95,8 @@ def _contenders() -> Iterator[dict[str, Contender]]:
         plain = stack.enter_context(running(command, port, "/healthz", {}))
         _check_same(own.port, plain.port, ids[0])
         asked = load.get(f"/v1/jobs/{ids[0]}", plain.port)
-        mlflow = stack.enter_context(_mlflow(Path(home) / "mlflow"))
-        run = _make_run(mlflow.port)
+        mlflow = stack.enter_context(servers.mlflow(Path(home) / "mlflow", num_workers=1))
+        run = make_run(mlflow.port)
         run_request = load.get(f"/api/2.0/mlflow/runs/get?run_id={run}", mlflow.port)
         yield {
             "dray": Contender("dray", own, lambda: one),
@@ -158,26 +156,10 @@ def _check_same(port: int, other_port: int, job_id: str) -> None:
         raise BenchmarkError(f"the two routes answer differently: {answers}")
 
 
-@contextmanager
-def _mlflow(folder: Path) -> Iterator[Running]:
-    """MLflow's server in its own virtual environment (`make bench` makes it)."""
-    if not (MLFLOW / "mlflow").exists():
-        raise BenchmarkError(f"there is no {MLFLOW / 'mlflow'}: `make bench` installs it")
-    folder.mkdir()
-    port = free_port()
-    command = [
-        *(str(MLFLOW / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port)),
-        *("--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"),
-        *("--uvicorn-opts", "--no-access-log --http httptools --loop asyncio"),
-    ]
-    environment = {"PATH": f"{MLFLOW}:{os.environ['PATH']}", "PYTHONPATH": ""}
-    with running(command, port, "/health", environment) as server:
-        yield server
-
-
-def _make_run(port: int) -> str:
+def make_run(port: int) -> str:
     """A run with about as much to it as a job has."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/2.0/mlflow", trust_env=False) as http:
+    url = f"http://127.0.0.1:{port}/api/2.0/mlflow"
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
 
         def call(path: str, body: object) -> dict[str, object]:
             response = http.post(path, json=body)

@@ -87,6 +87,7 @@ class JobFilter:
     owner: str | None = None
     project: str | None = None
     name: str | None = None
+    text: str | None = None
     id_prefix: str | None = None
     array: str | None = None
     array_index: int | None = None
@@ -94,6 +95,7 @@ class JobFilter:
     created_after: datetime | None = None
     created_before: datetime | None = None
     where: str | None = None
+    brief: bool = False
 
     def params(self) -> list[tuple[str, str]]:
         return [
@@ -104,6 +106,7 @@ class JobFilter:
                 owner=self.owner,
                 project=self.project,
                 name=self.name,
+                text=self.text,
                 id_prefix=self.id_prefix,
                 array=self.array,
                 array_index=self.array_index,
@@ -111,6 +114,7 @@ class JobFilter:
                 created_after=moment(self.created_after),
                 created_before=moment(self.created_before),
                 where=self.where,
+                brief="true" if self.brief else None,
             ),
         ]
 
@@ -228,11 +232,19 @@ class Flows(Calls):
         after_step: int | None,
         max_points: int | None,
         *,
+        until_step: int | None,
         in_order: bool,
         times: bool,
     ) -> Flow[views.Metrics]:
         call = following.metrics_call(
-            job_id, keys, rank, after_step, max_points, in_order=in_order, times=times
+            job_id,
+            keys,
+            rank,
+            after_step,
+            max_points,
+            until_step=until_step,
+            in_order=in_order,
+            times=times,
         )
         return (yield from self.read(views.Metrics, call))
 

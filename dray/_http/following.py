@@ -192,12 +192,13 @@ def metrics_call(
     after_step: int | None,
     max_points: int | None,
     *,
+    until_step: int | None = None,
     in_order: bool = False,
     times: bool = False,
 ) -> Call:
     query = (
         *(("keys", key) for key in keys or ()),
-        *params(rank=rank, after_step=after_step, max_points=max_points),
+        *params(rank=rank, after_step=after_step, until_step=until_step, max_points=max_points),
         *params(in_order="true" if in_order else None, times="true" if times else None),
     )
     return Call("GET", f"/v1/jobs/{segment(job_id)}/metrics", query)

@@ -39,6 +39,7 @@ from dray.views.files import ArtifactPage as ArtifactPage
 from dray.views.files import Code as Code
 from dray.views.files import CodeFile as CodeFile
 from dray.views.files import CodeFilePage as CodeFilePage
+from dray.views.files import DownloadLink as DownloadLink
 from dray.views.jobs import Cost as Cost
 from dray.views.jobs import Goodput as Goodput
 from dray.views.jobs import Job as Job

@@ -1,4 +1,4 @@
-"""Files of a job: its artifacts, and the code that it brought."""
+"""Files of a job: its artifacts, the code that it brought, and links to download them."""
 
 from __future__ import annotations
 
@@ -41,3 +41,12 @@ class CodeFile(View):
 class CodeFilePage(View):
     id: str
     items: list[CodeFile]
+
+
+class DownloadLink(View):
+    """A link that downloads one file of a job, once, without a token."""
+
+    url: str
+    """Its path on this server; whoever has it can get the file."""
+    expires_at: datetime
+    """When the download must have begun."""

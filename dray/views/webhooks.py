@@ -46,6 +46,9 @@ class Webhook(View):
     """Whether it is notified of everybody's jobs, and not only of its owner's."""
     enabled: bool
     disabled_reason: Reason | None = None
+    enabled_by: str | None = None
+    """The admin who enabled it last, if that was not its owner: with the admin's token it goes on
+    without the owner's."""
     failing_since: datetime | None = None
     """Since when its receiver has taken no message; unset while it does."""
     paused_until: datetime | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -34,6 +35,16 @@ def _checked_hosts(hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return hosts
 
 
+def _addresses(given: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    for one in given or ():
+        try:
+            ipaddress.ip_network(one)
+        except ValueError as error:
+            message = f"names {one!r}, which is no address and no network: {error}"
+            raise ValueError(message) from None
+    return given
+
+
 def _distinct_levels(levels: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(levels)) < len(levels):
         raise ValueError("names a level twice")
@@ -64,6 +75,9 @@ TopologyLevels = Annotated[
 ]
 Hosts = Annotated[
     tuple[str, ...] | None, NoDecode, BeforeValidator(_listed), AfterValidator(_checked_hosts)
+]
+Addresses = Annotated[
+    tuple[str, ...] | None, NoDecode, BeforeValidator(_listed), AfterValidator(_addresses)
 ]
 Folders = Annotated[tuple[Path, ...] | None, NoDecode, BeforeValidator(_listed)]
 NodeTypes = Annotated[tuple[node_types.NodeType, ...], NoDecode, BeforeValidator(node_types.parse)]
@@ -119,6 +133,10 @@ class Settings(BaseSettings):
     allowed_origins: Origins = None
     """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
     server's own; unset with tokens: any, as far as their browsers let them."""
+
+    forwarded_allow_ips: Addresses = None
+    """Addresses and networks (CIDR) of proxies before the server, whose `X-Forwarded-For` names the
+    caller; unset, nobody's does."""
 
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
     """Address under which people reach the server, for links in messages; unset: its host and

@@ -48,6 +48,8 @@ class Subscription:
         self.topics = topics
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
+        self._is_woken = False
+        """Whether the event is set, or is about to be: to wake a loop takes a system call."""
 
     async def wait(self, timeout_s: float | None) -> bool:
         """True as soon as a topic was published since the last wait; False when the time is up."""
@@ -56,11 +58,15 @@ class Subscription:
                 await self._event.wait()
         except TimeoutError:
             return False
+        self._is_woken = False  # before it is cleared: who wakes in between sets it after that
         self._event.clear()
         return True
 
     def wake(self) -> None:
         """From any thread."""
+        if self._is_woken:
+            return
+        self._is_woken = True
         with contextlib.suppress(RuntimeError):  # its loop was closed: no task waits there
             self._loop.call_soon_threadsafe(self._event.set)
 

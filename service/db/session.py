@@ -41,6 +41,7 @@ from service.config.home_lock import make_private
 from service.db import damage
 from service.db.clock import server_now
 from service.db.notifications import CHANNEL, PostgresListener, Signals
+from service.db.types import from_json
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
 from service.domain.meter import Meter, ServiceMetric, cells_of
@@ -151,7 +152,11 @@ class Database:
             self._near_engine = _sqlite_engine(self.url, writes=False, pool_size=1)
         else:
             self.engine = create_engine(
-                self.url, pool_size=THREADS, max_overflow=THREADS, pool_pre_ping=True
+                self.url,
+                pool_size=THREADS,
+                max_overflow=THREADS,
+                pool_pre_ping=True,
+                json_deserializer=from_json,
             )
             self._read_engine = self.engine
             _limit_idling(self.engine)
@@ -415,6 +420,7 @@ def _sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engin
         pool_size=1 if writes else pool_size,
         max_overflow=0,
         connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
+        json_deserializer=from_json,
     )
 
     @event.listens_for(engine, "connect")

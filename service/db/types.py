@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
+import pydantic_core
 from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String
 from sqlalchemy.types import TypeDecorator
 
@@ -28,7 +30,7 @@ class UtcDateTime(TypeDecorator[datetime]):
             return None
         if value.tzinfo is None:
             raise ValueError(f"{value!r} has no time zone")
-        in_utc = value.astimezone(UTC)
+        in_utc = value if value.tzinfo is UTC else value.astimezone(UTC)
         return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
@@ -49,6 +51,14 @@ class StateType(TypeDecorator[JobState]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> JobState | None:
         return None if value is None else JobState(value)
+
+
+def from_json(text: str | bytes) -> Any:
+    """As `json.loads`, in half the time: rows have many columns of JSON."""
+    try:
+        return pydantic_core.from_json(text)
+    except ValueError:
+        return json.loads(text)  # it takes a lone half of a surrogate pair
 
 
 def storable(text: str) -> bool:

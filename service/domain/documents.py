@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import from_json, to_json
 
 from dray.spec import SPEC_VERSION, JobSpec
 from dray.validation import Fault, check
@@ -61,14 +62,14 @@ def checked(spec: Mapping[str, Any]) -> CheckedDocument:
     train = spec.get("train")
     seed = train.get("seed") if isinstance(train, Mapping) else None
     if type(seed) is not int or not 0 <= seed < MAX_SEED:
-        return _checked(json.dumps(spec))
+        return _checked(to_json(spec))
     unseeded = {**spec, "train": {**spec["train"], "seed": 0}}
-    return _checked(json.dumps(unseeded)).with_seed(seed)
+    return _checked(to_json(unseeded)).with_seed(seed)
 
 
 @functools.lru_cache(MAX_REMEMBERED)
-def _checked(text: str) -> CheckedDocument:
-    return CheckedDocument.of(read(json.loads(text)))
+def _checked(text: bytes) -> CheckedDocument:
+    return CheckedDocument.of(read(from_json(text)))
 
 
 def shown(spec: Mapping[str, Any]) -> Document:

@@ -15,6 +15,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         SweepNotFound       sweep_not_found
         ExperimentNotFound  experiment_not_found
         WebhookNotFound     webhook_not_found
+        DownloadLinkNotFound  download_link_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
@@ -139,6 +140,12 @@ class WebhookNotFound(NotFound):
     """There is no webhook of this id, or it is another user's."""
 
     code = "webhook_not_found"
+
+
+class DownloadLinkNotFound(NotFound):
+    """The link has been used, is too old, or never was."""
+
+    code = "download_link_not_found"
 
 
 class Conflict(DomainError):

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from dray.views import JobState
@@ -37,7 +38,7 @@ class ServiceMetric:
     bounds: tuple[float, ...] = ()
     """Upper bounds of the buckets, in seconds."""
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
         """The buckets from the lowest on."""
         return (*(f"{bound:g}" for bound in self.bounds), BEYOND)

@@ -26,6 +26,9 @@ MAX_PAUSE_S = 3600.0
 GIVEN_UP_AFTER = timedelta(hours=24)
 """A message that is not taken for so long is given up, and a webhook of which none is taken is
 disabled."""
+WITHOUT_TOKEN_FOR = timedelta(minutes=10)
+"""How long the messages of a webhook wait whose owner has no token any more, before it is disabled:
+a line of the file may have been lost by mistake."""
 MAX_WAITING = 50_000
 """A webhook for which more messages wait is disabled: its receiver is too slow."""
 MAX_PER_OWNER = 20
@@ -152,4 +155,18 @@ def why_disabled(failing_since: datetime, now: datetime, answer: Answer) -> tupl
         return "gone", "its receiver answered 410: it wants no more messages"
     if now - failing_since >= GIVEN_UP_AFTER:
         return "failing", f"its receiver has taken no message for a day; the last: {answer.error}"
+    return None
+
+
+def why_unauthorized(
+    owner: str, enabled_by: str | None, all_users: bool, admins: Mapping[str, bool]
+) -> tuple[str, str] | None:
+    """Why a webhook is sent nothing: a code and a message; None if its owner or the admin who
+    enabled it stands behind it. admins: everybody who has a token, and whether it is an admin's."""
+    if enabled_by is not None and admins.get(enabled_by):
+        return None
+    if owner not in admins:
+        return "no_token", f"{owner} has no token any more"
+    if all_users and not admins[owner]:
+        return "no_admin", f"{owner}, who had it notified of the jobs of all users, is no admin"
     return None

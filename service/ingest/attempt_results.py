@@ -106,6 +106,8 @@ def record(
     jobs = repository.lock_all(session, job_ids)
     attempts = attempts_repository.live_of(session, job_ids)
     drilled = faults_repository.with_open_drills(session, job_ids)
+    ending = [one.job_id for one in received if one.reply.outcome is not None]
+    lacking = repository.with_event(session, ending, LEFT_OUT)
     known = known or KnownAttempts()
     ends = Ends()
     recorded = []
@@ -116,9 +118,12 @@ def record(
         elif _is_stale(row.cursor, one.reply, one.asked):
             recorded.append(Recorded(changed=False, live=True, cursor=row.cursor))
         else:
-            is_drilled = one.job_id in drilled
             there = known.take(session, job.id, row.attempt, row.cursor)
-            recorder = _Recorder(session, storage, job, row, now, prices, ends, is_drilled, there)
+            recorder = _Recorder(
+                *(session, storage, job, row, now, prices, ends, there),
+                is_drilled=one.job_id in drilled,
+                lacks_reports=(one.job_id, one.attempt) in lacking,
+            )
             effect = recorder.take(one)
             if effect.live:
                 known.keep(job.id, row.attempt, row.cursor, there)
@@ -138,10 +143,12 @@ class _Recorder:
     now: datetime
     prices: Prices | None
     ends: Ends
-    is_drilled: bool
-    """Whether the job has drills that are not over."""
     known: KnownAttempt
     """Of the attempt; it is kept up to date."""
+    is_drilled: bool
+    """Whether the job has drills that are not over."""
+    lacks_reports: bool
+    """Whether reports of an earlier reply of the attempt were left out."""
 
     def take(self, received: Received) -> Recorded:
         session, job, row, now, reply = self.session, self.job, self.row, self.now, received.reply
@@ -158,7 +165,8 @@ class _Recorder:
             remark(session, job, type_=LEFT_OUT, code=LEFT_OUT, message=received.left_out, now=now)
         self._follow_phase(reply)
         SupervisorFrames(session, job, row, now, self.known, self.prices).take(told)
-        outcome = reply.outcome and self._borne_out(reply.outcome)
+        lacks_reports = self.lacks_reports or received.left_out is not None
+        outcome = reply.outcome and _borne_out(reply.outcome, lacks_reports=lacks_reports)
         has_succeeded = outcome is not None and outcome.cause is Cause.SUCCEEDED
         trials.follow(session, job, stored, now, may_stop=not has_succeeded)
         if outcome is not None:
@@ -174,16 +182,6 @@ class _Recorder:
         if changed:
             notify(session, job.id)
         return Recorded(changed=changed, live=True, cursor=row.cursor)
-
-    def _borne_out(self, outcome: Outcome) -> Outcome:
-        """The outcome, unless it is a success whose reports were left out."""
-        session, job = self.session, self.job
-        if outcome.cause is not Cause.SUCCEEDED:
-            return outcome
-        if not repository.has_event(session, job.id, LEFT_OUT, self.row.attempt):
-            return outcome
-        message = "it came to its end, but not all that it reported could be stored"
-        return replace(outcome, cause=Cause.INFRASTRUCTURE, message=message)
 
     def _follow_phase(self, reply: PollReply) -> None:
         """Move a job that starts as its attempt does; frames report a recovery in place."""
@@ -337,6 +335,14 @@ class _Recorder:
             now=now,
             data={"steps": steps},
         )
+
+
+def _borne_out(outcome: Outcome, *, lacks_reports: bool) -> Outcome:
+    """The outcome, unless it is a success whose reports were left out."""
+    if outcome.cause is not Cause.SUCCEEDED or not lacks_reports:
+        return outcome
+    message = "it came to its end, but not all that it reported could be stored"
+    return replace(outcome, cause=Cause.INFRASTRUCTURE, message=message)
 
 
 def _log_lines_lost(

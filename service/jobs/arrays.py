@@ -95,7 +95,7 @@ def insert(
         row.array_index = 0
         row.array_max_running = many.max_running
     jobs_repository.insert(session, row, spec.labels)
-    repository.add_events(session, [event])
+    jobs_repository.add_events(session, [event])
     moves.note(session, [event])
     if many is None:
         shared = defaults()
@@ -116,9 +116,9 @@ def _insert_values(session: Session, row: JobRow, copies: Sequence[Mapping[str, 
     """Store the values that an array is searched by: those of its first document, and where the
     others differ."""
     assert row.array_id is not None
-    shared = SharedValues(row.array_id, row.spec, searchable(row.spec))
+    of_first = SharedValues(row.array_id, row.spec, searchable(row.spec))
+    shared, own = of_first.of_array({one["id"]: one.get("spec", row.spec) for one in copies})
     document_values.insert_shared(session, shared)
-    own = {one["id"]: shared.but_for(one["spec"]) if "spec" in one else {} for one in copies}
     document_values.insert(session, shared.holder, {row.id: {}, **own})
 
 

@@ -21,7 +21,6 @@ from ray_workers.shared.contracts import Phase, Slice
 from service.checkpoints import init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.db.models import CodeRow
-from service.db.repositories import arrays as arrays_repository
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import code as code_repository
@@ -161,7 +160,7 @@ def _begin(
         )
     repository.change_waiting(session, changes)
     attempts_repository.insert(session, attempts)
-    arrays_repository.add_events(session, events)
+    repository.add_events(session, events)
     moves.note(session, events)
     for each in startable:
         tell_moved(session, each.row)

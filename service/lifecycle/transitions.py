@@ -14,9 +14,8 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import EventRow, JobRow
+from service.db.models import JobRow
 from service.db.notifications import QUEUE, events_of
-from service.db.repositories import arrays as arrays_repository
 from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
@@ -31,19 +30,23 @@ KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
 
 
 class Ends:
-    """Jobs that end in one transaction: what their ends mean for others is settled for all of them
-    at once."""
+    """Jobs that end in one transaction: their events, and what their ends mean for others, are
+    stored for all of them at once."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[JobRow, JobState]] = []
+        self._events: list[Mapping[str, Any]] = []
 
-    def add(self, job: JobRow, before: JobState) -> None:
+    def add(self, job: JobRow, before: JobState, event: Mapping[str, Any]) -> None:
         """before: the state in which it was."""
         self._jobs.append((job, before))
+        self._events.append(event)
 
     def settle(self, session: Session, now: datetime) -> None:
         if not self._jobs:
             return
+        repository.add_events(session, self._events)
+        moves.note(session, self._events)
         ids = [job.id for job, _ in self._jobs]
         message = "the job ended before it was seen to train on"
         faults_repository.fail_drills(session, ids, message, now)
@@ -61,7 +64,7 @@ class Ends:
             moves.ended(session, job.state)
             if job.state is JobState.FAILED:
                 sweeps.trial_failed(session, job, now)
-        self._jobs = []
+        self._jobs, self._events = [], []
 
 
 def move(
@@ -89,14 +92,16 @@ def move(
     changes = {**changes_of(job, after, code, message, now), **(values or {})}
     event = state_event(job, changes, now, data)
     for name, value in changes.items():
-        setattr(job, name, value)
-    repository.add_event(session, EventRow(**event))
-    moves.note(session, [event])
+        if getattr(job, name) != value:  # to set a column costs more than to look at it
+            setattr(job, name, value)
     if after.is_terminal:
         settled = ends or Ends()
-        settled.add(job, before)
+        settled.add(job, before, event)
         if ends is None:
             settled.settle(session, now)
+    else:
+        repository.add_events(session, [event])
+        moves.note(session, [event])
     tell_moved(session, job)
     return True
 
@@ -167,19 +172,19 @@ def remark(
     data: Mapping[str, Any] | None = None,
 ) -> None:
     """An event that leaves the state as it is."""
-    repository.add_event(
-        session,
-        EventRow(
-            job_id=job.id,
-            seq=repository.count_event(session, job),
-            time=now,
-            type=type_,
-            attempt=job.attempt,
-            code=code,
-            message=message,
-            data=dict(data or {}),
-        ),
-    )
+    event = {
+        "job_id": job.id,
+        "seq": repository.count_event(session, job),
+        "time": now,
+        "type": type_,
+        "from_state": None,
+        "to_state": None,
+        "attempt": job.attempt,
+        "code": code,
+        "message": message,
+        "data": dict(data or {}),
+    }
+    repository.add_events(session, [event])
     notify(session, job.id, events_of(job.id))
 
 
@@ -257,7 +262,7 @@ def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) 
         }
         for row in changed
     ]
-    arrays_repository.add_events(session, rows)
+    repository.add_events(session, rows)
     notify(session, *(topic for row in changed for topic in (row.id, events_of(row.id))))
 
 

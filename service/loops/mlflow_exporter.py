@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from sqlalchemy.orm import Session
 
 from service.db.repositories import mlflow_exports as repository
+from service.db.repositories import tracking
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.tracking.mlflow.parts import ArtifactFile, JobPart, next_part
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 CALL_LIMIT_S = 120.0
 """How long MLflow may take for a call."""
+POINTS_PER_S = 30.0
+"""The slowest MLflow that is waited for, beyond that, while it takes points."""
 UPLOAD_BYTES_PER_S = 1 << 20
 """The slowest upload of an artifact that is waited for."""
 NEW_JOBS = 500
@@ -88,7 +91,7 @@ class MlflowExporter:
         if new:
             await self._database.write(lambda s, _: repository.add(s, new))
         found = await self._database.read(repository.incomplete)
-        now = {row.id: (row.event_seq, row.state, row.progress) for row in found}
+        now = {row.id: tuple(row) for row in found}
         self._seen = {job_id: was for job_id, was in self._seen.items() if job_id in now}
         waiting = iter([job_id for job_id in now if self._seen.get(job_id) != now[job_id]])
         async with asyncio.TaskGroup() as group:
@@ -109,7 +112,7 @@ class MlflowExporter:
                 else:
                     self._seen[job_id] = now[job_id]
                 self.is_away, self._num_failures = False, 0
-            except (MlflowAway, MlflowRefused) as error:
+            except Exception as error:  # also of what the database has of this one job
                 await self._note_failure(job_id, error)
             if self._num_failures >= MLFLOW_CALLS:
                 break
@@ -125,25 +128,52 @@ class MlflowExporter:
             run_id = await self._call("begin", *astuple(part.run))
             await self._database.write(lambda s, _: _note_run(s, job_id, run_id))
         shows = part.is_changed and not part.has_more
-        await self._call("log", run_id, part.metrics, part.tags if shows else {})
-        for file in part.artifacts if part.completes else ():
-            limit_s = CALL_LIMIT_S + file.size_bytes / UPLOAD_BYTES_PER_S
-            arguments = (run_id, file.path, file.url, file.size_bytes)
-            await self._call("upload", *arguments, limit_s=limit_s)
-            await self._database.write(partial(_note_file, job_id, file))
-        if part.completes and part.model is not None:
-            await self._call("describe_model", run_id, part.model.url)
+        tags = part.tags if shows else {}
+        limit_s = CALL_LIMIT_S + len(part.metrics) / POINTS_PER_S
+        await self._call("log", run_id, part.metrics, tags, limit_s=limit_s)
+        refused = await self._add_files(job_id, run_id, part) if part.completes else None
         if shows:
             await self._call("set_status", run_id, part.status, part.end_time_ms)
+        if refused is not None:
+            raise refused
         await self._database.write(lambda s, _: _note_part(s, job_id, part))
         return part.has_more
+
+    async def _add_files(self, job_id: str, run_id: str, part: JobPart) -> MlflowRefused | None:
+        """Upload the artifacts, and describe the model. Returns the last refusal, which holds up
+        neither the other files nor the job's status."""
+        refused = None
+        for file in part.artifacts:
+            try:
+                await self._upload(run_id, file)
+            except MlflowRefused as error:
+                refused = error
+            else:
+                await self._database.write(partial(_note_file, job_id, file))
+        if part.model is not None:
+            try:
+                await self._call("describe_model", run_id, part.model.url)
+            except MlflowRefused as error:
+                refused = error
+        return refused
+
+    async def _upload(self, run_id: str, file: ArtifactFile) -> None:
+        limit_s = CALL_LIMIT_S + file.size_bytes / UPLOAD_BYTES_PER_S
+        arguments = (run_id, file.path, file.url, file.size_bytes)
+        await self._call("upload", *arguments, limit_s=limit_s)
 
     async def _call(self, method: str, *arguments: Any, limit_s: float = CALL_LIMIT_S) -> Any:
         return await self._mlflow.call(method, *arguments, limit_s=limit_s)
 
-    async def _note_failure(self, job_id: str, error: MlflowAway | MlflowRefused) -> None:
+    async def _note_failure(self, job_id: str, error: Exception) -> None:
+        """Raises the failure of a database that is away."""
         why, pauses_s = _without_password(f"{error}"), REFUSED_PAUSES_S
-        logger.warning("the job %s can't be written to MLflow: %s", job_id, why)
+        is_known = isinstance(error, MlflowAway | MlflowRefused)
+        logger.warning(
+            "the job %s can't be written to MLflow: %s",
+            *(job_id, why),
+            exc_info=None if is_known else error,
+        )
         if isinstance(error, MlflowAway):
             self._num_failures += 1
             self.is_away, pauses_s = True, AWAY_PAUSES_S
@@ -151,7 +181,7 @@ class MlflowExporter:
 
 
 def _without_password(text: str) -> str:
-    return re.sub(r"//[^/@\s]+@", "//", text)
+    return re.sub(r"//[^/\s]+@", "//", text)
 
 
 def _note_run(session: Session, job_id: str, run_id: str) -> None:
@@ -167,12 +197,15 @@ def _note_file(job_id: str, file: ArtifactFile, session: Session, _: datetime) -
 
 
 def _note_part(session: Session, job_id: str, part: JobPart) -> None:
-    row = repository.get(session, job_id)
+    row = repository.get(session, job_id, lock=True)
     if row is not None:
         row.after_step, row.last_steps = part.after_step, part.last_steps
-        row.event_seq = row.event_seq if part.has_more else part.event_seq
+        if not part.has_more:
+            row.event_seq, row.revision = part.event_seq, part.revision
         row.failures, row.not_before, row.problem = 0, None, None
-        row.is_complete = part.completes
+        annotation = tracking.annotation(session, job_id)
+        is_current = part.revision == (0 if annotation is None else annotation.revision)
+        row.is_complete = part.completes and is_current
 
 
 def _note_problem(

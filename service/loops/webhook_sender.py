@@ -2,7 +2,7 @@
 
 The messages of one webhook are sent one at a time, each first in the order of the changes; the
 webhooks take turns. A receiver that takes no message gets a pause, which doubles at each failure,
-and its messages wait; the others go on.
+and its messages wait; the others go on. Nothing is sent for somebody who has no token any more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from dray.views import DeliveryStatus, WebhookFormat
 from ray_workers.shared.net_policy import AllowedHosts
 from service.config.settings import Settings
+from service.config.tokens_file import LOCAL_OWNER, TokensFile
 from service.db.models import WebhookRow
 from service.db.notifications import WEBHOOKS, Signals
 from service.db.repositories import jobs as jobs_repository
@@ -31,12 +32,14 @@ from service.domain.webhooks import (
     GIVEN_UP_AFTER,
     MAX_WAITING,
     TEST,
+    WITHOUT_TOKEN_FOR,
     Answer,
     body_of,
     headers,
     message_id,
     pause_s,
     why_disabled,
+    why_unauthorized,
 )
 from service.lifecycle.transitions import remark
 from service.loops.shared.fencing import LoopDatabase
@@ -89,6 +92,11 @@ class WebhookSender:
         self._signals = signals
         self._public_url = settings.base_url
         self._private_hosts = AllowedHosts(settings.webhook_private_hosts or ())
+        tokens_file = settings.tokens_file
+        self._tokens = None if tokens_file is None else TokensFile(tokens_file)
+        self._unauthorized_since: dict[str, datetime] = {}
+        """By webhook."""
+        self._has_warned = False
         self._timings = timings
         self._post = post
         self._chance = chance
@@ -96,6 +104,9 @@ class WebhookSender:
         """By webhook: sends some of its messages."""
         self._turns: dict[str, float] = {}
         """When each webhook was last served, by the clock of the event loop."""
+        self._resting: dict[str, float] = {}
+        """By the same clock, until when a webhook is left alone whose serving failed here: while
+        the database takes no answer, its message would be sent again at once."""
         self._sweep_at = 0.0
         """When old messages are deleted next, by the same clock."""
 
@@ -124,14 +135,18 @@ class WebhookSender:
         if now_s >= self._sweep_at:
             self._sweep_at = now_s + self._timings.webhook_sweep_s
             await self._sweep()
+        unauthorized = await self._unauthorized()
+        if unauthorized is None:
+            return self._timings.webhook_period_s
         found, now = await self._database.read(lambda s, now: (repository.with_due(s), now))
         ready_at = {
             webhook_id: max(due_at, paused_until or due_at)
             for webhook_id, paused_until, due_at in found
-            if due_at is not None and webhook_id not in self._serving
+            if due_at is not None and webhook_id not in {*self._serving, *unauthorized}
         }
         self._turns = {each: at for each, at in self._turns.items() if each in ready_at}
-        ready = [each for each, at in ready_at.items() if at <= now]
+        self._resting = {each: at for each, at in self._resting.items() if at > now_s}
+        ready = [each for each, at in ready_at.items() if at <= now and each not in self._resting]
         ready.sort(key=lambda each: (self._turns.get(each, 0.0), ready_at[each]))
         for webhook_id in ready[: MAX_AT_ONCE - len(self._serving)]:
             task = asyncio.create_task(self._serve(webhook_id), name=f"webhook {webhook_id}")
@@ -140,10 +155,50 @@ class WebhookSender:
         later = [at for at in ready_at.values() if at > now]
         return (min(later) - now).total_seconds() if later else self._timings.webhook_period_s
 
+    async def _unauthorized(self) -> Collection[str] | None:
+        """Webhooks that nobody with a token stands behind, after disabling those of which that has
+        been so for a while; None if nobody can tell."""
+        hooks, now = await self._database.read(lambda s, now: (repository.enabled(s), now))
+        if self._tokens is None:
+            if not self._has_warned and any(hook.owner != LOCAL_OWNER for hook in hooks):
+                self._has_warned = True
+                logger.warning(
+                    "webhooks go on when their owner's token is removed: DRAY_TOKENS_FILE is not "
+                    "set for the process that runs the loops"
+                )
+            return ()
+        try:
+            admins = {name: known.is_admin for name, known in self._tokens.tokens().items()}
+        except OSError as error:
+            logger.error("no webhook is sent anything: DRAY_TOKENS_FILE can't be read: %s", error)
+            return None
+        why = {
+            hook.id: why_unauthorized(hook.owner, hook.enabled_by, hook.all_users, admins)
+            for hook in hooks
+        }
+        since = self._unauthorized_since
+        self._unauthorized_since = {each: since.get(each, now) for each in why if why[each]}
+        for webhook_id, began in self._unauthorized_since.items():
+            reason = why[webhook_id]
+            if reason is not None and now - began >= WITHOUT_TOKEN_FOR:
+                await self._database.write(
+                    functools.partial(self._disable_unauthorized, webhook_id, reason)
+                )
+        return self._unauthorized_since.keys()
+
+    def _disable_unauthorized(
+        self, webhook_id: str, reason: tuple[str, str], session: Session, now: datetime
+    ) -> None:
+        touch(session)
+        hook = repository.get(session, webhook_id, lock=True)
+        if hook is not None and hook.disabled_at is None:
+            self._disable(session, hook, None, *reason, now)
+
     def _served(self, webhook_id: str, task: asyncio.Task[None]) -> None:
         del self._serving[webhook_id]
-        self._turns[webhook_id] = asyncio.get_running_loop().time()
+        now_s = self._turns[webhook_id] = asyncio.get_running_loop().time()
         if not task.cancelled() and task.exception() is not None:
+            self._resting[webhook_id] = now_s + self._timings.webhook_period_s
             logger.error(
                 "the webhook %s could not be served", webhook_id, exc_info=task.exception()
             )

@@ -12,7 +12,7 @@ from dray import views
 from dray.requests import MAX_TAGS, AnnotationRequest
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import metric_summaries
+from service.db.repositories import metric_summaries, mlflow_exports
 from service.db.repositories import tracking as repository
 from service.db.repositories.metric_summaries import MetricSummary
 from service.db.session import Database, touch
@@ -86,6 +86,7 @@ class Tracking:
                 return before
             repository.set_tags(session, job_id, tags)
             repository.annotate(session, job_id, notes, now, actor)
+            mlflow_exports.reopen(session, job_id)
             return _annotations(session, row)
 
         return await self._database.write(work)
@@ -127,7 +128,7 @@ class Tracking:
         NotComparable if it is in another experiment.
         """
 
-        def work(session: Session) -> views.ExperimentSummary:
+        def work(session: Session) -> None:
             _refuse_unknown(session, name)
             if job_id is not None:
                 row = found(session, job_id, lock=True)
@@ -139,11 +140,10 @@ class Tracking:
                     )
             repository.set_baseline(session, name, job_id)
             touch(session)
-            return _summary(session, name)
 
-        summary = await self._database.write(work)
+        await self._database.write(work)
         logger.info("the baseline of %r is %s now, set by %s", name, job_id, actor)
-        return summary
+        return await self.experiment(name)
 
 
 def _annotations(session: Session, row: JobRow) -> views.Annotations:

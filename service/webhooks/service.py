@@ -124,10 +124,10 @@ class Webhooks:
         )
 
     async def set_enabled(
-        self, webhook_id: str, *, enabled: bool, owner: str | None
+        self, webhook_id: str, *, enabled: bool, owner: str | None, actor: str
     ) -> views.Webhook:
         """Have it notified of what happens from now on, or of nothing more: what waits is dropped.
-        Harmless to repeat."""
+        Harmless to repeat. `actor`, if that is not its owner, stands behind it from then on."""
         now = self._clock()
 
         def work(session: Session) -> views.Webhook:
@@ -136,6 +136,7 @@ class Webhooks:
             if enabled:
                 row.disabled_at = row.disabled_code = row.disabled_message = None
                 row.failures, row.failing_since, row.paused_until = 0, None, None
+                row.enabled_by = None if actor == row.owner else actor
             elif row.disabled_at is None:
                 row.disabled_at, row.disabled_code = now, BY_USER
                 row.disabled_message = "a user disabled it"
@@ -234,6 +235,7 @@ def _view(row: WebhookRow, num_waiting: int) -> views.Webhook:
         all_users=row.all_users,
         enabled=row.disabled_at is None,
         disabled_reason=reason,
+        enabled_by=row.enabled_by,
         failing_since=row.failing_since,
         paused_until=row.paused_until,
         num_waiting=num_waiting,

@@ -8,20 +8,34 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
-from ray_workers.shared.contracts import Cause
+from dray.requests import MAX_NOTES
+from ray_workers.shared.contracts import Cause, attempt_prefix
 from service.db.repositories import jobs
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import TOKEN, Watched
-from tests.page.site import EVIL, Site, run
+from tests.page.site import EVIL, OTHER_FILES, STUCK, Site, run
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.service.helpers import metrics, resumed
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = IN_BROWSER
+
+HOSTILE = (
+    EVIL,
+    "<script>document.title=2</script>",
+    "[go](javascript:document.title=3) [go](JaVaScRiPt:x) [go](data:text/html,x) [go](//x.example)",
+    "![picture](https://example.org/picture.png) ![](javascript:x)",
+    '[a](https://example.org/"onclick="document.title=5)',
+    "<https:javascript:x> &lt;b&gt; <b onmouseover=x>*bold*</b> `<i>` **<u>**",
+    "> - <style>* { display: none }</style>",
+    "```html\n<iframe src=//x.example></iframe>\n```",
+    "{{7*7}} ${document.title=6} the end of it",
+)
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +112,9 @@ def test_an_expression_is_searched_for_and_its_fault_is_pointed_at(
 
 
 @SOAK
-def test_tags_and_notes_are_changed_and_nobodys_are_lost(
-    site: Site, job_id: str, tab: Watched
-) -> None:
+def test_tags_and_notes_are_changed_and_nobodys_are_lost(site: Site, tab: Watched) -> None:
     tab.statuses.add(412)
+    job_id = site.submit("annotated")
     page = tab.open(f"jobs/{job_id}")
     page.get_by_label("A tag to add").fill("review/me")
     page.keyboard.press("Enter")
@@ -111,7 +124,7 @@ def test_tags_and_notes_are_changed_and_nobodys_are_lost(
     site.annotate(job_id, notes="theirs", add_tags=["theirs"])
     page.get_by_role("button", name="Save the notes").click()
     is_shown(page, "bert has changed the notes meanwhile to:")
-    is_shown(page, "theirs", ".annotations .failure .notes")
+    is_shown(page, "theirs", ".annotations .failure .source")
     page.get_by_role("button", name="Mine shall replace them").click()
     page.get_by_role("button", name="Save the notes").click()
     is_shown(page, f"mine {EVIL}", ".annotations > .notes")
@@ -119,6 +132,65 @@ def test_tags_and_notes_are_changed_and_nobodys_are_lost(
     page.get_by_role("link", name="#review/me").wait_for(state="detached")
     found = run(site.tracking.annotations(job_id))
     assert (found.tags, found.notes, found.updated_by) == (["theirs"], f"mine {EVIL}", "ann")
+
+
+@SOAK
+def test_notes_are_shown_as_markdown(job_id: str, tab: Watched) -> None:
+    page = tab.open("jobs?text=baseline-ann")
+    page.get_by_role("link", name="baseline-ann").click()
+    notes = page.get_by_role("region", name="Notes", exact=True)
+    notes.wait_for()
+    assert notes.locator("h4").inner_text() == "What was tried"
+    assert notes.locator("p > code").inner_text() == "3e-3"
+    assert notes.locator("em").all_inner_texts() == ["sweep", "no"]
+    assert notes.locator("p > strong").inner_text() == "bf16"
+    assert notes.locator("ol > li > ul > li").all_inner_texts() == [
+        "recovered in 0.41 s",
+        "no step was lost",
+    ]
+    assert notes.locator("td").all_inner_texts() == ["1e-3", "0.61", "3e-3", "0.52"]
+    links = notes.locator("a")
+    hrefs = [one.get_attribute("href") for one in links.all()]
+    assert hrefs == ["https://arxiv.org/abs/2001.08361", "https://example.org/runs?id=7"]
+    assert links.first.get_attribute("rel") == "noopener noreferrer"
+    assert links.first.inner_text() == "the paper"
+
+
+def test_nothing_in_notes_runs_or_loads(site: Site, tab: Watched) -> None:
+    job_id = site.submit("hostile-notes")
+    site.annotate(job_id, notes="\n\n".join(HOSTILE))
+    page = tab.open(f"jobs/{job_id}")
+    notes = page.locator(".notes")
+    notes.get_by_text("the end of it").wait_for()
+    for text in (EVIL, "<script>document.title=2</script>", "[go](javascript:document.title=3)"):
+        is_shown(page, text, ".notes")
+    assert page.title() == "hostile-notes - dray"
+    used = notes.evaluate("at => [...new Set([...at.querySelectorAll('*')].map(e => e.localName))]")
+    assert set(used) <= {"p", "a", "em", "strong", "code", "blockquote", "ul", "li", "pre"}
+    names = notes.evaluate(
+        "at => [...new Set([...at.querySelectorAll('*')].flatMap(e => e.getAttributeNames()))]"
+    )
+    assert set(names) == {"href", "target", "rel"}
+    hrefs = [one.get_attribute("href") or "" for one in notes.locator("a").all()]
+    assert hrefs == [
+        "https://example.org/picture.png",
+        "https://example.org/%22onclick=%22document.title=5",
+    ]
+
+
+@SOAK
+@pytest.mark.parametrize(
+    "hostile",
+    ["*a ", "**", "[", "![](", "`", "> ", "- ", "|\n-|", "http://[", "_a_", "~~~\n", "\\", "`` ` "],
+)
+def test_notes_that_would_take_a_pattern_for_ever_are_shown(
+    site: Site, tab: Watched, hostile: str
+) -> None:
+    job_id = site.submit("hostile-notes")
+    text = hostile * ((MAX_NOTES - 20) // len(hostile))
+    site.annotate(job_id, notes=f"{text}\n\n# shown\n")
+    page = tab.open(f"jobs/{job_id}")
+    is_shown(page, "shown", ".notes")
 
 
 @SOAK
@@ -215,9 +287,6 @@ def test_every_tab_of_a_job_has_its_part(job_id: str, tab: Watched) -> None:
     page.locator("pre:visible", has_text="next_batch").wait_for()
     page.get_by_role("tab", name="Files").click()
     page.locator("figure img").nth(5).wait_for()
-    with page.expect_download() as download:
-        page.get_by_label("Download notes.txt").click()
-    assert Path(download.value.path()).read_bytes() == b"hello\n" * 50
     page.get_by_role("tab", name="Events").click()
     is_shown(page, "rank 2 was killed by SIGKILL", "table")
     page.keyboard.press("ArrowRight")
@@ -225,17 +294,81 @@ def test_every_tab_of_a_job_has_its_part(job_id: str, tab: Watched) -> None:
     assert document["resources"] == {"num_workers": 4}
 
 
+def saved(page: Page, button: str) -> tuple[str, bytes]:
+    """Name and content of what a click saves. It comes by a link that is of no use afterwards."""
+    with page.expect_download() as download:
+        page.get_by_label(button).click()
+    url = download.value.url
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1/downloads/[\w-]{43}", url)
+    content = Path(download.value.path()).read_bytes()
+    assert httpx.get(url, trust_env=False).json()["code"] == "download_link_not_found"
+    return download.value.suggested_filename, content
+
+
+@SOAK
+def test_files_and_logs_are_downloaded_by_links_that_work_once(
+    site: Site, job_id: str, tab: Watched
+) -> None:
+    tab.statuses.add(404)
+    page = tab.open(f"jobs/{job_id}?tab=files")
+    assert saved(page, "Download notes.txt") == ("notes.txt", b"hello\n" * 50)
+    page.get_by_role("tab", name="Logs").click()
+    page.get_by_label("Rank").select_option("1")
+    name, content = saved(page, "Download the log")
+    assert name == f"{job_id}-rank-1.log"
+    assert content.count(b"\n") == 23
+    assert f"loading {EVIL}".encode() in content
+    page.get_by_role("tab", name="Files").click()
+    page.get_by_label("Download samples/3.png").wait_for()
+    site.hands.storage.delete_tree(f"{attempt_prefix(job_id, 2)}/artifacts/samples")
+    page.get_by_label("Download samples/3.png").click()
+    is_shown(page, re.compile("its file is not in the storage"))
+
+
 @SOAK
 def test_ranks_show_what_they_use(site: Site, job_id: str, tab: Watched) -> None:
     page = tab.open(f"jobs/{job_id}?tab=ranks")
     is_shown(page, "GPU memory", "th")
-    row = page.locator("tbody tr").nth(2).inner_text()
-    assert re.search(r"cores\t3\.30 GiB\t[89]\d\.\d%\t20\.0 GiB", row)
+    row = page.locator("#panel tbody tr").nth(2).inner_text()
+    uses = r"cores\t3\.30 GiB\t[89]\d\.\d%\t20\.0 GiB\t\d{3} W\t\d\d °C"
+    assert re.search(uses, row), row
     for name, num_curves in (("system/cpu", 4), ("system/node/cpu", 1)):
         panel = page.get_by_role("region", name=name, exact=True)
         panel.scroll_into_view_if_needed()
         panel.locator("canvas").wait_for()
         assert panel.locator(".keys b").count() == num_curves
+
+
+@SOAK
+def test_rays_dashboard_is_a_click_away(job_id: str, tab: Watched) -> None:
+    page = tab.open(f"jobs/{job_id}?tab=ranks")
+    ray = "http://127.0.0.1:8265/#"
+
+    def leads(link: Locator) -> tuple[str | None, str | None]:
+        return link.get_attribute("href"), link.get_attribute("title")
+
+    assert leads(page.get_by_role("link", name="Ray dashboard")) == (
+        f"{ray}/actors",
+        f"Its actors are called dray:{job_id}:…",
+    )
+    row = page.locator("#panel tbody tr").nth(2)
+    assert leads(row.get_by_role("link", name="Ray")) == (
+        f"{ray}/actors",
+        f"Its actor is called dray:{job_id}:2:worker:2:…",
+    )
+    node = page.locator("main").get_by_role("link", name="gpu-b.example")
+    assert leads(node)[0] == f"{ray}/cluster/nodes/gpu-b"
+    tab.open("cluster")
+    assert leads(page.get_by_role("link", name="gpu-c.example"))[0] == f"{ray}/cluster/nodes/gpu-c"
+
+
+@SOAK
+def test_a_waiting_job_is_held_and_released(site: Site, tab: Watched) -> None:
+    page = tab.open(f"jobs/{site.submit('to-hold')}")
+    page.get_by_role("button", name="Hold").click()
+    is_shown(page, "HELD")
+    page.get_by_role("button", name="Release").click()
+    is_shown(page, "QUEUED")
 
 
 @SOAK
@@ -254,7 +387,17 @@ def test_the_cluster_shows_who_holds_what_and_what_is_refused(job_id: str, tab: 
     node = page.get_by_role("region", name="gpu-b.example")
     node.get_by_text("gpt-small-pretrain").wait_for()
     assert "4 of 8 GPU" in node.inner_text()
-    is_shown(page, "it has another Python: 3.10.2")
+    is_shown(page, OTHER_FILES)
+    is_shown(page, re.compile(r"2 slots in quarantine for \d+ min"))
+    is_shown(page, STUCK)
+    assert "A100-80G" in node.inner_text()
+    node.get_by_text("GPUs now").click()
+    uses = node.locator(".uses tbody tr")
+    uses.nth(4).wait_for()
+    assert re.fullmatch(r"3\t[89]\d\.\d%\t21\.0 GiB\t\d{3} W\t\d\d °C", uses.nth(4).inner_text())
+    gone = page.get_by_role("region", name="gpu-d.example").inner_text()
+    assert "gone, L40S" in gone
+    assert "Ray has lost this node" in gone
     page.locator(".forecast .waits").nth(4).wait_for()
     is_shown(page, "nightly")
 

@@ -20,6 +20,9 @@ def show_decisions(
         typer.Argument(min=1, metavar="[NUMBER]", help="Show this round, and decide it again."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="List so many rounds.")] = 20,
+    before: Annotated[
+        int | None, typer.Option(metavar="NUMBER", min=1, help="Only rounds before this one.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the rounds in which the scheduler changed something, or replay one of them."""
@@ -31,7 +34,7 @@ def show_decisions(
             replayed = client.decision(number)
             write_json(replayed) if as_json else _show(replayed)
             return
-        found = client.decisions(limit=limit)
+        found = client.decisions(before=before, limit=limit)
     listing(
         found,
         as_json,

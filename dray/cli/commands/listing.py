@@ -30,6 +30,9 @@ def list_jobs(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="PART", help="Only with this in the name, in any case.")
+    ] = None,
     array: Annotated[
         str | None, typer.Option(metavar="ARRAY", help="The jobs of this array, each on a line.")
     ] = None,
@@ -57,6 +60,9 @@ def list_jobs(
         bool, typer.Option("--all", help="List all jobs, without a limit.")
     ] = False,
     as_json: AsJson = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="With --json: leave the documents out.")
+    ] = False,
 ) -> None:
     """List jobs, newest first.
 
@@ -66,12 +72,15 @@ def list_jobs(
 
     from dray.cli.display.output import warn, write_json
 
+    if brief and not as_json:
+        raise typer.BadParameter("is for --json", param_hint="--brief")
     with connect() as client:
         found = client.jobs(
             state=state_names(state),
             queue=queue,
             label=label_pairs(label),
             name=name,
+            text=text,
             owner=owner,
             project=project,
             array=array,
@@ -79,6 +88,7 @@ def list_jobs(
             created_after=moment(since, "--since"),
             created_before=moment(until, "--until"),
             where=where,
+            brief=brief,
             page_size=500 if everything else min(limit + 1, 500),
         )
         jobs = list(found if everything else islice(found, limit + 1))

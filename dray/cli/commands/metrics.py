@@ -37,6 +37,12 @@ def metrics(
         typer.Option("--system", help="Show what ranks and nodes use: CPU, memory, disk, GPU."),
     ] = False,
     follow: Follow = False,
+    after_step: Annotated[
+        int | None, typer.Option(metavar="STEP", help="Only later steps than this.", min=-1)
+    ] = None,
+    until_step: Annotated[
+        int | None, typer.Option(metavar="STEP", help="Only steps up to this one.", min=0)
+    ] = None,
     max_points: Annotated[
         int | None, typer.Option(help="Most points of each series.", min=2, max=MOST_POINTS)
     ] = None,
@@ -50,6 +56,10 @@ def metrics(
         raise typer.BadParameter("prints each point as it comes", param_hint="--follow")
     if follow and len(jobs) > 1:
         raise typer.BadParameter("is for one job", param_hint="--follow")
+    is_part = after_step is not None or until_step is not None
+    if is_part and (follow or system):
+        wrong = "is of steps, and for neither --follow nor --system"
+        raise typer.BadParameter(wrong, param_hint="--after-step, --until-step")
     if system and (follow or len(jobs) > 1):
         raise typer.BadParameter("is for one job, and not followed", param_hint="--system")
     with connect() as client:
@@ -70,7 +80,17 @@ def metrics(
             return
         if as_csv and max_points is None:
             max_points = MOST_POINTS
-        answers = {one: client.metrics(one, key, rank=rank, max_points=max_points) for one in ids}
+        answers = {
+            one: client.metrics(
+                one,
+                key,
+                rank=rank,
+                after_step=after_step,
+                until_step=until_step,
+                max_points=max_points,
+            )
+            for one in ids
+        }
         _check_keys(client, answers, key or (), rank)
         named = answers if as_json or len(ids) == 1 else _by_name(client, answers)
     if as_json:

@@ -201,7 +201,7 @@ def _state(hook: Webhook) -> str:
         return f"disabled: {hook.disabled_reason.message}"
     if hook.failing_since is not None:
         return f"failing since {cell(hook.failing_since)}"
-    return "enabled"
+    return f"enabled by {hook.enabled_by}" if hook.enabled_by else "enabled"
 
 
 def _answer(one: WebhookDelivery) -> str | None:

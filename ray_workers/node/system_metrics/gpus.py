@@ -111,8 +111,8 @@ def _values_of(nvml: Any, name: str) -> Values:
         for what, ask in asked.items():
             try:
                 found[what] = ask(gpu)
-            except nvml.NVMLError:  # this GPU does not count it
+            except Exception:  # this GPU does not count it, or its driver answers None
                 continue
-    except nvml.NVMLError:  # there is no such GPU, or it is lost
+    except Exception:  # there is no such GPU, or it is lost; the thread goes on
         return {}
     return found

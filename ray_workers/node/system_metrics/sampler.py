@@ -18,6 +18,10 @@ from ray_workers.node.system_metrics.rates import Values, rounded
 LIMIT_S = 1.0
 """For which a sample is waited for: the observation that it comes with is not to be late."""
 
+LEAST_PASSED_S = 1.0
+"""Between the two readings of a rate: of less, the ticks of the processor's clock make a number of
+no meaning. An agent that was stopped answers all the calls that waited at once."""
+
 Attempt = tuple[str, int]
 
 
@@ -84,8 +88,11 @@ class SystemMetricsSampler:
         if not ranks:
             return {}
         now = _Reading(self._clock(), self._machine.read(), ranks)
-        found = _values(now, self._before.get(key))
-        self._before[key] = now
+        before = self._before.get(key)
+        is_late = before is None or now.at - before.at >= LEAST_PASSED_S
+        found = _values(now, before if is_late else None)
+        if is_late:
+            self._before[key] = now
         gpus = {rank: records[rank].gpu_names for rank in ranks}
         of_gpus = self._gpus.read({name for names in gpus.values() for name in names})
         for rank, names in gpus.items():
@@ -98,7 +105,7 @@ class SystemMetricsSampler:
 def _values(now: _Reading, before: _Reading | None) -> dict[int, Values]:
     found = {rank: reading.values() for rank, reading in now.ranks.items()}
     of_node = now.machine.values()
-    if before is not None and now.at > before.at:
+    if before is not None:
         passed_s = now.at - before.at
         of_node |= now.machine.rates_since(before.machine, passed_s)
         for rank, reading in now.ranks.items():

@@ -19,6 +19,7 @@ from service.db.models.code import CodeUseRow as CodeUseRow
 from service.db.models.costs import AttemptCostRow as AttemptCostRow
 from service.db.models.costs import DeletedAttemptRow as DeletedAttemptRow
 from service.db.models.costs import SlotSecondsRow as SlotSecondsRow
+from service.db.models.downloads import DownloadLinkRow as DownloadLinkRow
 from service.db.models.exports import MlflowExportRow as MlflowExportRow
 from service.db.models.jobs import FIRST_POSITIONS as FIRST_POSITIONS
 from service.db.models.jobs import IdempotencyRow as IdempotencyRow

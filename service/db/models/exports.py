@@ -31,6 +31,8 @@ class MlflowExportRow(Base):
     """Unset until the run and its parameters are there."""
     event_seq: Mapped[int] = mapped_column(server_default=text("0"))
     """The newest event of the job whose state the run shows."""
+    revision: Mapped[int] = mapped_column(server_default=text("0"))
+    """That of the job's tags and notes that the run shows."""
     after_step: Mapped[int] = mapped_column(server_default=text("-1"))
     """Points of higher steps are read next."""
     last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
@@ -43,4 +45,4 @@ class MlflowExportRow(Base):
     """After a failure, when the next try may be."""
     problem: Mapped[str | None]
     is_complete: Mapped[bool] = mapped_column(server_default=text("false"))
-    """The job is over, and the run has all of it."""
+    """The job is over, and the run has all of it. A later change of tags or notes unsets it."""

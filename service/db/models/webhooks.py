@@ -43,6 +43,8 @@ class WebhookRow(Base):
     disabled_at: Mapped[datetime | None]
     disabled_code: Mapped[str | None] = mapped_column(String(64))
     disabled_message: Mapped[str | None]
+    enabled_by: Mapped[str | None] = mapped_column(String(255))
+    """The admin who enabled it, if it was not its owner."""
     created_at: Mapped[datetime]
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Insert,
     Row,
     bindparam,
     func,
@@ -114,16 +112,6 @@ def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
         yield JobRow.id.in_(some)
     for some in in_chunks(sorted(set(units) - set(alone)), CHUNK):
         yield JobRow.array_id.in_(some)
-
-
-def add_events(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    if rows:
-        session.connection().execute(_add_events(), list(rows))
-
-
-@cache
-def _add_events() -> Insert:
-    return insert(table_of(EventRow))
 
 
 def first_needed(session: Session, array_id: str) -> str | None:

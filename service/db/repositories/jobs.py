@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    Insert,
     Row,
     Select,
     Update,
@@ -239,8 +240,32 @@ def has_event(session: Session, job_id: str, type_: str, attempt: int | None = N
     return session.scalar(query) is not None
 
 
-def add_event(session: Session, event: EventRow) -> None:
-    session.add(event)
+def with_event(session: Session, job_ids: Collection[str], type_: str) -> set[tuple[str, int]]:
+    """(job, attempt) of the events of this type that these jobs have."""
+    return {
+        (job_id, attempt)
+        for some in in_chunks(sorted(job_ids), CHUNK)
+        for job_id, attempt in session.connection().execute(
+            _with_event(), {"job_ids": some, "type": type_}
+        )
+    }
+
+
+@cache
+def _with_event() -> Select[str, int]:
+    c = EventRow.__table__.c
+    query = select(c.job_id, c.attempt).where(c.type == bindparam("type"))
+    return query.where(c.job_id.in_(bindparam("job_ids", expanding=True)))
+
+
+def add_events(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        session.connection().execute(_add_events(), list(rows))
+
+
+@cache
+def _add_events() -> Insert:
+    return sql_insert(table_of(EventRow))
 
 
 def events_after(session: Session, job_id: str, after_seq: int, limit: int) -> list[EventRow]:

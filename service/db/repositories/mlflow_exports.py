@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, func, insert, or_, select
+from sqlalchemy import Row, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.db.models import JobRow, MlflowExportRow
+from dray.views import JobState
+from service.db.models import JobAnnotationRow, JobRow, MlflowExportRow
 from service.db.repositories import jobs as jobs_repository
 
 LATE = 1000
@@ -38,14 +39,21 @@ def add(session: Session, jobs: Sequence[dict[str, Any]]) -> None:
 
 
 def incomplete(session: Session, now: datetime) -> Sequence[Row[Any]]:
-    """(id, event_seq, state, progress) of the jobs of which something may be missing in MLflow and
-    may be tried now, the oldest first."""
-    row = MlflowExportRow
+    """(id, event_seq, state, progress, revision of tags and notes) of the jobs of which something
+    may be missing in MLflow and may be tried now, the oldest first. A job that waits has nothing
+    new without an event, a tag or a note; there may be many of them."""
+    row, written = MlflowExportRow, JobAnnotationRow
     query = (
-        select(JobRow.id, JobRow.event_seq, JobRow.state, JobRow.progress)
+        select(JobRow.id, JobRow.event_seq, JobRow.state, JobRow.progress, written.revision)
         .join(row, row.job_id == JobRow.id)
+        .outerjoin(written, written.job_id == JobRow.id)
         .where(
             ~row.is_complete,
+            or_(
+                JobRow.state != JobState.QUEUED,
+                JobRow.event_seq != row.event_seq,
+                func.coalesce(written.revision, 0) != row.revision,
+            ),
             JobRow.deleted_at.is_(None),
             or_(row.not_before.is_(None), row.not_before <= now),
         )
@@ -54,5 +62,11 @@ def incomplete(session: Session, now: datetime) -> Sequence[Row[Any]]:
     return session.execute(query).all()
 
 
-def get(session: Session, job_id: str) -> MlflowExportRow | None:
-    return session.get(MlflowExportRow, job_id)
+def get(session: Session, job_id: str, *, lock: bool = False) -> MlflowExportRow | None:
+    return session.get(MlflowExportRow, job_id, with_for_update=lock)
+
+
+def reopen(session: Session, job_id: str) -> None:
+    """Have its run brought up to date, though it had all of the job."""
+    row = MlflowExportRow
+    session.execute(update(row).where(row.job_id == job_id).values(is_complete=False))

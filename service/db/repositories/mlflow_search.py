@@ -18,16 +18,18 @@ from sqlalchemy import (
     case,
     cast,
     false,
+    func,
     not_,
     or_,
     select,
     true,
+    union,
 )
 from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
-from service.db.models import JobLabelRow, JobRow
-from service.domain.mlflow_search import Condition, Entity, Ordering
+from service.db.models import JobAnnotationRow, JobLabelRow, JobRow, JobTagRow
+from service.domain.tracking.mlflow_search import Condition, Entity, Ordering
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,25 @@ class Names:
     """By the status of runs."""
     tags: dict[str, str]
     """By the name of a tag that is no label, its column."""
+    notes: str
+    """The tag with a job's notes."""
+    job_tags: str
+    """The tag with the words that a job is marked with, with commas between."""
 
 
-def experiments(session: Session, label: str) -> list[str]:
-    """The values of the label, by name."""
+def experiments(
+    session: Session, names: Names, default: str, filters: Sequence[Condition]
+) -> list[str]:
+    """`default`, then the values of the label by name; those for whose names all filters hold."""
     row = JobLabelRow
-    query = select(row.value).where(row.key == label).distinct().order_by(row.value)
-    return list(session.scalars(query))
+    labelled = select(row.value.label("name")).where(
+        row.key == names.experiment_label, row.value != ""
+    )
+    found = union(labelled, select(cast(default, Text).label("name"))).subquery()
+    compile_ = _Compiler(session, names)
+    conditions = [compile_.compare(found.c.name, one) for one in filters]
+    query = select(found.c.name).where(*conditions)
+    return list(session.scalars(query.order_by(found.c.name != default, found.c.name)))
 
 
 def page(
@@ -94,7 +108,9 @@ class _Compiler:
     def of_experiments(self, values: Collection[str], unlabelled: bool) -> ColumnElement[bool]:
         label = aliased(JobLabelRow)
         own = select(label.job_id).where(
-            label.job_id == JobRow.id, label.key == self._names.experiment_label
+            label.job_id == JobRow.id,
+            label.key == self._names.experiment_label,
+            label.value != "",
         )
         named = own.where(label.value.in_(values)).exists() if values else false()
         return or_(named, ~own.exists()) if unlabelled else named
@@ -129,12 +145,15 @@ class _Compiler:
         )
 
     def _metric_holds(self, one: Condition) -> ColumnElement[bool]:
-        return self._compare(self._metric(one.key), one)
+        return self.compare(self._metric(one.key), one)
 
     def _param_path(self, key: str) -> tuple[str, ...] | None:
-        """None for a name that no field of a document has."""
+        """As the database has it; None for a name that no field of a document has."""
         parts = tuple(key.split("."))
-        return None if any(not part or '"' in part or "\\" in part for part in parts) else parts
+        if any(not part or '"' in part or "\\" in part for part in parts):
+            return None
+        # SQLAlchemy writes PostgreSQL's array without quotes.
+        return parts if self._is_sqlite else tuple(f'"{part}"' for part in parts)
 
     def _param_text(self, key: str) -> ColumnElement[str]:
         path = self._param_path(key)
@@ -145,7 +164,7 @@ class _Compiler:
         if path is None:
             return false()
         if one.operator in ("LIKE", "ILIKE"):
-            return self._compare(cast(JobRow.spec[path].as_string(), Text), one)
+            return self.compare(cast(JobRow.spec[path].as_string(), Text), one)
         in_json = self._as_json(path)
         values = one.value if isinstance(one.value, tuple) else (str(one.value),)
         # A parameter's text may stand for a string of the document, or for a number or list.
@@ -166,12 +185,20 @@ class _Compiler:
         column = self._names.tags.get(key)
         if column is not None:
             return cast(getattr(JobRow, column), Text)
+        if key == self._names.notes:
+            annotation = aliased(JobAnnotationRow)
+            own = select(annotation.notes).where(annotation.job_id == JobRow.id)
+            return own.scalar_subquery()
+        if key == self._names.job_tags:
+            tag = aliased(JobTagRow)
+            joined = func.aggregate_strings(tag.tag, ", ")
+            return select(joined).where(tag.job_id == JobRow.id).scalar_subquery()
         label = aliased(JobLabelRow)
         own = select(label.value).where(label.job_id == JobRow.id, label.key == key)
         return own.scalar_subquery()
 
     def _tag_holds(self, one: Condition) -> ColumnElement[bool]:
-        return self._compare(self._tag(one.key), one)
+        return self.compare(self._tag(one.key), one)
 
     def _column(self, key: str) -> ColumnElement[Any]:
         columns: dict[str, Any] = {
@@ -198,9 +225,9 @@ class _Compiler:
             except (ValueError, OverflowError, OSError):
                 return true() if (one.value > 0) == one.operator.startswith("<") else false()
             return _OPERATORS[one.operator](column, time)
-        return self._compare(column, one)
+        return self.compare(column, one)
 
-    def _compare(self, column: ColumnElement[Any], one: Condition) -> ColumnElement[bool]:
+    def compare(self, column: ColumnElement[Any], one: Condition) -> ColumnElement[bool]:
         if one.operator == "LIKE" and self._is_sqlite:  # whose LIKE knows no case
             return column.op("GLOB")(_as_glob(str(one.value)))
         return _OPERATORS[one.operator](column, one.value)

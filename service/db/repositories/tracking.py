@@ -20,6 +20,16 @@ def annotation(session: Session, job_id: str) -> JobAnnotationRow | None:
     return session.get(JobAnnotationRow, job_id)
 
 
+def notes_of(session: Session, job_ids: Collection[str]) -> dict[str, str]:
+    """The notes of those of these jobs of which tags or notes were ever changed."""
+    row = JobAnnotationRow
+    found: dict[str, str] = {}
+    for some in in_chunks(sorted(job_ids), CHUNK):
+        query = select(row.job_id, row.notes).where(row.job_id.in_(some))
+        found.update((job_id, notes) for job_id, notes in session.execute(query))
+    return found
+
+
 def annotate(session: Session, job_id: str, notes: str, now: datetime, by: str) -> None:
     """Store the notes as the next revision. The job's row is locked."""
     row = annotation(session, job_id)

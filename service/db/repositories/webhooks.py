@@ -131,6 +131,13 @@ def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int
     return {row[0]: row[1] for row in session.execute(query)}
 
 
+def enabled(session: Session) -> Sequence[Row[str, str, str | None, bool]]:
+    """(id, owner, enabled_by, all_users) of the webhooks that are enabled."""
+    hook = WebhookRow
+    query = select(hook.id, hook.owner, hook.enabled_by, hook.all_users)
+    return session.execute(query.where(hook.disabled_at.is_(None))).all()
+
+
 def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime | None]]:
     """(id, paused_until, when the first message is due) of enabled webhooks with messages."""
     due = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,9 +16,12 @@ MAX_TEXT = 255
 MAX_POINTER = 255
 MAX_ITEMS = 64
 """Items of a list, and entries of an object, that can be searched."""
-MAX_VALUES = 5_000
-"""Values within a field such as `model.args`: a field with more is searched as a whole only. Two
-levels of `MAX_ITEMS` are fewer; a document of a megabyte could be half a million rows."""
+MAX_VALUES = 1_000
+"""Values within a field such as `model.args`: a field with more is searched as a whole only. A
+document of a megabyte could be half a million rows."""
+MAX_OF_ARRAY = 200_000
+"""Values in which the jobs of an array may differ together. Of more, those in lists are left out:
+a sweep of 10,000 trials over lists could write twenty million rows in its submit."""
 
 DEFAULTS = "defaults-"
 """How the holders begin whose values a document has that says nothing."""
@@ -53,6 +56,32 @@ class SharedValues(NamedTuple):
         """The values of a document where it differs."""
         return differing(document, self.document)
 
+    def of_array(
+        self, documents: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[SharedValues, dict[str, dict[str, StoredValue]]]:
+        """The values to store of an array whose jobs, by id, have these documents: those that its
+        jobs share, and where each job differs.
+
+        If they differ in more than `MAX_OF_ARRAY`, lists that are not the same in all jobs are
+        searched as wholes only: their items are neither shared nor of any job.
+        """
+        own: dict[str, dict[str, StoredValue]] = {}
+        number = 0
+        for job_id, document in documents.items():
+            own[job_id] = self.but_for(document)
+            number += len(own[job_id])
+            if number > MAX_OF_ARRAY:
+                break
+        else:
+            return self, own
+        lists: set[str] = set()
+        own = {
+            job_id: differing(document, self.document, lists)
+            for job_id, document in documents.items()
+        }
+        values = {at: value for at, value in self.values.items() if not _is_in(at, lists)}
+        return self._replace(values=values), own
+
 
 def stored(value: Any) -> StoredValue:
     """A value as it is stored; ABSENT of null, and of a number that no double holds."""
@@ -74,29 +103,59 @@ def searchable(document: Mapping[str, Any]) -> dict[str, StoredValue]:
     return differing(document, {})
 
 
-def differing(document: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, StoredValue]:
-    """The values of a document where they are not those of another one."""
+def differing(
+    document: Mapping[str, Any], base: Mapping[str, Any], lists: set[str] | None = None
+) -> dict[str, StoredValue]:
+    """The values of a document where they are not those of another one. If `lists` is given, lists
+    that are not the same are put there, by their pointers, and their items left out."""
     found: dict[str, StoredValue] = {}
     for field in (document.keys() | base.keys()) - NOT_SEARCHED:
-        _differ(document.get(field), base.get(field), f"/{escaped(field)}", found)
+        _differ(document.get(field), base.get(field), f"/{escaped(field)}", found, lists)
     return found
 
 
-def _differ(value: Any, other: Any, pointer: str, found: dict[str, StoredValue]) -> None:
-    if value is other or len(pointer) > MAX_POINTER:
+def _differ(
+    value: Any, other: Any, pointer: str, found: dict[str, StoredValue], lists: set[str] | None
+) -> None:
+    if _is_same(value, other) or len(pointer) > MAX_POINTER:
         return
     kept = stored(value)
     if kept != stored(other):
         found[pointer] = kept
+    if lists is not None and (isinstance(value, list) or isinstance(other, list)):
+        lists.add(pointer)
+        return
     here, there = _parts(value, pointer), _parts(other, pointer)
     for name in here.keys() | there.keys():
-        _differ(here.get(name), there.get(name), f"{pointer}/{escaped(name)}", found)
+        _differ(here.get(name), there.get(name), f"{pointer}/{escaped(name)}", found, lists)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether both are the same JSON, as far as one look tells: true equals 1 in Python."""
+    return value is other or (value == other and repr(value) == repr(other))
+
+
+def of_trial(
+    document: Mapping[str, Any], base: Mapping[str, Any], num_trials: int
+) -> dict[str, StoredValue]:
+    """Where a trial that gets its values late differs from the document of its sweep, by the rule
+    of `SharedValues.of_array`: all its trials are taken to differ as much."""
+    own = differing(document, base)
+    if len(own) * num_trials <= MAX_OF_ARRAY:
+        return own
+    lists: set[str] = set()
+    own = differing(document, base, lists)
+    return {**own, **{at: ABSENT for at in searchable(base) if _is_in(at, lists)}}
+
+
+def _is_in(pointer: str, lists: Iterable[str]) -> bool:
+    return pointer.startswith(tuple(f"{one}/" for one in lists))
 
 
 def _parts(value: Any, pointer: str = "") -> dict[str, Any]:
     if pointer.count("/") == 2 and _num_values(value) > MAX_VALUES:
         return {}
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {str(name): inner for name, inner in islice(value.items(), MAX_ITEMS)}
     if isinstance(value, list):
         return {str(number): inner for number, inner in enumerate(value[:MAX_ITEMS])}
@@ -106,9 +165,11 @@ def _parts(value: Any, pointer: str = "") -> dict[str, Any]:
 def _num_values(value: Any) -> int:
     """How many values are within it, that can be searched; any number above `MAX_VALUES` if there
     are more."""
+    if not isinstance(value, dict | list):
+        return 0
     number = 0
-    for inner in _parts(value).values():
-        number += 1 + (_num_values(inner) if isinstance(inner, Mapping | list) else 0)
+    for inner in islice(value.values() if isinstance(value, dict) else value, MAX_ITEMS):
+        number += 1 + (_num_values(inner) if isinstance(inner, dict | list) else 0)
         if number > MAX_VALUES:
             break
     return number

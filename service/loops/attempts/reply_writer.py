@@ -14,8 +14,9 @@ from service.loops.shared.fencing import LoopDatabase
 from service.storage.storage import Storage
 from service.telemetry.known_attempts import KnownAttempts
 
-MAX_REPLIES = 50
-"""Replies of one transaction: SQLite has one writer, and others wait for it."""
+MAX_REPLIES, MAX_OF_REPORTING = 200, 50
+"""Replies of one transaction, and those of attempts that have reported anything, which take longer:
+SQLite has one writer, and others wait for it."""
 MAX_FRAMES = 2000
 """Frames of one transaction of several replies. A reply with more has a transaction of its own,
 beside the others where the database has several writers: it may write to the storage."""
@@ -78,12 +79,13 @@ class ReplyWriter:
         batch: list[_Waiting] = []
         left: list[_Waiting] = []
         jobs: set[str] = set()
-        num_frames = 0
+        num_frames = num_reporting = 0
         for each in self._waiting:
             received, _ = each
             num_frames += len(received.reply.frames)
-            fits = len(batch) < MAX_REPLIES and num_frames <= MAX_FRAMES
-            if fits and received.job_id not in jobs:
+            num_reporting += bool(received.reply.cursor)
+            fits = num_reporting <= MAX_OF_REPORTING and num_frames <= MAX_FRAMES
+            if fits and len(batch) < MAX_REPLIES and received.job_id not in jobs:
                 batch.append(each)
                 jobs.add(received.job_id)
             else:

@@ -68,7 +68,7 @@ RAY_LAGS = timedelta(seconds=5)
 LONG_QUEUE = 200
 """Waiting jobs from which on it is noted each `NOTE_PERIOD` why each of them waits."""
 NOTE_PERIOD = timedelta(seconds=1)
-MAX_CLAIMS = 50
+MAX_CLAIMS = 200
 """Jobs that are claimed in one transaction: SQLite has one writer, and others wait for it."""
 MAX_LAUNCHES = 16
 """Launches that are under way at once."""
@@ -114,6 +114,8 @@ class Scheduler:
         self._left_at: datetime | None = None
         self._noted_at: datetime | None = None
         """When it was last noted why each job waits."""
+        self._starting_s = 0.0
+        """Seconds that the round has spent on claims and launches."""
         self.view: SchedulerView | None = None
         """Its view in its last round."""
         self._gate = preparations.EnvironmentGate(
@@ -128,14 +130,15 @@ class Scheduler:
             contextlib.closing(self._trial_values),
         ):
             while True:
-                began = asyncio.get_running_loop().time()
+                began, self._starting_s = asyncio.get_running_loop().time(), 0.0
                 try:
                     await self.run_once()
                 except Exception:
                     logger.exception("the scheduler failed a round; it goes on")
                 took_s = asyncio.get_running_loop().time() - began
                 self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
-                await rest_after(began)
+                # Starts are the work itself: a rest for them would leave slots empty.
+                await rest_after(began + self._starting_s)
                 await woken.wait(self._settings.scheduler_tick_s)
 
     async def run_once(self) -> int:
@@ -182,10 +185,12 @@ class Scheduler:
         by_id = {job.job_id: job for job in waiting}
         wanted = [_wanted(by_id[start.job_id], start) for start in starts]
         launched = 0
+        decided = asyncio.get_running_loop().time()
         for some in in_chunks(wanted, MAX_CLAIMS):
             if self._halted.is_set():
                 break
             launched += await self._start(some, cluster.session)
+        self._starting_s = asyncio.get_running_loop().time() - decided
         return launched
 
     def _look(

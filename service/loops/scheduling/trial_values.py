@@ -24,7 +24,7 @@ from service.db.repositories import sweeps as repository
 from service.domain.scheduling import policy
 from service.domain.states import STOPPED_EARLY
 from service.domain.text import clean
-from service.domain.tracking.document_values import differing
+from service.domain.tracking.document_values import of_trial
 from service.lifecycle import transitions
 from service.loops.shared.fencing import LoopDatabase
 from service.sweeps import optuna_sampler
@@ -174,7 +174,7 @@ def _set_values(
     trial = repository.trial(session, job_id)
     sweep = None if trial is None else repository.get(session, trial.array_id)
     if sweep is not None and repository.set_values(session, job_id, values, document):
-        own = differing(document, sweep.base)
+        own = of_trial(document, sweep.base, sweep.num_trials)
         document_values.replace(session, job_id, sweep.array_id, own)
 
 

@@ -1,9 +1,11 @@
 """The process that calls MLflow's own client: `python -m service.tracking.mlflow.client`.
 
-It has no database and decides nothing. Each line of its input is a call, and each line of its
-output the answer, in any order; it ends with its input. Every call may be made again: nothing is
-doubled then, since MLflow takes an equal point of a run once.
+It has no database and decides nothing. The first line of its input are the addresses of MLflow and
+of the storage, which may hold passwords: every user of the machine can read arguments. Each further
+line is a call, and each line of its output the answer, in any order; it ends with its input. Every
+call may be made again: nothing is doubled then, since MLflow takes an equal point of a run once.
 
+    service -> process   [tracking URI, storage URL]
     service -> process   [number, method, arguments]
     process -> service   [number, "ok" | "refused" | "away", answer or sentence]
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import sys
 import tempfile
 import threading
@@ -32,6 +35,8 @@ from service.tracking.mlflow.runs import JOB_TAG
 MOST_METRICS, MOST_OTHERS = 1000, 100
 """Most of each kind that MLflow takes at a time."""
 PIECE_BYTES = 8 << 20
+MOST_CHARS = 2000
+"""Of the reason for a failure, which may hold all that a server answered."""
 _CREDENTIALS_OR_LOAD = (401, 403, 408, 429)
 
 
@@ -41,7 +46,6 @@ class Runs:
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
         self._client = MlflowClient(tracking_uri)
         self._storage = Storage(storage_url)
-        self._experiments: dict[str, str] = {}
         self._creating = threading.Lock()
 
     def begin(
@@ -50,7 +54,7 @@ class Runs:
         """The id of the job's run, which has the parameters. An earlier call may have created it,
         and its answer been lost."""
         with self._creating:
-            experiment_id = self._experiment(experiment)
+            experiment_id = self._experiment_id(experiment)
             found = self._client.search_runs(
                 [experiment_id], f"tags.`{JOB_TAG}` = '{job_id}'", max_results=1
             )
@@ -61,17 +65,19 @@ class Runs:
                     experiment_id, start_time_ms, {JOB_TAG: job_id}, name
                 )
                 run_id = created.info.run_id
+        if not run_id:  # something that is no MLflow answers everything with {}
+            raise RuntimeError("what answers at MLflow's address made no run")
         for some in _in_parts([Param(*pair) for pair in params.items()], MOST_OTHERS):
             self._client.log_batch(run_id, params=some)
         return run_id
 
-    def _experiment(self, name: str) -> str:
-        if name not in self._experiments:
-            found = self._client.get_experiment_by_name(name)
-            self._experiments[name] = (
-                self._client.create_experiment(name) if found is None else found.experiment_id
-            )
-        return self._experiments[name]
+    def _experiment_id(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            experiment_id: str = found.experiment_id
+            return experiment_id
+        created: str = self._client.create_experiment(name)
+        return created
 
     def log(
         self, run_id: str, metrics: list[tuple[str, float, int, int]], tags: dict[str, str]
@@ -90,18 +96,19 @@ class Runs:
     def upload(self, run_id: str, path: str, url: str, size_bytes: int) -> None:
         """Upload an artifact under its path. Refused if its file is not in the storage."""
         key = self._storage.key_of(url)
-        folder = Path(path).parent.as_posix()
-        parent = None if folder == "." else folder
+        folder, name = posixpath.split(path)
         local = self._storage.local_path(key)
-        if local is not None and local.name == Path(path).name:
-            self._client.log_artifact(run_id, str(local), parent)
-            return
-        with tempfile.TemporaryDirectory() as scratch:
-            copy = Path(scratch) / Path(path).name
-            with copy.open("wb") as file:
+        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as copy:
+            named = Path(scratch) / name
+            if local is not None:
+                named.symlink_to(local.resolve(strict=True))
+            else:
+                # The copy has no name, so that it is gone with this process however that ends.
                 for start in range(0, size_bytes, PIECE_BYTES):
-                    file.write(self._storage.read_bytes(key, start, start + PIECE_BYTES))
-            self._client.log_artifact(run_id, str(copy), parent)
+                    copy.write(self._storage.read_bytes(key, start, start + PIECE_BYTES))
+                copy.flush()
+                named.symlink_to(f"/proc/{os.getpid()}/fd/{copy.fileno()}")
+            self._client.log_artifact(run_id, str(named), folder or None)
 
     def describe_model(self, run_id: str, config_url: str) -> None:
         """Add the description by which MLflow loads the model of a recipe."""
@@ -115,21 +122,28 @@ def _in_parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def _answer(runs: Runs, method: str, arguments: list[Any]) -> tuple[str, Any]:
-    """ "away" for a failure that has nothing to do with the job."""
     try:
         return "ok", getattr(runs, method)(*arguments)
-    except MlflowException as error:
-        status = error.get_http_status_code()
-        is_ours = 400 <= status < 500 and status not in _CREDENTIALS_OR_LOAD
-        return "refused" if is_ours else "away", str(error)
-    except (FileNotFoundError, LookupError, ValueError) as error:  # of an artifact
-        return "refused", f"{type(error).__name__}: {error}"
     except Exception as error:
-        return "away", f"{type(error).__name__}: {error}"
+        kind = "" if isinstance(error, MlflowException) else f"{type(error).__name__}: "
+        return "refused" if _is_refusal(error) else "away", f"{kind}{error}"[:MOST_CHARS]
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the failure has to do with the job, and not with MLflow or the way there."""
+    if isinstance(error, MlflowException):
+        if error.error_code == "ENDPOINT_NOT_FOUND":  # what answers is no MLflow
+            return False
+        status = error.get_http_status_code()
+    elif (answer := getattr(error, "response", None)) is not None:  # of requests, for an upload
+        status = answer.status_code
+    else:
+        return isinstance(error, (FileNotFoundError, LookupError, ValueError))  # of an artifact
+    return 400 <= status < 500 and status not in _CREDENTIALS_OR_LOAD
 
 
 def main() -> None:
-    tracking_uri, storage_url = sys.argv[1:]
+    tracking_uri, storage_url = json.loads(sys.stdin.readline())
     # MLflow and its plugins may print; their words go to the service's log.
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)

@@ -11,11 +11,20 @@ from service.db.models import ArtifactRow, JobRow, MlflowExportRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories import mlflow_exports as repository
+from service.db.repositories import tracking
 from service.domain.series import Points
 from service.jobs import serializers
 from service.telemetry import metric_reader
 from service.tracking.mlflow.models import CONFIG
-from service.tracking.mlflow.runs import STATUS, experiment_of, milliseconds, params_of, tags_of
+from service.tracking.mlflow.runs import (
+    STATUS,
+    artifact_path_of,
+    experiment_of,
+    key_of,
+    milliseconds,
+    params_of,
+    tags_of,
+)
 
 MOST_POINTS = 10_000
 """Points of all metrics in one part."""
@@ -56,8 +65,10 @@ class JobPart:
     model: ArtifactFile | None
     """The file that describes the model of a recipe."""
     is_changed: bool
-    """Whether an event of the job has changed the status or the tags since the last part."""
+    """Whether the status or the tags may have changed since the last part."""
     event_seq: int
+    revision: int
+    """Of tags and notes."""
     after_step: int
     last_steps: dict[str, int]
     has_more: bool
@@ -75,12 +86,13 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
     job, row = jobs_repository.get(session, job_id), repository.get(session, job_id)
     if job is None or row is None or job.deleted_at is not None:
         return None
-    view = serializers.job(session, job)
+    view, annotation = serializers.job(session, job), tracking.annotation(session, job_id)
+    revision = 0 if annotation is None else annotation.revision
     series, after_step, has_more = _new_points(session, job, row)
     times = metric_reader.read_times(session, job_id, series, max_points=MOST_POINTS) or {}
     fallback = (job.started_at or job.created_at).timestamp()
     metrics = [
-        (key, value, int(1000 * at), step)
+        (key_of(key), value, int(1000 * at), step)
         for key, (steps, values) in series.items()
         for step, value, at in zip(
             steps, values, times.get(key) or [fallback] * len(steps), strict=True
@@ -100,12 +112,13 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
         run_id=row.run_id,
         status=STATUS[job.state],
         end_time_ms=None if job.finished_at is None else milliseconds(job.finished_at),
-        tags=tags_of(view),
+        tags=tags_of(view, None if annotation is None else annotation.notes),
         metrics=sorted(metrics, key=lambda metric: metric[3]),
         artifacts=[one for one in found if row.artifacts.get(one.id) != one.sha256],
         model=next((one for one in by_recipe if one.path == CONFIG), None),
-        is_changed=job.event_seq != row.event_seq,
+        is_changed=(job.event_seq, revision) != (row.event_seq, row.revision),
         event_seq=job.event_seq,
+        revision=revision,
         after_step=after_step,
         last_steps=last_steps,
         has_more=has_more,
@@ -114,7 +127,7 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
 
 
 def _file(row: ArtifactRow) -> ArtifactFile:
-    return ArtifactFile(row.id, row.path, row.url, row.size_bytes, row.sha256)
+    return ArtifactFile(row.id, artifact_path_of(row.path), row.url, row.size_bytes, row.sha256)
 
 
 def _new_points(

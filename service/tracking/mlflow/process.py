@@ -10,13 +10,28 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 MLFLOW_CALLS = 4
 """Calls that the process makes at a time."""
 LINE_BYTES = 64 << 20
-CODE_ROOT = Path(__file__).resolve().parents[2]
+END_LIMIT_S = 5.0
+"""For which the end of a killed process is waited for."""
+DEFAULTS = {
+    # Its own patience would only hold up the answer: calls are repeated here, and end in time. The
+    # server may take long to store an upload after the last byte.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    # A POST that is redirected becomes a GET, whose answer would count as MLflow's.
+    "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it may hold a password
+}
+"""Settings of MLflow's client, unless the service's environment has others."""
+_ENDED = "the process that calls MLflow ended"
+CODE_ROOT = Path(__file__).resolve().parents[3]
 
 
 class MlflowAway(Exception):
@@ -35,65 +50,69 @@ class MlflowProcess:
     """
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
-        self._arguments = (tracking_uri, storage_url)
-        self._numbers = itertools.count()
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._addresses = (tracking_uri, storage_url)
+        self._child: _Child | None = None
         self._starting = asyncio.Lock()
 
     @property
     def pid(self) -> int | None:
         """Of the process, while there is one."""
-        return self._process.pid if self._process is not None else None
+        return None if self._child is None or self._child.is_over else self._child.process.pid
 
     async def call(self, method: str, *arguments: Any, limit_s: float) -> Any:
         """The answer of `client.Runs`. Raises MlflowAway or MlflowRefused."""
         async with self._starting:
-            process = self._process or await self._start()
-        assert process.stdin is not None
+            if self._child is None or self._child.is_over:
+                self._child = _Child(await _start())
+                self._child.write(self._addresses)
+            child = self._child
+        try:
+            async with asyncio.timeout(limit_s):
+                return await child.call(method, arguments)
+        except TimeoutError:
+            child.end()
+            raise MlflowAway(f"MLflow did not answer within {limit_s:.0f} s") from None
+        except OSError:
+            raise MlflowAway(_ENDED) from None
+
+    async def stop(self) -> None:
+        """End the process; a later call starts another one."""
+        if self._child is not None:
+            self._child.end()
+            # A process that waits for a file of a server that is gone can't be ended.
+            await asyncio.wait({self._child.reading}, timeout=END_LIMIT_S)
+
+
+class _Child:
+    """One process, with the calls that it has not answered. A later one has its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.is_over = False
+        self.reading = asyncio.create_task(self._read())
+        self._numbers = itertools.count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+
+    async def call(self, method: str, arguments: Sequence[Any]) -> Any:
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:
-            async with asyncio.timeout(limit_s):
-                process.stdin.write(json.dumps([number, method, arguments]).encode() + b"\n")
-                await process.stdin.drain()
-                return await answer
-        except TimeoutError:
-            if self._process is process:
-                await self.stop()
-            raise MlflowAway(f"MLflow did not answer within {limit_s:.0f} s") from None
-        except OSError:
-            raise MlflowAway("the process that calls MLflow ended") from None
+            self.write([number, method, arguments])
+            assert self.process.stdin is not None
+            await self.process.stdin.drain()
+            return await answer
         finally:
             self._calls.pop(number, None)
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        environment = {
-            # Its own patience would only hold up the answer: the calls are repeated here.
-            "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-            **os.environ,
-        }
-        code_path = [str(CODE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(code_path)
-        environment.pop("DRAY_DATABASE_URL", None)
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "service.tracking.mlflow.client", *self._arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=LINE_BYTES,
-            env=environment,
-            start_new_session=True,
-        )
-        self._reading = asyncio.create_task(self._read(process))
-        return process
+    def write(self, line: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(line).encode() + b"\n")
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
         try:
-            async for line in process.stdout:
+            async for line in self.process.stdout:
                 number, outcome, answer = json.loads(line)
                 waiting = self._calls.get(number)
                 if waiting is None or waiting.done():
@@ -104,28 +123,31 @@ class MlflowProcess:
                     kind = MlflowRefused if outcome == "refused" else MlflowAway
                     waiting.set_exception(kind(answer))
         finally:
-            if self._process is process:
-                self._process = None
-            self._fail_calls()
-            await _end(process)
+            self.end()
+            await self.process.wait()
 
-    def _fail_calls(self) -> None:
+    def end(self) -> None:
+        """Kill the process, and fail its calls."""
+        self.is_over = True
+        # Not Process.kill(): that may reap the child itself, behind asyncio's back.
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
         for waiting in self._calls.values():
             if not waiting.done():
-                waiting.set_exception(MlflowAway("the process that calls MLflow ended"))
-
-    async def stop(self) -> None:
-        """End the process at once; a later call starts another one."""
-        process, self._process = self._process, None
-        if process is not None:
-            await _end(process)
-        if self._reading is not None:
-            await asyncio.wait({self._reading})
+                waiting.set_exception(MlflowAway(_ENDED))
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    # Not Process.kill(): that may reap the child itself, behind asyncio's back.
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-    await process.wait()
+async def _start() -> asyncio.subprocess.Process:
+    environment = {**DEFAULTS, **os.environ}
+    code_path = [str(CODE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(code_path)
+    environment.pop("DRAY_DATABASE_URL", None)
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "service.tracking.mlflow.client"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=LINE_BYTES,
+        env=environment,
+        start_new_session=True,
+    )

@@ -6,21 +6,29 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from dray import views
 from dray.views import JobState
 from service.db.repositories import mlflow_search as repository
+from service.db.repositories import tracking
 from service.db.session import Database
 from service.db.types import storable
-from service.domain import mlflow_search as search
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
+from service.domain.tracking import mlflow_search as search
 from service.domain.tracking.search import EXPERIMENT
 from service.jobs import serializers
 from service.jobs.queries import Queries
-from service.tracking.mlflow.runs import DEFAULT_EXPERIMENT, JOB_TAG, STATUS
+from service.tracking.mlflow.runs import (
+    DEFAULT_EXPERIMENT,
+    JOB_TAG,
+    NOTES_TAG,
+    STATUS,
+    TAGS_TAG,
+)
 
 DEFAULT_ID = "0"
 MAX_RUNS = 1000
@@ -46,6 +54,8 @@ _NAMES = repository.Names(
         "dray.state": "state",
         "dray.array_id": "array_id",
     },
+    notes=NOTES_TAG,
+    job_tags=TAGS_TAG,
 )
 
 
@@ -58,6 +68,8 @@ class MlflowExperiment:
 @dataclass(frozen=True)
 class RunPage:
     jobs: list[views.Job]
+    notes: Mapping[str, str]
+    """By job, of those that somebody has written about."""
     next_token: str | None
 
 
@@ -76,6 +88,11 @@ def experiment_id(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:18]
 
 
+def _is_place(found: Any, lowest: int) -> bool:
+    """Whether a page may begin there. A token can be forged, and True is an int of Python."""
+    return type(found) is int and lowest <= found < 2**63
+
+
 class MlflowQueries:
     def __init__(self, database: Database, reading: Queries) -> None:
         self._database = database
@@ -83,13 +100,11 @@ class MlflowQueries:
 
     async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
         """The values of the label, and `Default` for jobs without it. Raises BadSearch."""
-        wanted = search.name_pattern(filter_)
-        names = await self._database.read(lambda s: repository.experiments(s, EXPERIMENT))
-        return [
-            MlflowExperiment(experiment_id(name), name)
-            for name in dict.fromkeys((DEFAULT_EXPERIMENT, *names))
-            if wanted(name)
-        ]
+        filters = search.parse_name_filter(filter_)
+        names = await self._database.read(
+            lambda s: repository.experiments(s, _NAMES, DEFAULT_EXPERIMENT, filters)
+        )
+        return [MlflowExperiment(experiment_id(name), name) for name in names]
 
     async def search(
         self,
@@ -106,7 +121,7 @@ class MlflowQueries:
         asked = [sorted(experiment_ids), filter_, list(order_by)]
         scope = f"{_SCOPE}:{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}"
         place = 0 if token is None else decode_cursor(scope, token)
-        if not isinstance(place, int) or not 0 <= place < 2**63:
+        if not _is_place(place, 0):
             raise BadCursor("the page token is not one that this search gave out")
         wanted = set(experiment_ids)
         names = {e.name for e in await self.experiments() if e.id in wanted}
@@ -129,9 +144,15 @@ class MlflowQueries:
             shown, more = rows[:limit], None
             if len(rows) > limit:
                 more = encode_cursor(scope, shown[-1].number if by_number else place + limit)
-            return RunPage(serializers.jobs(session, shown), more)
+            notes = tracking.notes_of(session, [row.id for row in shown])
+            return RunPage(serializers.jobs(session, shown), notes, more)
 
         return await self._database.read(work)
+
+    async def notes(self, job_id: str) -> str | None:
+        """None of a job that nobody has written about."""
+        found = await self._database.read(lambda s: tracking.notes_of(s, [job_id]))
+        return found.get(job_id)
 
     async def last_metrics(self, job_id: str) -> Mapping[str, views.Series]:
         """The series of rank 0, with the last point of each as its last."""
@@ -144,7 +165,7 @@ class MlflowQueries:
         """Points of a metric of rank 0 in order, each with its time."""
         scope = f"{_SCOPE}:{job_id}:{key}"
         after_step = -1 if token is None else decode_cursor(scope, token)
-        if not isinstance(after_step, int) or not -1 <= after_step < 2**63:
+        if not _is_place(after_step, -1):
             raise BadCursor("the page token is not one that this history gave out")
         limit = max(1, min(max_results, MAX_POINTS))
         keys = [key] if storable(key) else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -17,6 +19,8 @@ MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
 DEFAULT_EXPERIMENT = "Default"
 JOB_TAG = "dray.job_id"
 """The tag by which the run of a job is found."""
+NOTES_TAG, TAGS_TAG = "mlflow.note.content", "dray.tags"
+"""The tags with what people write about a job; MLflow shows the first as its description."""
 
 STATUS: Mapping[JobState, str] = {
     JobState.QUEUED: "SCHEDULED",
@@ -32,7 +36,7 @@ STATUS: Mapping[JobState, str] = {
 
 
 def experiment_of(labels: Mapping[str, str]) -> str:
-    return labels.get(EXPERIMENT, DEFAULT_EXPERIMENT)
+    return labels.get(EXPERIMENT) or DEFAULT_EXPERIMENT  # MLflow has none without a name
 
 
 def milliseconds(time: datetime) -> int:
@@ -43,7 +47,7 @@ def milliseconds(time: datetime) -> int:
 def params_of(document: Mapping[str, Any]) -> dict[str, str]:
     """The fields of a document that are set, by their paths with dots, as MLflow takes them."""
     return {
-        _key(path): (value if isinstance(value, str) else json.dumps(value))[:MAX_PARAM_CHARS]
+        key_of(path): (value if isinstance(value, str) else json.dumps(value))[:MAX_PARAM_CHARS]
         for path, value in _flat("", document)
     }
 
@@ -56,13 +60,36 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _key(text: str) -> str:
-    """The name of a parameter or tag with MLflow's characters."""
-    return re.sub(r"[^\w./ -]", "_", text)[:MAX_KEY_CHARS]
+def key_of(name: str) -> str:
+    """The name of a metric, parameter or tag as MLflow takes it. Names that differ still do."""
+    fits = re.sub(r"[^\w./ -]", "_", name)
+    # As a path it must be no other one.
+    if posixpath.normpath(fits) != fits or fits == "." or fits.startswith(("..", "/")):
+        fits = "_" + fits.replace("/", "_")
+    if fits == name and len(fits) <= MAX_KEY_CHARS:
+        return fits
+    mark = _mark(name)
+    return fits[: MAX_KEY_CHARS - len(mark)] + mark
 
 
-def tags_of(job: views.Job) -> dict[str, str]:
-    """The labels, and facts of the job."""
+def artifact_path_of(path: str) -> str:
+    """The path of an artifact as MLflow's client takes it: a part of a URL that it does not
+    quote."""
+    fits = re.sub(r"[#?%]|^ ", "_", path)
+    if fits == path:
+        return path
+    stem, suffix = posixpath.splitext(fits)
+    return stem + _mark(path) + suffix
+
+
+def _mark(name: str) -> str:
+    """The ending of a name whose characters were replaced, so that no other one becomes equal."""
+    return "-" + hashlib.sha256(name.encode()).hexdigest()[:6]
+
+
+def tags_of(job: views.Job, notes: str | None) -> dict[str, str]:
+    """The labels, and facts of the job. notes: None of a job that nobody has written about; where
+    notes or tags were removed, an empty text takes the place of those that a run has."""
     script = job.spec.get("script") or {}
     code = script.get("code")
     source = code if isinstance(code, Mapping) else {}
@@ -85,7 +112,9 @@ def tags_of(job: views.Job) -> dict[str, str]:
         "dray.world_size": job.world_size or None,
         "dray.array_id": job.array_id,
         "dray.array_index": job.array_index,
+        NOTES_TAG: notes,
+        TAGS_TAG: None if notes is None else ", ".join(job.tags),
         "dray.cost": job.cost and f"{job.cost.total:.6g} {job.cost.currency}",
     }
     texts = {key: f"{value}"[:MAX_TAG_CHARS] for key, value in facts.items() if value is not None}
-    return {**{_key(key): value for key, value in job.labels.items()}, **texts}
+    return {**{key_of(key): value for key, value in job.labels.items()}, **texts}

@@ -51,7 +51,8 @@ class LiveServer:
         self.app = create_app(settings, loops=False)
         changed: Any = limits
         bounds = replace(Limits.of(settings), **changed)
-        config = connections.config(self.app, bounds, stop_within_s=5)
+        proxies = settings.forwarded_allow_ips or ()
+        config = connections.config(self.app, bounds, stop_within_s=5, proxies=proxies)
         config.port = port
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)

@@ -38,6 +38,7 @@ TOO_LONG = 431
 WITH_MORE_RULES = (
     *("POST /v1/jobs", "POST /v1/plan", "POST /v1/code", "POST /v1/code/parts"),
     "PATCH /v1/jobs/{job_id}/annotations",
+    "POST /v1/jobs/{job_id}/downloads",
     *("POST /v1/webhooks", "PATCH /v1/webhooks/{webhook_id}"),
     *("PATCH /v1/jobs/{job_id}", "PUT /v1/queues/{name}", "PATCH /v1/queues/{name}"),
 )
@@ -59,6 +60,8 @@ def ids(server: LiveServer) -> dict[str, str | int]:
     items = server.ask("GET", f"/v1/jobs/{job_id}/artifacts").json()["items"]
     of_array = server.submit(array={"size": 2})
     hook = server.ask("POST", "/v1/webhooks", json={"url": "https://93.184.216.34/hook"}).json()
+    wanted = {"log": {"rank": 0}}
+    link = server.ask("POST", f"/v1/jobs/{job_id}/downloads", json=wanted).json()
     swept = {"metric": "val/loss", "sampler": "grid", "parameters": {"train.seed": [1, 2]}}
     of_sweep = server.submit(sweep=swept)
     return {
@@ -71,6 +74,7 @@ def ids(server: LiveServer) -> dict[str, str | int]:
         "path": "manifest.json",
         "name": "fuzzed",
         "webhook_id": hook["id"],
+        "secret": link["url"].rpartition("/")[2],
         "number": 1,  # of no decision: this server plans nothing
     }
 

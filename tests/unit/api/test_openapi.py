@@ -52,9 +52,10 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
                 *("metrics/system", "metrics/system/newest"),
                 *("artifacts/{artifact_id}", "explain", "code", "code/archive"),
                 *("preempt", "hangs", "drill", "drills", "drills/{drill_id}"),
-                *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}"),
+                *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}", "downloads"),
             )
         ),
+        "/v1/downloads/{secret}",
         "/v1/queues",
         "/v1/queues/{name}",
         "/v1/costs",

@@ -20,6 +20,12 @@ def test_the_peer_counts_with_the_number_of_workers_that_is_fastest() -> None:
     assert (array.ratio.value, array.met) == (1.0, False)
 
 
+def test_of_each_peer_the_fastest_number_of_workers_stays() -> None:
+    tried = {turn: 8.0 - turn.workers / 8 for turn in measure.turns()}
+    workers = {turn.workers for turn in measure.fastest(tried)}
+    assert workers == {0, 8, 64}
+
+
 def test_jobs_go_through_a_service_on_the_instant_cluster(tmp_path: Path) -> None:
     for how in ("concurrent", "array"):
         home = tmp_path / how

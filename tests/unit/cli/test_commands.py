@@ -94,6 +94,10 @@ def test_jobs_are_listed_newest_first_and_filtered(cli: Cli, server: LiveServer)
     )
     assert [job["id"] for job in listed] == made[:0:-1]
     assert cli.json("ls", "--label", "test=ls", "--state", "FAILED") == []
+    made.append(server.submit(name="Ls-of-Parts", labels={"test": "ls"}))
+    (brief,) = cli.json("ls", "--label", "test=ls", "--text", "ls-of", "--brief")
+    assert (brief["id"], brief["spec"]) == (made[-1], {})
+    assert listed[0]["spec"]["recipe"] == "image_classification"
 
 
 @pytest.mark.parametrize(
@@ -102,6 +106,8 @@ def test_jobs_are_listed_newest_first_and_filtered(cli: Cli, server: LiveServer)
         ("ls", "--state", "DONE"),
         ("ls", "--label", "x"),
         ("ls", "--limit", "0"),
+        ("ls", "--brief"),
+        ("metrics", "job", "--until-step", "5", "--follow"),
         ("get",),
         ("get", ".."),
         ("nothing",),
@@ -357,6 +363,13 @@ def test_a_series_that_is_not_there_is_an_error_that_lists_those_that_are(
         cli("metrics", finished, "-k", "train/los", *more, exits=2)
         assert "no series 'train/los' so far; there are train/loss, val/accuracy" in cli.err
     assert cli("metrics", server.submit(), "-k", "train/loss", "--plot")
+
+
+def test_a_part_of_the_series_is_shown_by_its_steps(cli: Cli, server: LiveServer) -> None:
+    job_id = server.submit()
+    server.train(job_id, *(metrics(step, {"train/loss": 9.0 - step}) for step in range(1, 8)))
+    part = cli("metrics", job_id, "--csv", "--after-step", "2", "--until-step", "4")
+    assert part.split() == ["key,step,value", "train/loss,3,6.0", "train/loss,4,5.0"]
 
 
 def test_system_metrics_are_shown_by_rank_and_node(cli: Cli, server: LiveServer) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import struct
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -87,7 +89,8 @@ def test_a_second_call_goes_on_where_the_first_was_killed(
         assert sorted(found) == sorted([*wanted, ("loss", 6, 0.5)])
 
 
-def test_a_file_that_is_damaged_is_written_again_from_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["length", "data", "tag"])
+def test_a_file_that_is_damaged_is_written_again_from_there(tmp_path: Path, damage: str) -> None:
     points = [Point(key="loss", step=n, value="-Infinity", time=float(n)) for n in range(5)]
     with EventFile(tmp_path) as file:
         for point in points:
@@ -95,7 +98,12 @@ def test_a_file_that_is_damaged_is_written_again_from_there(tmp_path: Path) -> N
     path = tmp_path / FILE
     whole = path.read_bytes()
     ends = [end for end, _ in records(whole)]
-    path.write_bytes(whole[: ends[3]] + b"\xff" * 100)
+    spoilt = {
+        "length": whole[: ends[3]] + b"\xff" * 100,
+        "data": whole[: ends[3] + 12] + b"\0" * (ends[4] - ends[3] - 12) + whole[ends[4] :],
+        "tag": whole[: ends[3]] + whole[ends[3] :].replace(b"loss", b"l\xffss"),
+    }
+    path.write_bytes(spoilt[damage])
     with EventFile(tmp_path) as file:
         assert file.last_steps == {"loss": 2}
         with pytest.raises(LogdirInUse):
@@ -103,6 +111,28 @@ def test_a_file_that_is_damaged_is_written_again_from_there(tmp_path: Path) -> N
         for point in points[3:]:
             file.write(point)
     assert path.read_bytes() == whole
+
+
+def test_a_link_to_another_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("of mine")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / FILE).symlink_to(tmp_path / "notes.txt")
+    with pytest.raises(OSError, match="symbolic link"):
+        EventFile(tmp_path / "job")
+    assert (tmp_path / "notes.txt").read_text() == "of mine"
+
+
+def test_a_disk_that_is_full_ends_the_command_and_not_only_the_writing(
+    cli: Cli, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the job goes on, so that nothing but the next point is waited for."""
+    monkeypatch.setattr("dray.tensorboard.FLUSH_S", 0.01)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(EventFile, "flush", Mock(side_effect=full))
+    job_id = server.submit(name="full")
+    server.train(job_id, metrics(1, {"loss": 1.0}))
+    cli("tensorboard", "--no-serve", "--logdir", str(tmp_path), job_id, exits=2)
+    assert "No space left" in cli.err
 
 
 def test_numbers_beyond_32_bits_are_infinite(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from api.security.auth import load_tokens
 from docker import check_service
 from service.config.settings import Settings
+from service.config.tokens_file import load_tokens
 from service.db.models import ClusterRow
 from service.db.repositories import cluster
 from service.db.session import Database
@@ -116,6 +116,16 @@ def test_the_api_listens_to_others_only_with_tokens(services: dict[str, dict[str
     assert environment["DRAY_TOKENS_FILE"] == "/run/secrets/dray_tokens"
 
 
+def test_the_loops_know_the_callers_too(services: dict[str, dict[str, Any]]) -> None:
+    """By the file they close nodes to `file://` data, and stop the webhooks of those who left."""
+    loops = services["service"]["environment"]
+    assert loops["DRAY_TOKENS_FILE"] == services["api"]["environment"]["DRAY_TOKENS_FILE"]
+
+
+def test_the_service_can_write_to_mlflow(services: dict[str, dict[str, Any]]) -> None:
+    assert "DRAY_MLFLOW_TRACKING_URI" in services["service"]["environment"]
+
+
 def test_ports_are_published_on_this_machine_only(services: dict[str, dict[str, Any]]) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
     assert published
@@ -212,13 +222,15 @@ def test_the_images_install_extras_that_exist_and_carry_every_room() -> None:
     rooms["Dockerfile.service"] = rooms["Dockerfile.worker"] | {"api", "service", "migrations"}
     for dockerfile in DOCKERFILES:
         text = dockerfile.read_text()
-        (extra,) = re.findall(r"\.\[(\w+)\]", text)
-        assert extra in extras
+        (given,) = re.findall(r"\.\[([\w,]+)\]", text)
+        assert set(given.split(",")) <= extras.keys()
+        if dockerfile.name == "Dockerfile.service":
+            assert "mlflow" in given.split(","), "the service may be told to write to it"
         folders = {
             word
-            for name, given in instructions(dockerfile)
+            for name, words in instructions(dockerfile)
             if name == "COPY"
-            for word in given.split()[:-1]
+            for word in words.split()[:-1]
             if (ROOT / word).is_dir()
         }
         assert folders == rooms[dockerfile.name]

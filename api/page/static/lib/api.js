@@ -177,18 +177,13 @@ export function pause(milliseconds, signal) {
   });
 }
 
-// Save a file. Without a token the browser fetches it by itself; with one, which no link may
-// carry, the file goes through the memory of this page.
-export async function download(path, name) {
+// Save something of a job: {artifact: id}, {checkpoint: {step, path}} or {log: {rank, attempt}}. A
+// link that works once stands for the token, which no link may carry, so that the browser fetches
+// the file by itself, however large it is. A problem is thrown.
+export async function download(jobId, wanted) {
+  const { url } = await change('POST', `v1/jobs/${jobId}/downloads`, wanted);
   const anchor = document.createElement('a');
-  anchor.download = name;
-  if (!hasToken.value) {
-    anchor.href = urlOf(path);
-    anchor.click();
-    return;
-  }
-  const blob = await (await send('GET', path)).blob();
-  anchor.href = URL.createObjectURL(blob);
+  anchor.download = '';
+  anchor.href = urlOf(url);
   anchor.click();
-  setTimeout(() => URL.revokeObjectURL(anchor.href), 60000);
 }

@@ -23,6 +23,15 @@ export const isArrayId = (text) => /^array-[0-9a-z]+$/.test(text);
 export const nameOf = (job) => job.name || job.id;
 export const toJob = (id, tab) => link(['jobs', id], { tab });
 
+// The model of a node's GPUs, by Ray's name of it; empty where it has none.
+export const gpuOf = ({ resources }) => Object.keys(resources).find((name) => name.startsWith('accelerator_type:'))?.slice(17) ?? '';
+
+// A place in Ray's dashboard, which has its places behind the #.
+export function RayLink({ dashboard, place, title, className, children }) {
+  if (!dashboard) return children;
+  return html`<a class=${className} href=${`${dashboard.replace(/\/+$/, '')}/#/${place}`} title=${title} target="_blank" rel="noopener noreferrer">${children}</a>`;
+}
+
 export function JobLink({ job, children }) {
   return html`<a href=${toJob(job.id)} title=${job.id}>${children ?? nameOf(job)}</a>`;
 }
@@ -38,7 +47,7 @@ export function Progress({ job }) {
   return html`<span class="progress">
     ${share !== null && html`<span class="meter" role="progressbar" aria-valuemin="0" aria-valuemax="100"
       aria-valuenow=${Math.round(100 * share)} aria-label=${said}><span style=${{ width: `${100 * share}%` }}></span></span>`}
-    <span class="said" title=${said}>${share === null ? whole(step) : `${Math.floor(100 * share)}%`}${
+    <span class="said" title=${said}>${share === null ? said : `${Math.floor(100 * share)}%`}${
       eta ? html` <span class="soft">${duration(eta)} left</span>` : ''}</span>
   </span>`;
 }

@@ -6,7 +6,8 @@ import { get } from '../lib/api.js';
 import { html, useEffect, useState } from '../lib/html.js';
 import { repeat, useNow, usePoll } from '../lib/live.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
-import { State, nameOf, toJob } from '../parts/job_parts.js';
+import { RayLink, State, gpuOf, nameOf, toJob } from '../parts/job_parts.js';
+import { GPU_USES, SAMPLED_MS } from '../parts/uses.js';
 
 const MOST_SLOTS = 64;
 const WITH_SLOTS = ['STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING'];
@@ -19,19 +20,20 @@ export function ClusterPage() {
   const now = useNow(5000);
   if (!cluster.data) return cluster.error ? html`<${Failure} error=${cluster.error} />` : html`<${Loading} />`;
   const { nodes, connected, reason, storage, updated_at: seen, ray_dashboard: dashboard, autoscaling } = cluster.data;
+  const spread = new Set(nodes.flatMap((node, n) => node.jobs.filter((id) => nodes.some((other, m) => m !== n && other.jobs.includes(id)))));
   const jobs = Object.fromEntries((running.data?.items ?? []).map((job) => [job.id, job]));
   const totals = totalsOf(nodes);
   return html`<section aria-labelledby="title">
     <header class="head"><h1 id="title">Cluster</h1>
       <span class="soft">${plural(nodes.length, 'node')}${seen ? html`, seen <span title=${exactly(seen)}>${ago(seen, now)}</span>` : ''}</span>
-      ${dashboard && html`<a class="button" href=${dashboard} target="_blank" rel="noopener noreferrer">Ray dashboard</a>`}</header>
+      ${dashboard && html`<${RayLink} className="button" dashboard=${dashboard} place="cluster">Ray dashboard<//>`}</header>
     ${!connected && html`<div class="failure" role="alert"><strong>The service is not connected to the cluster.</strong> ${reason}</div>`}
     ${storage.problem && html`<div class="failure" role="alert"><strong>The storage takes no more:</strong> ${storage.problem}</div>`}
     <dl class="facts card">${totals.map(({ name, held, total }) => html`<div key=${name} class="fact"><dt>${name} held</dt><dd>${amount(name, held)} of ${amount(name, total)}</dd></div>`)}
       ${storage.used_bytes !== null && html`<div class="fact"><dt>Storage</dt><dd>${bytes(storage.used_bytes)} of ${bytes(storage.quota_bytes)}</dd></div>`}
       ${autoscaling && html`<div class="fact"><dt>Nodes to come</dt><dd>${autoscaling.num_nodes}</dd></div>`}</dl>
     ${nodes.length === 0 && html`<${Empty}>There are no nodes.<//>`}
-    <div class="nodes">${nodes.map((node) => html`<${Node} key=${node.node_id} node=${node} jobs=${jobs} now=${now} />`)}</div>
+    <div class="nodes">${nodes.map((node) => html`<${Node} key=${node.node_id} node=${node} jobs=${jobs} spread=${spread} now=${now} dashboard=${dashboard} />`)}</div>
     <h2>Queues</h2><${Failure} error=${queues.error} /><${Queues} queues=${queues.data?.items ?? []} />
     <h2>What waits</h2><${Waiting} now=${now} running=${running.data?.items ?? []} />
   </section>`;
@@ -55,24 +57,43 @@ function totalsOf(nodes) {
   return [...found.values()].filter(({ name, held }) => name !== 'memory' || held > 0);
 }
 
-function Node({ node, jobs, now }) {
+function Node({ node, jobs, spread, now, dashboard }) {
   const { resources, held, quarantined } = node;
   const kind = resources.GPU ? 'GPU' : 'CPU';
   const count = Math.floor(resources[kind] ?? 0);
   const taken = Math.min(count, Math.ceil(held[kind] ?? 0));
   const stuck = Math.min(count - taken, quarantined.reduce((sum, { slots }) => sum + slots, 0));
   const out = !node.alive || !node.accepted;
+  const model = gpuOf(node);
+  const said = !node.alive ? 'gone' : out ? 'refused' : `${taken} of ${count} ${kind}`;
   return html`<section class=${`node ${out ? 'out' : ''}`} aria-label=${node.hostname}>
-    <h2 class="minor"><span>${node.hostname}</span><span class="soft">${!node.alive ? 'gone' : out ? 'refused' : `${taken} of ${count} ${kind}`}</span></h2>
-    ${count <= MOST_SLOTS && html`<div class="slots" role="img" aria-label=${`${taken} of ${count} ${kind} are held${stuck ? `, ${stuck} are in quarantine` : ''}`}>
+    <h2 class="minor"><${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//><span class="soft">${said}${model && `, ${model}`}</span></h2>
+    ${!node.alive && html`<p class="note">Ray has lost this node. Jobs that had slots on it go on elsewhere.</p>`}
+    ${!out && count <= MOST_SLOTS && html`<div class="slots" role="img" aria-label=${`${taken} of ${count} ${kind} are held${stuck ? `, ${stuck} are in quarantine` : ''}`}>
       ${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${`slot ${n < taken ? 'held' : n < taken + stuck ? 'stuck' : ''}`}></span>`)}</div>`}
-    ${Object.entries(resources).filter(([name]) => useful(name)).map(([name, total]) => html`<div key=${name} class="resource"><span class="soft">${name}</span>
+    ${!out && Object.entries(resources).filter(([name]) => useful(name)).map(([name, total]) => html`<div key=${name} class="resource"><span class="soft">${name}</span>
       <span class="meter"><span style=${{ width: `${Math.min(100, (100 * (held[name] ?? 0)) / total)}%` }}></span></span><span class="num">${amount(name, held[name] ?? 0)} / ${amount(name, total)}</span></div>`)}
     ${node.reason && html`<p class="note">${node.reason}</p>`}
     ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<a href=${toJob(one.job_id)}>its job</a>)</p>`)}
     ${node.jobs.length > 0 && html`<p>${node.jobs.map((id) => html`<a key=${id} class="label" href=${toJob(id)}>${jobs[id] ? nameOf(jobs[id]) : id}</a> `)}</p>`}
+    ${!out && kind === 'GPU' && node.jobs.length > 0 && html`<${Gpus} node=${node} jobs=${jobs} spread=${spread} />`}
     ${Object.keys(node.labels).length > 0 && html`<details><summary class="soft">labels</summary>${Object.entries(node.labels).map(([key, value]) => html`<div key=${key}><code>${key}=${value}</code></div>`)}</details>`}
   </section>`;
+}
+
+// What the GPUs of a node do now, by the newest samples of the jobs on it.
+function Gpus({ node, jobs, spread }) {
+  const [open, setOpen] = useState(false);
+  return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}><summary class="soft">GPUs now</summary>
+    ${open && html`<table class="uses"><thead><tr><th>Rank</th>${GPU_USES.map(([name]) => html`<th key=${name} class="num">${name}</th>`)}</tr></thead>
+      ${node.jobs.map((id) => html`<${GpusOf} key=${id} id=${id} name=${jobs[id] ? nameOf(jobs[id]) : id} isSpread=${spread.has(id)} />`)}</table>`}</details>`;
+}
+
+function GpusOf({ id, name, isSpread }) {
+  const sample = usePoll(isSpread ? null : `v1/jobs/${id}/metrics/system/newest`, {}, SAMPLED_MS).data;
+  const said = isSpread ? 'is on several nodes: see its ranks' : sample && !sample.ranks.length ? 'has no sample yet' : '';
+  return html`<tbody><tr><td colspan=${GPU_USES.length + 1}><a href=${toJob(id, 'ranks')}>${name}</a> <span class="soft">${said}</span></td></tr>
+    ${sample?.ranks.map(({ rank, values }) => html`<tr key=${rank}><td>${rank}</td>${GPU_USES.map(([column, of]) => html`<td key=${column} class="num">${of(values) || '–'}</td>`)}</tr>`)}</tbody>`;
 }
 
 function Queues({ queues }) {
@@ -81,29 +102,30 @@ function Queues({ queues }) {
     <tbody>${queues.map((queue) => html`<tr key=${queue.name}><td><a href=${link(['jobs'], { queue: queue.name })}>${queue.name}</a>${queue.warnings.map((one) => html`<div key=${one.code} class="note">${one.message}</div>`)}</td>
       <td class="num">${whole(queue.num_waiting)}${queue.num_held ? html` <span class="soft">(${queue.num_held} held)</span>` : ''}</td>
       <td class="num">${whole(queue.num_running)}${queue.max_running !== null ? html` <span class="soft">of ${queue.max_running}</span>` : ''}</td>
-      <td>${said(queue.holds)}</td><td>${said(queue.quota)}</td><td>${said(queue.limit)}</td><td class="num">${queue.weight}</td>
+      <td class="kept">${said(queue.holds)}</td><td class="kept">${said(queue.quota)}</td><td class="kept">${said(queue.limit)}</td><td class="num">${queue.weight}</td>
       <td class="num">${queue.spent_this_month === null ? '–' : money(queue.spent_this_month, queue.currency)}</td></tr>`)}</tbody></table></div>`;
 }
 
 // The jobs that start next, each with its explanation: the first of the queue are named by the
-// explanation of the job that came last.
+// explanation of a job that is far back in it. A job that is held has no place.
 function useWaiting() {
   const [found, setFound] = useState(null);
   useEffect(() => {
     const controller = new AbortController();
     repeat(async (signal) => {
-      const { items } = await get('v1/jobs', { state: 'QUEUED', limit: 1 }, signal);
+      const { items } = await get('v1/jobs', { state: 'QUEUED', brief: true, limit: 30 }, signal);
       if (!items.length) {
         setFound({ jobs: [], count: 0 });
         return;
       }
-      const newest = await get(`v1/jobs/${items[0].id}/explain`, {}, signal);
+      const last = items.reduce((a, b) => ((b.position ?? 0) > (a.position ?? 0) ? b : a));
+      const ofLast = await get(`v1/jobs/${last.id}/explain`, {}, signal);
       const jobs = [];
-      for (const job of [...newest.ahead, items[0]].slice(0, FORECASTS)) {
-        const explanation = job.id === items[0].id ? newest : await get(`v1/jobs/${job.id}/explain`, {}, signal);
+      for (const job of [...ofLast.ahead, last].slice(0, FORECASTS)) {
+        const explanation = job.id === last.id ? ofLast : await get(`v1/jobs/${job.id}/explain`, {}, signal);
         if (explanation.state === 'QUEUED') jobs.push({ job, explanation });
       }
-      setFound({ jobs, count: newest.queue_length ?? jobs.length });
+      setFound({ jobs, count: ofLast.queue_length ?? jobs.length });
     }, { every: 8000, signal: controller.signal });
     return () => controller.abort();
   }, []);
@@ -127,11 +149,11 @@ function Waiting({ now, running }) {
         const at = explanation.start?.at && new Date(explanation.start.at).getTime();
         return html`<div key=${job.id} class="name"><a href=${toJob(job.id)} title=${job.id}>${nameOf(job)}</a></div>
           <div class="track" title=${explanation.reason.message}>${at
-            ? html`<span class="span waits" style=${{ left: 0, width: part(at) }}></span><span class="when" style=${{ left: part(at) }}>${at > now ? duration((at - now) / 1000) : 'now'}</span>`
+            ? html`<span class="span waits" style=${{ left: 0, width: part(at) }} hidden=${at <= now}></span><span class="when" style=${{ left: part(at) }}>${at > now ? duration((at - now) / 1000) : 'now'}</span>`
             : html`<span class="when soft">${explanation.start?.reason?.message ?? explanation.reason.message}</span>`}</div>`;
       })}</div>
     <table><thead><tr><th class="num">Place</th><th>Job</th><th>State</th><th class="num">Workers</th><th class="num">Priority</th><th>Why it waits</th></tr></thead><tbody>
       ${found.jobs.map(({ job, explanation }) => html`<tr key=${job.id}><td class="num">${explanation.position ?? '–'}</td><td><a href=${toJob(job.id)}>${nameOf(job)}</a></td>
-        <td><${State} job=${{ ...job, reason: explanation.reason }} /></td><td class="num">${job.world_size}</td><td class="num">${job.priority}</td><td>${explanation.reason.message}</td></tr>`)}</tbody></table>
+        <td><${State} job=${{ ...job, reason: explanation.reason }} /></td><td class="num">${job.world_size}</td><td class="num">${job.priority}</td><td class="sentence">${explanation.reason.message}</td></tr>`)}</tbody></table>
     ${found.count > found.jobs.length && html`<p><a href=${link(['jobs'], { state: 'QUEUED' })}>${plural(found.count, 'job')} wait in all</a></p>`}</div>`;
 }

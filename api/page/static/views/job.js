@@ -7,7 +7,7 @@ import { html, useEffect, useRef, useState } from '../lib/html.js';
 import { useNow, usePoll, useWhileLooked } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
 import { Bar, Copy, Dialog, Fact, Failure, Loading, Tabs } from '../parts/common.js';
-import { ENDED, JobLink, Labels, Progress, State, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
+import { ENDED, JobLink, Labels, Progress, RayLink, State, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
 import { Annotations } from './job/annotations.js';
 import { Curves } from './job/curves.js';
 import { Document } from './job/document.js';
@@ -17,6 +17,8 @@ import { Ranks } from './job/ranks.js';
 import { EventList, Timeline } from './job/timeline.js';
 
 const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document']];
+// Of what changes with an event, upon which it is asked for at once.
+const SELDOM_MS = 60000;
 const CLASSES = {
   useful: 'training', recomputed: 'repeated steps', starting: 'starting', data_wait: 'waiting for data',
   recovering: 'recovering', checkpointing: 'checkpoints', idle: 'idle', unreported: 'not reported',
@@ -26,8 +28,8 @@ export function JobPage({ path: [, jobId] }) {
   const { params } = useStore(address);
   const job = usePoll(`v1/jobs/${jobId}`, {}, 2000);
   const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, 10000);
-  const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, 15000);
-  const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 15000);
+  const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, SELDOM_MS);
+  const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 30000);
   const { events, error } = useEvents(jobId, () => {
     for (const one of [job, explanation, attempts, checkpoints]) one.refresh();
   });
@@ -106,10 +108,10 @@ function Actions({ job, refresh }) {
   const ended = ENDED.has(job.state);
   const waits = job.state === 'QUEUED';
   return html`<span class="buttons">
-    ${job.links.ray_dashboard && html`<a class="button" href=${job.links.ray_dashboard} target="_blank" rel="noopener noreferrer">Ray dashboard</a>`}
+    ${job.links.ray_dashboard && html`<${RayLink} className="button" dashboard=${job.links.ray_dashboard} place="actors" title=${`Its actors are called dray:${job.id}:…`}>Ray dashboard<//>`}
     ${isSweep && html`<a class="button" href=${link(['compare'], { sweep: job.array_id })}>The sweep</a>`}
     <a class="button" href=${link(['submit'], { from: job.id })}>Submit again, changed</a>
-    ${waits && html`<button onClick=${() => act('PATCH', `v1/jobs/${job.id}`, { hold: !job.held_by })}>${job.held_by ? 'Release' : 'Hold'}</button>`}
+    ${waits && html`<button onClick=${() => act('PATCH', `v1/jobs/${job.id}`, { held: !job.held_by })}>${job.held_by ? 'Release' : 'Hold'}</button>`}
     ${!ended && job.state !== 'CANCELLING' && html`<button class="danger" onClick=${() => setAsking('cancel')}>Cancel</button>`}
     ${ended && html`<button class="danger" onClick=${() => setAsking('delete')}>Delete</button>`}
     ${error && html`<${Dialog} title="That did not work" onClose=${() => setError(null)}><${Failure} error=${error} /><p class="buttons"><button onClick=${() => setError(null)}>Close</button></p><//>`}

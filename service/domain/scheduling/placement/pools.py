@@ -17,7 +17,16 @@ from enum import IntEnum
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.slots import EPSILON, Node
+from service.domain.scheduling.placement.slots import (
+    EPSILON,
+    WHOLE_GPUS,
+    Holder,
+    Node,
+    is_part_of_gpu,
+    num_shared,
+    parts_on,
+    without_parts,
+)
 from service.domain.scheduling.placement.topology import Domain, Place, Topology
 
 Amounts = tuple[float, ...]
@@ -96,9 +105,21 @@ class _Free:
 class Stock:
     """The resources of all nodes while one plan is made."""
 
-    def __init__(self, nodes: Sequence[Node], gangs: Gangs, topology: Topology) -> None:
-        """gangs: with all whose jobs will ask. topology: of these nodes, and perhaps of others."""
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        gangs: Gangs,
+        topology: Topology,
+        holders: Sequence[Holder] = (),
+    ) -> None:
+        """gangs: with all whose jobs will ask. topology: of these nodes, and perhaps of others.
+        holders: what is to be expected to be free is theirs."""
         self.topology = topology
+        self._holders = holders
+        self._whole_at = gangs.names.index(WHOLE_GPUS) if WHOLE_GPUS in gangs.names else None
+        """The place of these in amounts; None where no GPU is shared."""
+        self._parts: dict[str, list[tuple[float, int]]] = {}
+        """By node, the parts of GPUs that jobs will still have."""
         self.kind_of: dict[str, int] = {}
         """By node."""
         self.totals: list[Amounts] = []
@@ -195,7 +216,24 @@ class Stock:
         for part in slices:
             group = self._soon.group_of.get(part.node_id)
             if group is not None:
-                self._soon.set(part.node_id, _plus(group.amounts, kind.vector, part.num_workers))
+                amounts = _plus(group.amounts, kind.vector, part.num_workers)
+                if self._whole_at is not None and is_part_of_gpu(kind.bundle):
+                    amounts = self._with_left_gpus(amounts, kind.bundle["GPU"], part)
+                self._soon.set(part.node_id, amounts)
+
+    def _with_left_gpus(self, amounts: Amounts, part_of_gpu: float, left: Slice) -> Amounts:
+        """The amounts of a node where parts of GPUs are left, each of which was counted as if it
+        were the only one on its GPU."""
+        assert self._whole_at is not None
+        parts = self._parts.get(left.node_id)
+        if parts is None:
+            parts = parts_on(left.node_id, self._holders)
+        others = without_parts(parts, part_of_gpu, left.num_workers)
+        self._parts[left.node_id] = others
+        num_left = num_shared(parts) - num_shared(others)
+        corrected = list(amounts)
+        corrected[self._whole_at] += num_left - left.num_workers
+        return tuple(corrected)
 
     def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots, of which some are not free yet."""

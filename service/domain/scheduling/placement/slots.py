@@ -185,10 +185,26 @@ def with_shared_gpus(
     more, a start fails, and is tried again.
     """
     held = math.fsum(part * number for part, number in parts)
-    touched = max([math.ceil(held - EPSILON), *(number for _, number in parts)])
-    whole = math.floor(free.get("GPU", 0.0) + held + EPSILON) - touched
     not_whole = math.floor(free.get("GPU", 0.0) + held + EPSILON)
-    return {**free, NUM_GPUS: not_whole, WHOLE_GPUS: max(0, whole)}
+    return {**free, NUM_GPUS: not_whole, WHOLE_GPUS: max(0, not_whole - num_shared(parts))}
+
+
+def num_shared(parts: Sequence[tuple[float, int]]) -> int:
+    """On how many GPUs of a node these parts are (`with_shared_gpus`)."""
+    held = math.fsum(part * number for part, number in parts)
+    return max([math.ceil(held - EPSILON), *(number for _, number in parts)])
+
+
+def without_parts(
+    parts: Sequence[tuple[float, int]], part: float, number: int
+) -> list[tuple[float, int]]:
+    """The parts on a node, without those of so many workers of one job."""
+    left = sorted(parts, key=lambda each: each[1])
+    for at, (size, there) in enumerate(left):
+        if size == part and there >= number:
+            left[at] = (size, there - number)
+            break
+    return [(size, there) for size, there in left if there]
 
 
 def count(slices: Sequence[Slice]) -> int:

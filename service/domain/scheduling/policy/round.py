@@ -48,7 +48,7 @@ class Round:
         self._nodes = nodes
         self._gangs = gangs
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
-        self._stock = Stock(nodes, gangs, self._topology)
+        self._stock = Stock(nodes, gangs, self._topology, snapshot.holders)
         self.departures = Departures(snapshot, self._stock, gangs, ranks)
         self._targets = self.departures.targets
         self._backfill = self.departures.backfill

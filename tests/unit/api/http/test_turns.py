@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,7 @@ from api.problems import Refused
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
+from service.config.settings import Settings
 from tests.unit.api.serving import serving, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -103,11 +105,22 @@ def test_a_dry_run_beyond_the_limit_is_a_429_that_says_when_to_ask_again(
             server.ask("GET", f"/v1/jobs/{job_id}/explain"),
             server.ask("GET", "/v1/jobs", params={"where": "val/loss < 1"}),
             server.ask("GET", "/v1/compare", params={"jobs": f"{job_id},{job_id}"}),
+            server.ask("GET", "/v1/experiments"),
+            server.ask("GET", "/v1/experiments/rates"),
+            server.ask("PATCH", "/v1/experiments/rates", json={"baseline": None}),
         ):
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
             assert refused.headers["content-type"] == "application/problem+json"
             assert refused.json()["code"] == "too_many_requests"
+        for method, path, body in (
+            ("POST", "runs/search", {"experiment_ids": ["0"]}),
+            ("POST", "experiments/search", {}),
+            ("GET", "experiments/get-by-name?experiment_name=rates", None),
+        ):
+            refused = server.ask(method, f"/api/2.0/mlflow/{path}", json=body)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error_code"] == "REQUEST_LIMIT_EXCEEDED"
         for other in (f"/v1/jobs/{job_id}", "/v1/jobs"):
             assert server.ask("GET", other).status_code == 200, "other calls go on"
         server._loop.call_soon_threadsafe(go_on.set)
@@ -130,3 +143,34 @@ def test_a_caller_that_has_disconnected_waits_no_longer(tmp_path: Path) -> None:
                 connection.sendall(ask.encode())
                 wait_until(lambda: turns._asked.total() == 1, "the question")
             wait_until(lambda: not turns._asked, "the caller's place")
+
+
+@pytest.mark.parametrize(
+    ("proxies", "callers"),
+    [
+        (None, {"127.0.0.1": 3}),
+        (["10.0.0.0/8"], {"127.0.0.1": 3}),
+        (["127.0.0.0/8"], {"192.0.2.1": 1, "192.0.2.2": 2}),
+        # Of several proxies, the last that is not ours says who called.
+        (["127.0.0.1", "192.0.2.2"], {"192.0.2.1": 1, "203.0.113.9": 2}),
+    ],
+)
+def test_a_proxy_that_the_operator_names_is_believed_for_whom_it_calls(
+    tmp_path: Path, proxies: list[str] | None, callers: dict[str, int]
+) -> None:
+    with serving(tmp_path, forwarded_allow_ips=proxies) as server, ExitStack() as held:
+        server.context.turns = turns = Turns(TurnLimits(at_once=0))
+        job_id = server.submit()
+        url = httpx.URL(server.url)
+        for forwarded in ("192.0.2.1", *["203.0.113.9, 192.0.2.2"] * 2):
+            address = url.host, url.port or 0
+            connection = held.enter_context(socket.create_connection(address))
+            head = f"GET /v1/jobs/{job_id}/explain HTTP/1.1\r\nHost: localhost\r\n"
+            connection.sendall(f"{head}X-Forwarded-For: {forwarded}\r\n\r\n".encode())
+        wait_until(lambda: turns._asked.total() == 3, "the questions")
+        assert turns._asked == callers
+
+
+def test_a_proxy_that_is_no_address_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="names 'proxy', which is no address and no network"):
+        Settings(forwarded_allow_ips=("127.0.0.1", "proxy"))

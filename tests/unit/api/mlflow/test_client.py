@@ -49,6 +49,7 @@ def jobs(site: LiveServer) -> list[str]:
         model = site.artifact(job_id, "model/deep/weights.bin", b"weights")
         site.train(job_id, *frames, model, site.artifact(job_id, "report.txt", b"good"))
     site.succeed(ids[0])
+    http.patch(f"/v1/jobs/{ids[0]}/annotations", json={"add_tags": ["good"], "notes": "**Best**"})
     return ids
 
 
@@ -71,7 +72,11 @@ def test_a_run_is_the_job(client: Any, jobs: list[str]) -> None:
     (loss,) = [metric for metric in run.data._metric_objs if metric.key == "val/loss"]
     assert (loss.step, loss.timestamp) == (29, (START.timestamp() + 29) * 1000)
     assert run.data.params["train.optimizer.lr"] == "1.0"
-    assert run.data.tags["team"] == "t0"
+    (found,) = client.search_runs([run.info.experiment_id], f"run_id = '{jobs[0]}'")
+    for tags in (run.data.tags, found.data.tags):
+        written = tags["team"], tags["dray.tags"], tags["mlflow.note.content"]
+        assert written == ("t0", "good", "**Best**")
+    assert "dray.tags" not in client.get_run(jobs[1]).data.tags
     with pytest.raises(mlflow.exceptions.MlflowException, match="RESOURCE_DOES_NOT_EXIST"):
         client.get_run("job-none")
 

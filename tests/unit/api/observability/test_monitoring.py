@@ -9,6 +9,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -31,11 +32,26 @@ needs_promtool = pytest.mark.skipif(
 )
 
 
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
+    return found
+
+
+def targets() -> Iterator[dict[str, Any]]:
+    """The queries of the panels."""
+    for panel in dashboard()["panels"]:
+        yield from panel["targets"]
+
+
 def expressions() -> Iterator[str]:
     for group in yaml.safe_load(ALERTS.read_text())["groups"]:
         yield from (rule["expr"] for rule in group["rules"])
-    for panel in json.loads((FOLDER / "dashboard.json").read_text())["panels"]:
-        yield from (target["expr"] for target in panel["targets"])
+    yield from (target["expr"] for target in targets())
+
+
+def labels_by(expression: str) -> set[str]:
+    """The labels by which it groups."""
+    return {label.strip() for labels in _BY.findall(expression) for label in labels.split(",")}
 
 
 @pytest.fixture
@@ -68,19 +84,41 @@ def test_all_that_dashboard_and_alerts_ask_for_is_exported(
                 values = [value] if operator == "=" else value.split("|")
                 missing = set(values) - exported[name][label]
                 assert {(label, each) for each in missing} <= NOT_SEEN_YET, expression
-        grouped = {
-            label.strip() for labels in _BY.findall(expression) for label in labels.split(",")
-        }
-        assert grouped <= known, expression
+        assert labels_by(expression) <= known, expression
     assert asked > 50
 
 
 def test_no_alert_and_no_panel_has_the_name_of_another() -> None:
     alerts = [rule["alert"] for rule in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]]
-    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    panels = dashboard()["panels"]
     assert len(alerts) == len(set(alerts))
     for of in ("title", "id"):
         assert len(panels) == len({panel[of] for panel in panels})
+
+
+def test_panels_lie_beside_each_other_in_the_grid_of_grafana() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        place = panel["gridPos"]
+        columns = range(place["x"], place["x"] + place["w"])
+        rows = range(place["y"], place["y"] + place["h"])
+        assert set(columns) <= set(range(24)), panel["title"]
+        cells = {(column, row) for column in columns for row in rows}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_each_query_goes_to_the_source_that_the_reader_chooses_and_names_labels_it_has() -> None:
+    shown = dashboard()
+    (variable,) = shown["templating"]["list"]
+    chosen = {"type": variable["query"], "uid": f"${{{variable['name']}}}"}
+    for panel in shown["panels"]:
+        assert panel["datasource"] == chosen, panel["title"]
+        assert len(panel["targets"]) == len({target["refId"] for target in panel["targets"]})
+    for target in targets():
+        assert target["datasource"] == chosen, target["expr"]
+        shown_labels = set(re.findall(r"{{\s*(\w+)\s*}}", target["legendFormat"]))
+        assert shown_labels <= labels_by(target["expr"]), target["expr"]
 
 
 def promtool(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -92,6 +130,16 @@ def promtool(*arguments: str, text: str | None = None) -> subprocess.CompletedPr
 @needs_promtool
 def test_promtool_takes_the_rules() -> None:
     said = promtool("check", "rules", str(ALERTS))
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@needs_promtool
+def test_promtool_parses_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    queries = [target["expr"].replace("$__rate_interval", "5m") for target in targets()]
+    rules = [{"record": f"query:{number}", "expr": one} for number, one in enumerate(queries)]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    said = promtool("check", "rules", str(path))
     assert said.returncode == 0, said.stdout + said.stderr
 
 

@@ -130,6 +130,21 @@ def test_a_token_is_never_logged_whether_it_is_known_or_not(
     assert HASH not in log.stream.getvalue()
 
 
+def test_the_secret_of_a_download_is_not_logged_and_the_name_of_its_caller_is(
+    site: LiveServer, ann: httpx.Client, log: Log
+) -> None:
+    job_id = ann.post("/v1/jobs", json={"recipe": "image_classification"}).json()["id"]
+    url = ann.post(f"/v1/jobs/{job_id}/downloads", json={"log": {}}).json()["url"]
+    assert [site.ask("GET", url).status_code for _ in range(2)] == [200, 404]
+    route = "/v1/downloads/{secret}"
+    wait_until(lambda: len(log.lines()) == 4, "a line for each")
+    told = [(line["caller"], line["status"]) for line in log.lines() if line["route"] == route]
+    assert told == [("ann", 200), ("-", 404)]
+    for text in (log.stream.getvalue(), ann.get("/metrics").text):
+        assert route in text
+        assert url not in text
+
+
 @pytest.mark.parametrize("path", ["/v1/jobs", "/nothing", "/v1/jobs?limit=x"])
 def test_no_browser_may_run_frame_or_embed_an_answer(http: httpx.Client, path: str) -> None:
     headers = http.get(path).headers

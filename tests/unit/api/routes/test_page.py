@@ -75,6 +75,43 @@ def test_a_file_is_kept_for_good_and_the_index_is_asked_for_anew(http: httpx.Cli
     assert plain.content == file.content
 
 
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("br, GZIP;q=0.5", "gzip"),
+        ("x-gzip", "gzip"),
+        ("*", "gzip"),
+        ("gzip;q=0", None),
+        ("gzip ; q=0.000, *", None),
+        ("*;q=0", None),
+        ("gzipped, br", None),
+        ("", None),
+        ("gzip;q=nan", None),
+    ],
+)
+def test_a_file_is_compressed_for_those_who_take_it(
+    http: httpx.Client, accepted: str, encoding: str | None
+) -> None:
+    response = http.get("/", headers={"Accept-Encoding": accepted})
+    assert response.headers.get("content-encoding") == encoding
+    assert response.content == load().index.body
+
+
+@pytest.mark.parametrize("path", ["/", "/page/{}/app.js"])
+def test_a_head_says_what_a_get_would_and_queries_are_ignored(
+    http: httpx.Client, path: str
+) -> None:
+    url = f"{path.format(load().version)}?utm_source=x"
+    head, got = http.head(url), http.get(url)
+    assert (head.status_code, head.content) == (200, b"")
+    assert got.content
+    differ = ("date", "x-request-id")
+    assert {k: v for k, v in head.headers.items() if k not in differ} == {
+        k: v for k, v in got.headers.items() if k not in differ
+    }
+
+
 @pytest.mark.parametrize("path", ["old/app.js", "{}/nothing.js", "{}/../app.js", "{}/index.html"])
 def test_other_files_and_other_versions_are_not_there(http: httpx.Client, path: str) -> None:
     response = http.get(f"/page/{path.format(load().version)}")

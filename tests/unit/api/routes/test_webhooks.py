@@ -99,8 +99,10 @@ def test_a_disabled_webhook_takes_no_test_until_it_is_enabled(guarded: LiveServe
             "disabled_by_user",
         )
     check(guarded, ask(guarded, "bob", "POST", f"{place}/test"), 409, "webhook_disabled")
-    enabled = ask(guarded, "bob", "PATCH", place, json={"enabled": True}).json()
-    assert (enabled["enabled"], enabled["disabled_reason"]) == (True, None)
+    for name, enabled_by in (("ann", "ann"), ("bob", None)):
+        enabled = ask(guarded, name, "PATCH", place, json={"enabled": True}).json()
+        assert (enabled["enabled"], enabled["disabled_reason"]) == (True, None)
+        assert enabled["enabled_by"] == enabled_by
     test = ask(guarded, "bob", "POST", f"{place}/test")
     assert (test.status_code, test.json()["type"]) == (202, "webhook.test")
     assert ask(guarded, "bob", "GET", f"{place}/deliveries?limit=1").json()["items"] == [

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from api.security.auth import BadTokensFile, is_loopback, load_tokens
+from api.security.auth import is_loopback
+from service.config.tokens_file import BadTokensFile, load_tokens
 from service.runtime import Readiness
 from tests.unit.api.serving import LiveServer, serving
 
@@ -67,7 +68,7 @@ def test_what_needs_no_token_is_what_the_docs_say(guarded: LiveServer) -> None:
     paths = guarded.app.openapi()["paths"]
     asked = {path: guarded.ask(next(iter(calls)).upper(), path) for path, calls in paths.items()}
     opened = {path for path, answer in asked.items() if answer.status_code != 401}
-    assert opened == {"/healthz", "/readyz", "/v1/schema"}
+    assert opened == {"/healthz", "/readyz", "/v1/schema", "/v1/downloads/{secret}"}
     (said,) = re.findall(r"each call needs [^.]*\.", Path("docs/http.md").read_text())
     assert opened == set(re.findall("`(/[^`]*)`", said))
 

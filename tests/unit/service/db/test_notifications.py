@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
-from service.db.notifications import events_of
+from service.db.notifications import Signals, events_of
 from tests.unit.service.helpers import Service, log, metrics
 
 pytestmark = pytest.mark.anyio
@@ -30,3 +31,21 @@ async def test_metrics_and_lines_wake_who_waits_for_anything_but_not_who_waits_f
         assert await events.wait(WITHIN_S)
         await asyncio.to_thread(service.end, job_id, 1)
         assert await events.wait(WITHIN_S)
+
+
+async def test_a_task_that_is_woken_already_is_not_woken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, signals = asyncio.get_running_loop(), Signals()
+    calls: list[Callable[[], object]] = []
+    with signals.subscribe("job") as woken:
+        monkeypatch.setattr(loop, "call_soon_threadsafe", calls.append)
+        for _ in range(3):
+            signals.publish("job")
+        assert len(calls) == 1
+        calls[0]()
+        assert await woken.wait(60)
+        signals.publish("job")
+        assert len(calls) == 2
+        calls[1]()
+        assert await woken.wait(60)

@@ -358,8 +358,19 @@ def forecasts() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
 
 
 def exports() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """How far a job was written to MLflow."""
+    """How far a job was written to MLflow, and a link to something of it."""
     yield models.MlflowExportRow, {"job_id": JOB, "number": 1, "last_steps": {"loss": 10}}
+    yield (
+        models.DownloadLinkRow,
+        {
+            "secret_sha256": SHA,
+            "job_id": JOB,
+            "owner": "ann",
+            "token_id": SHA,
+            "target": {"artifact": "a"},
+            "expires_at": START,
+        },
+    )
 
 
 def surroundings() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:

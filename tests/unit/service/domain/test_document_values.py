@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from service.domain.tracking import document_values
 from service.domain.tracking.differences import MAX_DIFFERENCES, differences
-from service.domain.tracking.document_values import MAX_VALUES, PARTS, StoredValue, searchable
+from service.domain.tracking.document_values import (
+    ABSENT,
+    MAX_VALUES,
+    PARTS,
+    SharedValues,
+    StoredValue,
+    of_trial,
+    searchable,
+)
 
 
 def document(width: int, value: float = 1.0) -> dict[str, Any]:
@@ -19,8 +30,52 @@ def test_a_field_with_very_many_values_is_searched_as_a_whole_only() -> None:
     assert small["/model/args/table/7/7/3"] == StoredValue(1.0, None)
     assert large.keys() == {"/model", "/model/name", "/model/args"}
     assert large["/model/args"] == PARTS
-    lists = {str(number): ["a"] * 64 for number in range(64)}
-    assert 64 * 64 < len(searchable({"environment": {"variables": lists}})) < MAX_VALUES
+    lists = {str(number): ["a"] * 64 for number in range(15)}
+    found = searchable({"environment": {"variables": lists}})
+    assert 15 * 64 < len(found) <= MAX_VALUES + 2
+
+
+def trial(rate: float, layers: Any) -> dict[str, Any]:
+    args = {"layers": layers, "same": [5, 6]}
+    return {"train": {"lr": rate}, "model": {"args": args}, "environment": {"packages": ["a"]}}
+
+
+def test_lists_in_which_the_jobs_of_a_large_array_differ_are_searched_as_wholes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    documents = {"b": trial(0.2, [1, 3]), "c": trial(0.1, None), "d": trial(0.1, [1, 2])}
+    first = trial(0.1, [1, 2])
+    shared = SharedValues("arr-1", first, searchable(first))
+    of_few, own = shared.of_array(documents)
+    assert of_few is shared
+    assert own["b"] == {
+        "/train/lr": StoredValue(0.2, None),
+        "/model/args/layers/1": StoredValue(3.0, None),
+    }
+    monkeypatch.setattr(document_values, "MAX_OF_ARRAY", 3)
+    of_many, own = shared.of_array(documents)
+    assert own == {
+        "b": {"/train/lr": StoredValue(0.2, None)},
+        "c": {"/model/args/layers": ABSENT},
+        "d": {},
+    }
+    # What no job has of its own may not be the first job's.
+    assert shared.values.keys() - of_many.values.keys() == {
+        "/model/args/layers/0",
+        "/model/args/layers/1",
+    }
+    assert of_many.values["/model/args/same/1"] == StoredValue(6.0, None)
+
+
+def test_so_are_those_of_a_trial_that_gets_its_values_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, drawn = trial(0.1, [1, 2]), trial(0.2, [1, 3])
+    assert of_trial(drawn, base, 2)["/model/args/layers/1"] == StoredValue(3.0, None)
+    monkeypatch.setattr(document_values, "MAX_OF_ARRAY", 3)
+    assert of_trial(drawn, base, 2) == {
+        "/train/lr": StoredValue(0.2, None),
+        "/model/args/layers/0": ABSENT,
+        "/model/args/layers/1": ABSENT,
+    }
 
 
 def test_a_comparison_of_very_large_documents_ends_with_the_first_places() -> None:

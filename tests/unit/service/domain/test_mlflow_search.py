@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from service.domain.mlflow_search import (
+from service.domain.tracking.mlflow_search import (
     BadSearch,
     Condition,
     Entity,
     Ordering,
-    name_pattern,
     parse_filter,
+    parse_name_filter,
     parse_order,
 )
 
@@ -75,10 +75,10 @@ def test_orderings() -> None:
 
 
 def test_experiments_are_searched_by_name() -> None:
-    assert name_pattern("name = 'a'")("a")
-    assert not name_pattern("name != 'a'")("a")
-    assert name_pattern("attribute.name LIKE 'a%_'")("a.bc")
-    assert not name_pattern("name LIKE 'A%'")("a")
-    assert name_pattern("name ILIKE 'A.%'")("a.b")
-    with pytest.raises(BadSearch, match="by their name"):
-        name_pattern("tags.x = 'y'")
+    assert parse_name_filter("name = 'a' AND attribute.name != 'b'") == [
+        Condition(Entity.ATTRIBUTE, "run_name", "=", "a"),
+        Condition(Entity.ATTRIBUTE, "run_name", "!=", "b"),
+    ]
+    for text in ("tags.x = 'y'", "tags.run_name = 'y'"):
+        with pytest.raises(BadSearch, match="by their name"):
+            parse_name_filter(text)

@@ -153,6 +153,18 @@ async def test_trials_are_found_by_their_parameters(service: Service) -> None:
     assert len(await found(service, "train.optimizer.lr < 0.3")) == 2
 
 
+async def test_a_sweep_that_differs_very_much_is_not_searched_in_lists(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.domain.tracking.document_values.MAX_OF_ARRAY", 4)
+    parameters = {"model.args.sizes": [[1, 2], [1, 3], [4, 5]], "train.optimizer.lr": [0.1, 0.2]}
+    sweep = {"metric": "val/accuracy", "sampler": "grid", "parameters": parameters}
+    await service.submit(model={"import": "net:Net"}, sweep=sweep)
+    assert len(await found(service, "train.optimizer.lr = 0.2")) == 3
+    assert len(await found(service, "exists(model.args.sizes)")) == 6
+    assert await found(service, "model.args.sizes[0] = 1") == []
+
+
 async def test_tags_are_found(service: Service) -> None:
     use_cases = Tracking(service.database)
     job_id = await service.submit()

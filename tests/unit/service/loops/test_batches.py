@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from sqlalchemy.orm import Session
@@ -136,6 +137,21 @@ async def test_a_batch_is_bounded_by_its_jobs_and_by_its_frames(
     )
     assert sorted(map(len, batches)) == [1, 1, 2]
     assert [large] in batches
+
+
+async def test_attempts_that_have_reported_share_smaller_batches(
+    service: Service, batches: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_writer, "MAX_OF_REPORTING", 1)
+    first, second, silent = [await service.running() for _ in range(3)]
+    batches.clear()
+    writing = writer(service)
+    never_reported = replace(ended(service, silent).reply, cursor={})
+    await asyncio.gather(
+        writing.store(Received(silent, 1, never_reported)),
+        *(writing.store(ended(service, job_id)) for job_id in (first, second)),
+    )
+    assert batches == [[silent, first], [second]]
 
 
 async def test_a_database_that_does_not_answer_is_asked_once() -> None:

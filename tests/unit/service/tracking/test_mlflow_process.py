@@ -32,20 +32,51 @@ class MlflowClient:
             time.sleep(3600)
         if run_id == "refused":
             raise MlflowException("no such run", 404)
+        if run_id == "long":
+            raise MlflowException("!" * (65 << 20), 500)
         if run_id == "busy":
             raise MlflowException("too many requests", 429)
+        if run_id == "no mlflow":
+            raise MlflowException("no such page", 404, "ENDPOINT_NOT_FOUND")
         if run_id == "broken":
             raise OSError("no route to host")
+        if run_id == "modules":
+            import code  # of Python, and not of the service
+            assert hasattr(code, "InteractiveConsole")
+        if run_id == "arguments":
+            assert "host" not in open("/proc/self/cmdline").read()
         if run_id == "secrets":
             assert "DRAY_DATABASE_URL" not in os.environ
     def log_artifact(self, run_id, local_path, parent):
         name = os.path.basename(local_path)
         assert (open(local_path).read(), name, parent) == ("abc", "model.bin", "a/b"), local_path
+        if run_id == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if run_id == "too large":
+            raise HTTPError(413)
+    def get_experiment_by_name(self, name):
+        return None
+    def create_experiment(self, name):
+        return "1"
+    def search_runs(self, *asked, max_results):
+        return []
+    def create_run(self, *what):
+        return Run()
+
+class Run:
+    @property
+    def info(self):
+        return self
+    run_id = ""
+
+class HTTPError(OSError):
+    def __init__(self, status):
+        self.response, self.status_code = self, status
 
 class MlflowException(Exception):
-    def __init__(self, message, status):
+    def __init__(self, message, status, error_code="INTERNAL_ERROR"):
         super().__init__(message)
-        self.status = status
+        self.status, self.error_code = status, error_code
     def get_http_status_code(self):
         return self.status
 
@@ -62,6 +93,7 @@ async def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.chdir(tmp_path)  # the service may run anywhere
     monkeypatch.setenv("DRAY_DATABASE_URL", "postgresql://me:secret@host/db")
     found = MlflowProcess("http://host", (tmp_path / "storage").as_uri())
     yield found
@@ -75,9 +107,14 @@ async def status(process: MlflowProcess, run_id: str, limit_s: float = LIMIT_S) 
 async def test_calls_are_answered_by_kind(process: MlflowProcess, tmp_path: Path) -> None:
     await status(process, "fine")
     await status(process, "secrets")
+    await status(process, "arguments")
+    await status(process, "modules")
     with pytest.raises(MlflowRefused, match="no such run"):
         await status(process, "refused")
-    for run_id, why in (("busy", "too many"), ("broken", "no route")):
+    for run_id, why in (
+        *(("busy", "too many"), ("broken", "no route"), ("no mlflow", "no such page")),
+        ("long", "^!{2000}$"),
+    ):
         with pytest.raises(MlflowAway, match=why):
             await status(process, run_id)
     stored = tmp_path / "storage" / "jobs" / "other-name"
@@ -85,9 +122,33 @@ async def test_calls_are_answered_by_kind(process: MlflowProcess, tmp_path: Path
     stored.write_text("abc")
     url = stored.as_uri()
     await process.call("upload", "run", "a/b/model.bin", url, 3, limit_s=LIMIT_S)
+    with pytest.raises(MlflowRefused, match="HTTPError"):
+        await process.call("upload", "too large", "a/b/model.bin", url, 3, limit_s=LIMIT_S)
     stored.unlink()
     with pytest.raises(MlflowRefused, match="other-name"):
         await process.call("upload", "run", "a/b/model.bin", url, 3, limit_s=LIMIT_S)
+
+
+async def test_what_answers_everything_with_nothing_is_no_mlflow(process: MlflowProcess) -> None:
+    with pytest.raises(MlflowAway, match="made no run"):
+        await process.call("begin", "Default", "name", "job-1", 0, {}, limit_s=LIMIT_S)
+
+
+async def test_an_upload_that_is_cut_off_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: MlflowProcess
+) -> None:
+    """Of a storage that is no folder; a copy may have gigabytes."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    (tmp_path / "packages" / "sitecustomize.py").write_text(
+        "import fsspec; fsspec.filesystem('memory').pipe('/storage/key', b'abc')"
+    )
+    remote = MlflowProcess("http://host", "memory://storage")
+    with pytest.raises(MlflowAway):
+        await remote.call("upload", "dies", "a/b/model.bin", "memory://storage/key", 3, limit_s=60)
+    await remote.stop()
+    left = [path for path in (tmp_path / "scratch").rglob("*") if not path.is_dir()]
+    assert [path.is_symlink() for path in left] == [True]
 
 
 async def test_a_call_that_hangs_holds_up_no_other_and_ends_the_process_in_time(
@@ -125,11 +186,30 @@ async def test_a_process_that_is_stopped_is_replaced(process: MlflowProcess) -> 
     await status(process, "fine")
 
 
+async def test_a_process_that_takes_long_to_die_holds_up_no_call_of_the_next(
+    process: MlflowProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that waits for the file of a server that is gone; nor does it fail them."""
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    with pytest.raises(MlflowAway):
+        await status(process, "hangs", limit_s=0.05)
+    first = process._child
+    await status(process, "fine")
+    assert first is not None
+    later = asyncio.create_task(status(process, "fine"))
+    await asyncio.sleep(0)
+    kill(first.process.pid, signal.SIGKILL)
+    await first.reading
+    await later
+    monkeypatch.setattr(os, "kill", kill)
+
+
 async def test_the_process_ends_with_its_parent(process: MlflowProcess) -> None:
     """Its parent's end of the pipe is all that it needs to know."""
     await status(process, "fine")
-    child = process._process
-    assert child is not None
+    assert process._child is not None
+    child = process._child.process
     assert child.stdin is not None
     hanging = asyncio.create_task(status(process, "hangs"))
     await asyncio.sleep(0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
+from dray.requests import AnnotationRequest
 from service.domain.errors import BadCursor, NotFound
 from service.tracking.mlflow.queries import MlflowQueries, experiment_id
+from service.tracking.service import Tracking
 from tests.unit.service.helpers import Service, metrics
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +27,7 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
     jobs = [
         await service.running(
             name=f"run_{number}",
-            labels={"experiment": name, "odd/key": "x%y"} if number < 3 else {},
+            labels={"experiment": name, "odd/key": "x%y"} if number < 3 else {"experiment": ""},
             train={"optimizer": {"name": "adamw", "lr": lr}, "epochs": 3},
         )
         for number, (name, lr) in enumerate([("a", 1e-5), ("a", 0.5), ("b", 0.5), ("", 2.0)])
@@ -32,6 +35,8 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
     for job_id, value in zip(jobs, (1.5, math.nan, math.inf, -2.0), strict=True):
         service.report(job_id, 1, [metrics(1, {"val/loss": value})])
     service.end(jobs[3], 1)
+    written = AnnotationRequest(add_tags=("good", "bad"), notes="Best of the three.")
+    await Tracking(service.database).annotate(jobs[1], written)
     everything = [experiment_id(name) for name in ("a", "b", "Default")]
 
     async def search(filter_: str = "", *order: str, within: list[str] = everything) -> list[int]:
@@ -55,10 +60,15 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
         "params.train.optimizer.name ILIKE 'ADA%'": [3, 2, 1, 0],
         "params.none != 'x'": [],
         "params.`tr\"ain` = 'x'": [],
+        "params.`{` = 'x'": [],
+        "params.`train.}` LIKE 'x'": [],
+        "params.`train, epochs` = '3'": [],
         "tags.experiment = 'a'": [1, 0],
         "tags.`mlflow.runName` = 'run_2'": [2],
         "tags.dray.state = 'SUCCEEDED'": [3],
         "tags.odd/key = 'x%y' and tags.odd/key LIKE 'x__'": [2, 1, 0],
+        "tags.`dray.tags` LIKE '%good%'": [1],
+        "tags.`mlflow.note.content` ILIKE 'best%'": [1],
         "status = 'FINISHED'": [3],
         "status IN ('RUNNING', 'NONSENSE')": [2, 1, 0],
         "status = 'NONSENSE'": [],
@@ -75,7 +85,7 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
     assert await search("", "metrics.`val/loss`", "run_name") == [3, 0, 1, 2]
     assert await search("", "params.train.optimizer.lr", "run_name DESC")
     assert await search("", "tags.experiment DESC", "start_time") == [2, 1, 0, 3]
-    assert await search("", "status", "end_time")
+    assert await search("", "status", "end_time", "params.`{`")
     assert await search("", within=[experiment_id("a")]) == [1, 0]
     assert await search("", within=["0"]) == [3]
     assert await search("", within=["none"]) == []
@@ -103,6 +113,37 @@ async def test_the_experiment_of_a_job_without_the_label_is_default(
     await service.submit()
     assert [one.id for one in await mlflow.experiments()] == ["0"]
     assert len((await mlflow.search(["0"], "", [], 100, None)).jobs) == 2
+
+
+async def test_experiments_are_found_by_name(service: Service, mlflow: MlflowQueries) -> None:
+    """A pattern with which a regular expression would try 10^15 divisions of a name included."""
+    long = 250 * "a"
+    for name in ("a.bc", "Default", long):
+        await service.submit(labels={"experiment": name})
+
+    async def search(filter_: str) -> list[str]:
+        return [found.name for found in await mlflow.experiments(filter_)]
+
+    assert await search("") == ["Default", "a.bc", long]
+    assert await search("name = 'a.bc'") == ["a.bc"]
+    assert await search("name != 'a.bc'") == ["Default", long]
+    assert await search("attribute.name LIKE 'a%_' AND name LIKE '%.%'") == ["a.bc"]
+    assert await search("name LIKE 'A%'") == []
+    assert await search("name ILIKE 'A.%'") == ["a.bc"]
+    assert await search("name IN ('Default', 'x')") == ["Default"]
+    assert await search(f"name LIKE '{10 * '%a'}b'") == []
+
+
+@pytest.mark.parametrize("place", [True, -2, 1.5, 2**63, "x"])
+async def test_forged_tokens_of_pages_are_refused(
+    service: Service, mlflow: MlflowQueries, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await service.submit()
+    monkeypatch.setattr("service.tracking.mlflow.queries.decode_cursor", lambda *_: place)
+    with pytest.raises(BadCursor):
+        await mlflow.search(["0"], "", [], 10, "token")
+    with pytest.raises(BadCursor):
+        await mlflow.history(job_id, "loss", 10, "token")
 
 
 async def test_a_history_of_a_job_that_is_not_there(mlflow: MlflowQueries) -> None:

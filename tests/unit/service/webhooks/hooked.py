@@ -29,6 +29,12 @@ BUSY = Answer(503, "busy", "it answered 503", 0.01)
 GONE = Answer(410, "", "it answered 410", 0.01)
 
 
+def set_tokens(path: Path, *names: str) -> None:
+    """Write the file of tokens; a name may end with `:admin`."""
+    parts = (name.partition(":admin") for name in names)
+    path.write_text("".join(f"{name}:{'0' * 64}{admin}\n" for name, admin, _ in parts))
+
+
 @dataclass(frozen=True)
 class Sent:
     url: str

@@ -136,10 +136,12 @@ async def test_a_disabled_webhook_is_told_nothing_and_an_enabled_one_what_comes(
     hook = await hooked.hook()
     waits = await hooked.submit()
     await hooked.jobs.cancel(waits)
-    disabled = await hooked.webhooks.set_enabled(hook.id, enabled=False, owner="ann")
+    disabled = await hooked.webhooks.set_enabled(hook.id, enabled=False, owner="ann", actor="ann")
     assert (disabled.enabled, disabled.num_waiting) == (False, 0)
     await hooked.jobs.cancel(await hooked.submit())
-    assert (await hooked.webhooks.set_enabled(hook.id, enabled=True, owner="ann")).enabled
+    assert (
+        await hooked.webhooks.set_enabled(hook.id, enabled=True, owner="ann", actor="ann")
+    ).enabled
     told = await hooked.submit()
     await hooked.jobs.cancel(told)
     await hooked.round()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,7 @@ from dray.views import WebhookFormat
 from service.domain import webhooks as rules
 from service.domain.webhooks import Answer, body_of, headers, pause_s
 from service.loops import webhook_sender
+from service.loops.shared.timings import LoopTimings
 from tests.unit.service.helpers import START, events_of, metrics
 from tests.unit.service.webhooks.hooked import BUSY, GONE, TAKEN, Hooked
 
@@ -134,6 +136,23 @@ async def test_a_message_under_way_when_the_service_dies_is_sent_again(hooked: H
     first, again = hooked.sent
     assert first.headers["webhook-id"] == again.headers["webhook-id"]
     assert (await hooked.delivery(hook)).status == "delivered"
+
+
+async def test_a_database_that_takes_no_answer_has_no_message_sent_again_at_once(
+    hooked: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is full. A receiver would get the message as often as the loop turns."""
+    await hooked.hook()
+    await cancelled(hooked)
+    monkeypatch.setattr(hooked.sender, "_settle", Mock(side_effect=OSError("the disk is full")))
+    clock = asyncio.get_running_loop()
+    for _ in range(3):
+        await asyncio.gather(hooked.round(), return_exceptions=True)
+    assert len(hooked.sent) == 1
+    now = clock.time() + LoopTimings().webhook_period_s
+    monkeypatch.setattr(clock, "time", lambda: now)
+    await asyncio.gather(hooked.round(), return_exceptions=True)
+    assert len(hooked.sent) == 2
 
 
 async def test_only_so_many_are_under_way_at_once_and_all_have_their_turn(

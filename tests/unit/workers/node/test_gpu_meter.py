@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,6 +70,18 @@ def test_gpus_are_read_by_index_and_by_uuid_as_far_as_they_know(nvml: TwoGpus) -
     assert meter.read({"0", "1"}) == {"0": SHOWN, "1": without_power}
     assert meter.read({"GPU-0"}) == {"GPU-0": SHOWN}
     assert meter.read({"7"}) == {"7": {}}, "there is no such GPU"
+
+
+def test_an_answer_that_is_no_number_is_left_out_and_ends_no_thread(
+    nvml: TwoGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = meter_of(nvml, [0.0])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(used=None))
+    without_memory = {name: value for name, value in SHOWN.items() if name != "memory_used"}
+    assert meter.read({"0"}) == {"0": without_memory}
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByUUID", Mock(side_effect=UnicodeError))
+    assert meter.read({"GPU-ä"}) == {"GPU-ä": {}}
+    assert meter.read({"0"}) == {"0": without_memory}
 
 
 def test_nothing_is_asked_without_gpus_and_without_nvml(nvml: TwoGpus) -> None:

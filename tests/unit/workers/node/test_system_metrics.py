@@ -183,31 +183,36 @@ async def test_values_come_at_once_and_rates_from_the_second_sample_on(tmp_path:
     assert (await samples.sample("job", 1))[5].keys() == {"system/memory_rss"}
 
 
+def test_calls_that_waited_for_a_stopped_agent_get_no_rates_of_milliseconds(
+    tmp_path: Path,
+) -> None:
+    times = [0.0, 30.0, 30.003, 30.006, 40.0]
+    samples = sampler_of(tmp_path, iter(times).__next__, record(os.getpid()))
+    rates = ["system/cpu" in samples.read("job", 1)[0] for _ in times]
+    assert rates == [False, True, False, False, True]
+
+
 async def test_a_sample_that_does_not_end_holds_nobody_up_and_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, goes, num_begun = threading.Event(), threading.Event(), 0
+    goes, begun = threading.Event(), threading.Semaphore(0)
 
     def read(_: SessionRecord) -> None:
-        nonlocal num_begun
-        num_begun += 1
-        begun.set()
+        begun.release()
         goes.wait(10.0)
 
     monkeypatch.setattr(sampler, "read_rank", read)
     monkeypatch.setattr(sampler, "LIMIT_S", 0.01)
     samples = sampler_of(tmp_path, lambda: 0.0, record(os.getpid()))
     assert await samples.sample("job", 1) == {}
-    assert await asyncio.to_thread(begun.wait, 10.0)
+    assert begun.acquire(timeout=10.0)
     assert await samples.sample("job", 1) == {}
-    assert num_begun == 1
     goes.set()
     while samples._under_way:
         await asyncio.sleep(0)
-    begun.clear()
+    assert not begun.acquire(blocking=False)
     assert await samples.sample("job", 1) == {}
-    assert await asyncio.to_thread(begun.wait, 10.0)
-    assert num_begun == 2
+    assert begun.acquire(timeout=10.0)
 
 
 async def test_a_sample_that_fails_is_none(

@@ -2,8 +2,9 @@
 
 import { change } from '../../lib/api.js';
 import { clock } from '../../lib/format.js';
-import { html, useEffect, useRef, useState } from '../../lib/html.js';
+import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
 import { usePoll } from '../../lib/live.js';
+import { markdown } from '../../lib/markdown.js';
 import { Failure } from '../../parts/common.js';
 import { Tags } from '../../parts/job_parts.js';
 
@@ -11,7 +12,7 @@ const TAG = '[A-Za-z0-9][A-Za-z0-9._\\/\\-]*';
 
 export function Annotations({ jobId }) {
   const path = `v1/jobs/${jobId}/annotations`;
-  const { data, refresh } = usePoll(path, {}, 15000);
+  const { data, refresh } = usePoll(path, {}, 30000);
   const [changed, setChanged] = useState(null);
   const [error, setError] = useState(null);
   const [tag, setTag] = useState('');
@@ -21,6 +22,7 @@ export function Annotations({ jobId }) {
   const found = changed && (!data || changed.revision >= data.revision) ? changed : data;
   const box = useRef(null);
   useEffect(() => { if (draft) box.current?.focus(); }, [Boolean(draft)]);
+  const shown = useMemo(() => markdown(found?.notes ?? ''), [found?.notes]);
   if (!found) return null;
 
   // True if it went well. Tags that others change at the same time are kept, so they have no condition.
@@ -49,9 +51,9 @@ export function Annotations({ jobId }) {
       ${!draft && html`<button class="quiet" onClick=${() => setDraft({ text: found.notes, before: found.notes })}>${found.notes ? 'Change the notes' : 'Write notes'}</button>`}
       ${found.updated_at && html`<span class="soft">${found.updated_by}, ${clock(found.updated_at)}</span>`}</div>
     <${Failure} error=${error} />
-    ${!draft && found.notes && html`<p class="notes">${found.notes}</p>`}
+    ${!draft && found.notes && html`<div class="notes" tabindex="0" role="region" aria-label="Notes">${shown}</div>`}
     ${draft && html`<div><textarea ref=${box} rows="5" maxlength="32768" aria-label="Notes, in Markdown" value=${draft.text} onInput=${(event) => setDraft({ ...draft, text: event.target.value })}></textarea>
-      ${isOld && html`<div class="failure" role="status"><strong>${found.updated_by} has changed the notes meanwhile to:</strong><p class="notes">${found.notes || '(none)'}</p>
+      ${isOld && html`<div class="failure" role="status"><strong>${found.updated_by} has changed the notes meanwhile to:</strong><p class="source">${found.notes || '(none)'}</p>
         <button onClick=${() => { setError(null); setDraft({ ...draft, before: found.notes }); }}>Mine shall replace them</button></div>`}
       <p class="buttons"><button class="primary" disabled=${isOld} onClick=${save}>Save the notes</button><button onClick=${() => { setDraft(null); setError(null); }}>Leave them</button></p></div>`}
   </section>`;

@@ -16,13 +16,13 @@ export function Files({ job, checkpoints }) {
   const artifacts = usePoll(`v1/jobs/${job.id}/artifacts`, {}, ENDED.has(job.state) ? 0 : 8000);
   const [error, setError] = useState(null);
   const items = artifacts.data?.items ?? [];
-  const save = (path, name) => download(path, name).catch(setError);
+  const save = (wanted) => download(job.id, wanted).then(() => setError(null), setError);
   const pictures = items.filter(({ path, size_bytes: size }) => PICTURE.test(path) && size <= MAX_PICTURE_BYTES).slice(-MAX_PICTURES);
   return html`<${Failure} error=${error ?? artifacts.error} />
     ${pictures.length > 0 && html`<div class="card"><h2>Pictures</h2><div class="pictures">${pictures.map((one) => html`<${Picture} key=${one.id} jobId=${job.id} artifact=${one} />`)}</div></div>`}
     <div class="card"><h2>Artifacts</h2>${items.length === 0 ? html`<p class="soft">None yet.</p>` : html`<table><thead><tr><th>Path</th><th class="num">Size</th><th>Stored</th><td></td></tr></thead>
       <tbody>${items.map((one) => html`<tr key=${one.id}><td><code>${one.path}</code></td><td class="num">${bytes(one.size_bytes)}</td><td title=${exactly(one.created_at)}>${clock(one.created_at)}</td>
-        <td class="num"><button onClick=${() => save(`v1/jobs/${job.id}/artifacts/${encodeURIComponent(one.id)}`, one.path.split('/').pop())} aria-label=${`Download ${one.path}`}>Download</button></td></tr>`)}</tbody></table>`}</div>
+        <td class="num"><button onClick=${() => save({ artifact: one.id })} aria-label=${`Download ${one.path}`}>Download</button></td></tr>`)}</tbody></table>`}</div>
     <div class="card"><h2>Checkpoints</h2>${checkpoints.length === 0 ? html`<p class="soft">None.</p>` : html`<table><thead><tr><th class="num">Step</th><th class="num">Attempt</th><th class="num">Metric</th><th class="num">Size</th><th>Stored</th><td></td></tr></thead>
       <tbody>${checkpoints.map((one) => html`<tr key=${`${one.attempt}-${one.step}`}><td class="num">${number(one.step)}</td><td class="num">${one.attempt}</td><td class="num">${number(one.metric)}</td><td class="num">${bytes(one.size_bytes)}</td>
         <td title=${exactly(one.created_at)}>${clock(one.created_at)}${one.is_latest ? html` <span class="label">latest</span>` : ''}${one.is_best ? html` <span class="label">best</span>` : ''}</td>
@@ -34,7 +34,7 @@ function CheckpointFiles({ job, checkpoint, save }) {
   const path = `v1/jobs/${job.id}/checkpoints/${checkpoint.step}/files`;
   const files = usePoll(open ? path : null, {}, 0);
   return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>files</summary><${Failure} error=${files.error} />
-    ${files.data?.items.map((file) => html`<p key=${file.path}><code>${file.path}</code> ${bytes(file.size_bytes)} <button onClick=${() => save(`${path}/${file.path.split('/').map(encodeURIComponent).join('/')}`, file.path.split('/').pop())}>Download</button></p>`)}
+    ${files.data?.items.map((file) => html`<p key=${file.path}><code>${file.path}</code> ${bytes(file.size_bytes)} <button onClick=${() => save({ checkpoint: { step: checkpoint.step, path: file.path } })}>Download</button></p>`)}
     <p class="soft">All at once: <code>dray checkpoints</code> <${Copy} text=${checkpoint.url} label="Copy its address" /></p></details>`;
 }
 

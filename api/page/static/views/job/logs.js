@@ -1,7 +1,7 @@
 // The output of a job's ranks: followed, searched, with its colours.
 
 import { address, adjust } from '../../lib/address.js';
-import { get } from '../../lib/api.js';
+import { download, get } from '../../lib/api.js';
 import { pieces, plain } from '../../lib/ansi.js';
 import { plural } from '../../lib/format.js';
 import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
@@ -23,6 +23,9 @@ export function Logs({ job }) {
   const [alone, setAlone] = useState(false);
   const [follow, setFollow] = useState(true);
   const { lines, dropped, complete, error } = useLines(job.id, rank, attempt);
+  const [refused, setRefused] = useState(null);
+  const log = { rank: rank ? Number(rank) : null, attempt: attempt ? Number(attempt) : null };
+  const save = () => download(job.id, { log }).then(() => setRefused(null), setRefused);
   const needle = text.toLowerCase();
   const shown = useMemo(() => {
     if (!needle || !alone) return lines;
@@ -64,9 +67,10 @@ export function Logs({ job }) {
         <label><input type="checkbox" checked=${alone} onChange=${(event) => setAlone(event.target.checked)} /> hits alone</label>`}
       <label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.target.checked)} /> follow</label>
       <span class="soft" role="status">${plural(lines.length, 'line')}${complete ? '' : ', more may come'}</span>
+      <button aria-label="Download the log" onClick=${save}>Download</button>
     </div>
-    <${Failure} error=${error} />
-    ${dropped > 0 && html`<p class="note">The first ${plural(dropped, 'line')} are left out here; <code>dray logs ${job.id}</code> has all.</p>`}
+    <${Failure} error=${error ?? refused} />
+    ${dropped > 0 && html`<p class="note">The first ${plural(dropped, 'line')} are left out here; the download has all.</p>`}
     <div class="log" ref=${box} tabindex="0" role="log" aria-label="Output" aria-live="off" onScroll=${scrolled}>
       ${!shown.length && html`<${Empty}>${complete ? 'There is no output.' : 'No output yet.'}<//>`}
       <div class="lines">

@@ -1,13 +1,14 @@
 // The ranks of a job: how fast each is, which keep the others waiting, and where they hung.
 
-import { bytes, clock, duration, number, percent } from '../../lib/format.js';
+import { clock, duration, number } from '../../lib/format.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { repeat, usePoll } from '../../lib/live.js';
 import { get } from '../../lib/api.js';
 import { Empty, Failure } from '../../parts/common.js';
-import { ENDED } from '../../parts/job_parts.js';
+import { ENDED, RayLink, gpuOf } from '../../parts/job_parts.js';
 import { link } from '../../lib/address.js';
-import { SAMPLED_MS, System, ofGpus } from './system.js';
+import { SAMPLED_MS, USES } from '../../parts/uses.js';
+import { System } from './system.js';
 
 const MOST = 32;
 const SLOW = 1.2;
@@ -39,17 +40,12 @@ const meanOf = (points) => {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 };
 
-// Columns of what ranks use, each only where a rank has it: [name, (values) => text].
-const USES = [
-  ['Processor', ({ 'system/cpu': cores }) => (cores === undefined ? '' : `${number(cores, 2)} cores`)],
-  ['Memory', ({ 'system/memory_rss': size }) => (size === undefined ? '' : bytes(size))],
-  ['GPU', (values) => ofGpus(values, 'utilization').map(percent).join(', ')],
-  ['GPU memory', (values) => ofGpus(values, 'memory_used').map(bytes).join(', ')],
-];
-
 export function Ranks({ job }) {
   const latest = useLatest(job);
   const sample = usePoll(`v1/jobs/${job.id}/metrics/system/newest`, {}, ENDED.has(job.state) ? 0 : SAMPLED_MS).data;
+  const cluster = usePoll(ENDED.has(job.state) ? null : 'v1/cluster', {}, 15000).data;
+  const nodes = cluster?.nodes.filter(({ jobs }) => jobs.includes(job.id)) ?? [];
+  const dashboard = job.links.ray_dashboard;
   const hangs = usePoll(`v1/jobs/${job.id}/hangs`, {}, 10000);
   const used = new Map(sample?.ranks.map(({ rank, values }) => [rank, values]));
   const uses = USES.filter(([, said]) => [...used.values()].some(said));
@@ -70,9 +66,9 @@ export function Ranks({ job }) {
         <td><span class="progress"><span class="meter"><span style=${{ width: `${time && longest ? (100 * time) / longest : 0}%` }}></span></span><span class="said">${duration(time)}</span></span></td>
         <td class="num">${wait === null ? '–' : duration(wait)}</td>
         ${uses.map(([name, said]) => html`<td key=${name} class="num">${said(used.get(rank) ?? {}) || '–'}</td>`)}
-        <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a></td></tr>`)}</tbody></table>
+        <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a>${dashboard && html` · <${RayLink} dashboard=${dashboard} place="actors" title=${`Its actor is called dray:${job.id}:${job.attempt}:worker:${rank}:…`}>Ray<//>`}</td></tr>`)}</tbody></table>
       ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}
-      ${sample?.time && html`<p class="soft">What they used at ${clock(1000 * sample.time)}.</p>`}</div>
+      <p class="soft">${sample?.time && html`What they used at ${clock(1000 * sample.time)}. `}${nodes.length > 0 && html`They run on ${nodes.map((node, n) => html`${n > 0 && ', '}<${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//>${gpuOf(node) && ` (${gpuOf(node)})`}`)}.`}</p></div>
     <${System} job=${job} />
     <div class="card"><h2>Hangs</h2><${Failure} error=${hangs.error} />
       ${hangs.data?.items.length === 0 && html`<p class="soft">None. If the ranks stand still, their stacks are kept here.</p>`}

@@ -6,9 +6,8 @@ import { repeat } from '../../lib/live.js';
 import { MAX_POINTS } from '../../lib/series.js';
 import { Chart, NUM_COLOURS } from '../../parts/chart.js';
 import { ENDED } from '../../parts/job_parts.js';
+import { SAMPLED_MS } from '../../parts/uses.js';
 
-// A sample is taken every ten seconds at most.
-export const SAMPLED_MS = 10000;
 // Units of series by their name, with what one of them is in the API's.
 const UNITS = [
   [/cpu$/, 'cores', 1], [/memory/, 'GiB', 2 ** 30], [/disk|network/, 'MiB/s', 2 ** 20], [/utilization$/, '%', 0.01], [/power_w$/, 'W', 1], [/temperature_c$/, '°C', 1], [/./, '', 1],
@@ -19,9 +18,6 @@ const place = (key) => {
   const at = ORDER.findIndex((prefix) => key.startsWith(prefix));
   return at < 0 ? ORDER.length : at;
 };
-
-// The values of all GPUs of a rank, by the name that follows their number.
-export const ofGpus = (values, name) => Object.keys(values).filter((key) => /^system\/gpu\/\d+\//.test(key) && key.endsWith(`/${name}`)).sort().map((key) => values[key]);
 
 // What was read before with what came since. Both are read anew once they are long: the server then
 // makes them fewer evenly, and joins old samples itself.

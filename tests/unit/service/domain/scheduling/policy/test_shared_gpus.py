@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.gangs import Gangs
+from service.domain.scheduling.placement.pools import Pool, Stock, When
 from service.domain.scheduling.placement.slots import (
     add,
     fits,
@@ -15,6 +17,7 @@ from service.domain.scheduling.placement.slots import (
     parts_on,
     with_shared_gpus,
 )
+from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy import (
     Decision,
     Holder,
@@ -109,6 +112,24 @@ def test_a_whole_gpu_is_one_of_which_nobody_has_a_part() -> None:
 def test_whole_gpus_are_counted(free: float, parts: list[tuple[float, int]], whole: int) -> None:
     shared = with_shared_gpus({"GPU": free}, parts)
     assert fits(WHOLE, shared) == whole
+
+
+def test_a_gpu_whose_parts_all_leave_is_one_whole_gpu_soon() -> None:
+    total = {"GPU": 3.0}
+    holders = [holder("spread", 2, HALF), holder("a", 1, HALF), holder("b", 1, HALF)]
+    free = offered(total, total, held_on("n", holders))
+    node = Node("n", total, with_shared_gpus(free, parts_on("n", holders)))
+    gangs = Gangs(total)
+    halves, whole = gangs.of(Request(1, HALF)).kind, gangs.of(Request(1, WHOLE)).kind
+    gangs.name_all()
+    stock = Stock([node], gangs, Topology((), [node]), holders)
+    soon = Pool(stock, When.SOON)
+    assert soon.room(whole) == 1
+    stock.expect(halves, (Slice("n", 1),))
+    stock.expect(halves, (Slice("n", 1),))
+    assert soon.room(whole) == 1, "the halves of one job are still on two of the three"
+    stock.expect(halves, (Slice("n", 2),))
+    assert soon.room(whole) == 3
 
 
 def test_what_is_taken_and_returned_leaves_the_same() -> None:

@@ -7,7 +7,7 @@ It has conditions joined by AND, and orderings such as `metrics.loss DESC`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,6 +31,7 @@ _ENTITIES = {
 }
 _ATTRIBUTES = {
     **{name: name for name in ("run_id", "run_name", "status", "user_id", "start_time")},
+    "name": "run_name",  # of experiments
     "run name": "run_name",
     "Run name": "run_name",
     "Run ID": "run_id",
@@ -119,23 +120,12 @@ def parse_filter(text: str) -> list[Condition]:
     return found
 
 
-def name_pattern(text: str) -> Callable[[str], bool]:
-    """Whether a filter of experiments, by their name alone, holds for a name. Raises BadSearch."""
-    text = re.sub(r"^\s*(?:attributes?\.)?name\b", "attributes.run_name", text)
-    tests = []
-    for one in parse_filter(text):
-        if one.key != "run_name" or not isinstance(one.value, str):
-            raise BadSearch("experiments are searched by their name")
-        tests.append((one.operator, one.value))
-    return lambda name: all(_matches(operator, value, name) for operator, value in tests)
-
-
-def _matches(operator: str, value: str, name: str) -> bool:
-    if operator in ("=", "!="):
-        return (name == value) is (operator == "=")
-    pattern = re.escape(value).replace("%", ".*").replace("_", ".")
-    flags = re.DOTALL | (re.IGNORECASE if operator == "ILIKE" else 0)
-    return re.fullmatch(pattern, name, flags) is not None
+def parse_name_filter(text: str) -> list[Condition]:
+    """Of experiments, by their `name` alone. Raises BadSearch."""
+    found = parse_filter(text)
+    if any((one.entity, one.key) != (Entity.ATTRIBUTE, "run_name") for one in found):
+        raise BadSearch("experiments are searched by their name")
+    return found
 
 
 def parse_order(texts: Sequence[str]) -> list[Ordering]:

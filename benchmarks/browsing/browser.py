@@ -1,0 +1,98 @@
+"""A page in a real Chromium: when it has painted, when it shows what it is for, what it fetched."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.machine import BenchmarkError
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+WITHIN_S = 180.0
+CHECK_S = 0.1
+"""Between two looks at whether a page is ready; the page itself notes when."""
+REST_S = 1.0
+"""From when a page is ready until its bytes are counted, so that late ones are counted, too."""
+
+_LOOK = """
+(() => {
+  const look = () => {
+    if (%s) window.readyAt = performance.now();
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})();
+"""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Seconds since the navigation began, and what the page fetched."""
+
+    first_s: float
+    """Until the first contentful paint."""
+    ready_s: float
+    """Until the page showed what it is for."""
+    num_bytes: int
+    """Of all answers as they came over the wire, with their heads."""
+    num_requests: int
+
+
+def lacks_browser() -> bool:
+    return shutil.which("chromium") is None or importlib.util.find_spec("playwright") is None
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The system's own Chromium, without a window."""
+    if lacks_browser():
+        raise BenchmarkError("there is no chromium or no playwright (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def visit(browser: Browser, url: str, ready: str, height: int) -> Visit:
+    """Open a page with nothing cached. `ready` is JavaScript, asked in each frame of the page.
+
+    BenchmarkError if the page is not ready within `WITHIN_S`.
+    """
+    from playwright.sync_api import Error
+
+    context = browser.new_context(viewport={"width": 1280, "height": height})
+    try:
+        page = context.new_page()
+        fetched: list[int] = []
+
+        def finished(event: Mapping[str, Any]) -> None:
+            fetched.append(int(event["encodedDataLength"]))
+
+        network = context.new_cdp_session(page)
+        network.send("Network.enable")
+        network.on("Network.loadingFinished", finished)
+        page.add_init_script(_LOOK % ready)
+        page.goto(url, wait_until="commit", timeout=1000 * WITHIN_S)
+        deadline = time.monotonic() + WITHIN_S
+        while page.evaluate("window.readyAt") is None:
+            if time.monotonic() > deadline:
+                raise BenchmarkError(f"{url} is not ready after {WITHIN_S:g} s")
+            page.wait_for_timeout(1000 * CHECK_S)
+        page.wait_for_timeout(1000 * REST_S)
+        paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+        first_ms, ready_ms = page.evaluate(f"[{paint}, window.readyAt]")
+        return Visit(first_ms / 1000, ready_ms / 1000, sum(fetched), len(fetched))
+    except Error as error:
+        raise BenchmarkError(f"{url} is not shown: {error}") from None
+    finally:
+        context.close()

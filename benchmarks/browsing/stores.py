@@ -1,0 +1,140 @@
+"""The same jobs and the same series in dray's database and in MLflow's, each on SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+from sqlalchemy.orm import Session
+
+from benchmarks.figures import Floats
+from benchmarks.serving import jobs, servers
+from benchmarks.serving.metrics import Service
+from benchmarks.serving.status_get import make_run
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome
+from service.db.repositories import open_chunks
+from service.domain.series import TIMES
+from service.telemetry.metric_writer import appended
+
+KEYS = tuple(f"train/metric_{number:02d}" for number in range(20))
+NUM_JOBS, NUM_POINTS = 10_000, 1_000_000
+STEP_S = 0.05
+"""Between two points of a series."""
+MLFLOW_WORKERS = 4
+"""As many as `mlflow server` starts by itself."""
+RUN_TABLES = ("runs", "params", "tags", "metrics", "latest_metrics")
+"""Those of MLflow that have rows of a run."""
+
+
+def fill_dray(home: Path, num_jobs: int, num_points: int) -> str:
+    """Write finished jobs into a new home, the newest of them with the series; its id."""
+    jobs.finished(home, num_jobs)
+    service = Service(home)
+    try:
+        job_id = service.running_job()
+        began, values = time.time() - num_points * STEP_S, _values(num_points)
+        for place, key in enumerate(KEYS):
+            _write(service, job_id, key, (place + 1) * values[:-1])
+        times: Floats = np.linspace(began, time.time(), num_points - 1)
+        _write(service, job_id, TIMES, times)
+        # The service stores the end as if it had stored all that went before.
+        newest = {key: (place + 1) * values[-1] for place, key in enumerate(KEYS)}
+        body = {"step": num_points, "total_steps": num_points, "values": newest}
+        end = Outcome.of(Cause.SUCCEEDED, "it trained to its end")
+        service.record(job_id, [Frame(0, 0, FrameKind.METRICS, time.time(), body)], end)
+    finally:
+        service.database.close()
+    return job_id
+
+
+def _write(service: Service, job_id: str, key: str, values: Floats) -> None:
+    """Write a series whose first step is 1, in chunks like those of the service."""
+    chunks = appended(key, 0, None, list(range(1, len(values) + 1)), values.tolist())
+
+    def store(session: Session) -> None:
+        open_chunks.store(session, job_id, 1, chunks)
+
+    service.database.write_sync(store)
+
+
+@contextmanager
+def mlflow(folder: Path, num_jobs: int, num_points: int) -> Iterator[tuple[servers.Running, str]]:
+    """MLflow's server on a store with as many finished runs; the id of the one with the series.
+
+    Two runs are made by MLflow itself. Their copies and points are written by SQL, into the indexes
+    that the store has.
+    """
+    with servers.mlflow(folder, num_workers=1) as server:
+        template, run_id = (_finished_run(server.port) for _ in range(2))
+    with closing(sqlite3.connect(folder / "mlflow.db")) as database:
+        database.execute("PRAGMA synchronous = OFF")
+        with _without_indexes(database):
+            copy_run(database, template, num_jobs)
+            _write_points(database, run_id, num_points)
+        database.commit()
+    with servers.mlflow(folder, num_workers=MLFLOW_WORKERS) as server:
+        yield server, run_id
+
+
+def _finished_run(port: int) -> str:
+    run_id = make_run(port)
+    url = f"http://127.0.0.1:{port}/api/2.0/mlflow/runs/update"
+    body = {"run_id": run_id, "status": "FINISHED", "end_time": round(1000 * time.time())}
+    httpx.post(url, json=body, trust_env=False, timeout=60).raise_for_status()
+    return run_id
+
+
+@contextmanager
+def _without_indexes(database: sqlite3.Connection) -> Iterator[None]:
+    """Drop the indexes, and make them again from all that was written meanwhile."""
+    found = database.execute(
+        "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL "
+        "AND tbl_name = 'metrics'"
+    ).fetchall()
+    for name, _ in found:
+        database.execute(f"DROP INDEX {name}")
+    yield
+    for _, sql in found:
+        database.execute(sql)
+
+
+def copy_run(database: sqlite3.Connection, run_id: str, number: int) -> None:
+    """Add runs that are like this one in all but their ids and the times of their starts."""
+    changed = {"run_uuid": "printf('%032x', i)", "start_time": "start_time + i"}
+    for table in RUN_TABLES:
+        columns = [name for _, name, *_ in database.execute(f"PRAGMA table_info({table})")]
+        values = [changed.get(name, name) for name in columns]
+        database.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :number) "
+            f"INSERT INTO {table} ({', '.join(columns)}) "
+            f"SELECT {', '.join(values)} FROM n, {table} WHERE run_uuid = :run_id",
+            {"number": number, "run_id": run_id},
+        )
+
+
+def _write_points(database: sqlite3.Connection, run_id: str, num_points: int) -> None:
+    began = round(1000 * time.time()) - round(1000 * num_points * STEP_S)
+    database.execute("CREATE TEMP TABLE points (step INTEGER PRIMARY KEY, value REAL)")
+    steps = range(1, num_points + 1)
+    database.executemany(
+        "INSERT INTO points VALUES (?, ?)", zip(steps, _values(num_points).tolist(), strict=True)
+    )
+    for place, key in enumerate(KEYS):
+        row = {"key": key, "scale": place + 1, "run": run_id, "began": began}
+        made = f":key, :scale * value, :began + {round(1000 * STEP_S)} * step, :run, step, 0"
+        columns = "(key, value, timestamp, run_uuid, step, is_nan)"
+        database.execute(f"INSERT INTO metrics {columns} SELECT {made} FROM points", row)
+        last = f"SELECT {made} FROM points WHERE step = {num_points}"
+        database.execute(f"INSERT INTO latest_metrics {columns} {last}", row)
+
+
+def _values(num_points: int) -> Floats:
+    """A noisy curve that falls."""
+    noise = np.random.default_rng(0).normal(0, 0.06, num_points)
+    fall: Floats = 0.4 + 2.4 * np.exp(-8 * np.arange(num_points) / num_points) + noise
+    return fall

@@ -1,0 +1,96 @@
+"""The file with the callers' tokens.
+
+It has a line `name:sha256-of-the-token` for each caller, with `:admin` at its end if the caller may
+change queues; `#` begins a comment. A change of the file takes effect at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dray.spec.fields import USER_NAME
+from service.config.start_refusals import StartRefused
+
+logger = logging.getLogger(__name__)
+
+SETTLED_NS = 1_000_000_000
+LOCAL_OWNER = "default"
+"""The owner of jobs on a server without tokens."""
+
+
+class BadTokensFile(StartRefused):
+    """DRAY_TOKENS_FILE can't be read or has an invalid line."""
+
+
+@dataclass(frozen=True)
+class KnownToken:
+    sha256: bytes
+    is_admin: bool
+
+
+Tokens = Mapping[str, KnownToken]
+"""By the name of their caller."""
+
+
+def load_tokens(path: Path) -> Tokens:
+    """Raises BadTokensFile if the file can't be used or is empty."""
+    try:
+        tokens, mistakes = read_tokens(path)
+    except OSError as error:
+        raise BadTokensFile(f"DRAY_TOKENS_FILE {path} can't be read: {error}") from None
+    if mistakes:
+        raise BadTokensFile(mistakes[0])
+    if not tokens:
+        raise BadTokensFile(f"DRAY_TOKENS_FILE {path} names nobody: add a line for each caller")
+    return tokens
+
+
+def read_tokens(path: Path) -> tuple[Tokens, list[str]]:
+    """The tokens, and a message for each invalid line. Raises OSError if the file can't be read."""
+    tokens: dict[str, KnownToken] = {}
+    mistakes = []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        match = re.fullmatch(rf"({USER_NAME}):([0-9a-fA-F]{{64}})(:admin)?", entry)
+        if match is None or match[1] in tokens:
+            mistakes.append(
+                f"{path}, line {number}: write name:sha256-of-the-token with each name once "
+                "(printf %s TOKEN | sha256sum), and :admin after it for an admin"
+            )
+        else:
+            tokens[match[1]] = KnownToken(bytes.fromhex(match[2]), match[3] is not None)
+    return tokens, mistakes
+
+
+class TokensFile:
+    """The current content of the file.
+
+    While a process runs, an invalid line is ignored and the others hold, so that a removed token is
+    refused in any case.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] | None = None
+        self._tokens: Tokens = {}
+
+    def tokens(self) -> Tokens:
+        """Raises OSError if the file can't be read."""
+        stat = self._path.stat()
+        version = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        if version != self._seen:
+            self._tokens, mistakes = read_tokens(self._path)
+            for mistake in mistakes:
+                logger.error("this line of DRAY_TOKENS_FILE is left out: %s", mistake)
+            # A file that was just written may change again within the resolution of its mtime.
+            is_settled = abs(time.time_ns() - stat.st_mtime_ns) > SETTLED_NS
+            self._seen = version if is_settled else None
+        return self._tokens

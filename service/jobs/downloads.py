@@ -1,0 +1,90 @@
+"""Links that download one file of a job, once: for browsers, which send no token with a download.
+
+The secret in the link is stored as its hash, in SQL, so that any API process may answer it and only
+one of them does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.requests import DownloadRequest
+from service.db.models import DownloadLinkRow
+from service.db.repositories import download_links as repository
+from service.db.session import Database, touch
+from service.domain.errors import DownloadLinkNotFound
+from service.jobs.service import found
+
+LIFETIME = timedelta(minutes=1)
+"""From when a link is made until its download must have begun."""
+
+
+@dataclass(frozen=True)
+class UsedLink:
+    """The purpose of a link that was used, and the caller who asked for it."""
+
+    job_id: str
+    wanted: DownloadRequest
+    owner: str
+    token_id: str | None
+
+
+class DownloadLinks:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(
+        self, job_id: str, wanted: DownloadRequest, *, owner: str, token_id: str | None
+    ) -> views.DownloadLink:
+        """A link for a caller with this token. NotFound if there is no such job."""
+        secret = secrets.token_urlsafe(32)
+
+        def work(session: Session) -> views.DownloadLink:
+            touch(session)
+            found(session, job_id, lock=True)
+            now = self._database.time(session)
+            repository.delete_expired(session, now)
+            row = DownloadLinkRow(
+                secret_sha256=_digest(secret),
+                job_id=job_id,
+                owner=owner,
+                token_id=token_id,
+                target=wanted.model_dump(mode="json"),
+                expires_at=now + LIFETIME,
+            )
+            repository.add(session, row)
+            return views.DownloadLink(url=f"/v1/downloads/{secret}", expires_at=row.expires_at)
+
+        return await self._database.write(work)
+
+    async def use(self, secret: str) -> UsedLink:
+        """Spend the link, which nobody can use a second time. DownloadLinkNotFound if it has been
+        used, is too old, or never was."""
+
+        def work(session: Session) -> UsedLink:
+            touch(session)
+            row = repository.take(session, _digest(secret))
+            if row is None or row.expires_at <= self._database.time(session):
+                raise no_such_link()
+            wanted = DownloadRequest.model_validate(row.target)
+            return UsedLink(row.job_id, wanted, row.owner, row.token_id)
+
+        return await self._database.write(work)
+
+
+def no_such_link() -> DownloadLinkNotFound:
+    return DownloadLinkNotFound(
+        "this link downloads nothing: it has been used, is older than "
+        f"{LIFETIME.total_seconds():.0f} s, or its token is no longer valid",
+        hint="ask for another one by POST /v1/jobs/ID/downloads, or press the button again",
+    )
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

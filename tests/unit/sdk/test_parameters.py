@@ -1,0 +1,108 @@
+"""The SDK and the command line offer what the API's questions take."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dray import Client
+from dray.cli.commands import costs, decisions, listing, metrics, reading
+
+OPENAPI = Path(__file__).parents[1] / "api" / "openapi.json"
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "get_job": Client.get,
+    "list_jobs": Client.jobs,
+    "list_webhook_deliveries": Client.webhook_deliveries,
+    "report_costs": Client.costs,
+    "list_decisions": Client.decisions,
+    "get_array": Client.wait_array,
+    "get_sweep": Client.sweep,
+    "list_trials": Client.trials,
+    "compare_jobs": Client.compare,
+    "list_experiments": Client.experiments,
+    "get_metrics": Client.metrics,
+    "get_system_metrics": Client.system_metrics,
+    "get_logs": Client.logs,
+    "get_events": Client.events,
+    "get_drill": Client.drill,
+}
+NAMES = {
+    ("get_job", "state"): "known_state",
+    ("get_array", "state"): "states",
+    ("get_array", "wait_s"): "timeout_s",
+    ("get_drill", "wait_s"): "wait",
+}
+"""Parameters of the SDK that have other names."""
+PAGES = {"limit", "cursor"}
+"""The SDK asks for page after page by itself."""
+NOT_IN_THE_SDK = {
+    ("list_jobs", "id_prefix"): "Client.resolve",
+    ("get_sweep", "wait_s"): "Client.wait_array",
+    ("get_logs", "wait_s"): "follow",
+    ("get_events", "wait_s"): "Client.follow",
+}
+"""Another method, or parameter, is for it."""
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "list_jobs": listing.list_jobs,
+    "report_costs": costs.costs,
+    "list_decisions": decisions.show_decisions,
+    "get_metrics": metrics.metrics,
+    "get_logs": reading.logs,
+}
+OPTIONS = {
+    ("list_jobs", "created_after"): "since",
+    ("list_jobs", "created_before"): "until",
+    ("list_jobs", "collapse_arrays"): "each",
+    ("get_metrics", "keys"): "key",
+}
+NOT_IN_THE_COMMANDS = {
+    ("list_jobs", "id_prefix"): "`dray show` and others take the beginning of an id",
+    ("list_jobs", "array_index"): "`dray show ARRAY/INDEX`",
+    ("get_metrics", "in_order"): "--follow leaves none out",
+    ("get_metrics", "times"): "--follow has them",
+    ("get_logs", "wait_s"): "--follow",
+}
+
+
+def questions() -> dict[str, list[str]]:
+    """The query parameters of each GET that has some, by its operation."""
+    found = {}
+    for path in json.loads(OPENAPI.read_text())["paths"].values():
+        one = path.get("get", {})
+        if names := [each["name"] for each in one.get("parameters", ()) if each["in"] == "query"]:
+            found[one["operationId"]] = names
+    return found
+
+
+def parameters(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def test_the_sdk_takes_all_query_parameters() -> None:
+    asked = questions()
+    assert asked.keys() == METHODS.keys()
+    missing = {
+        (operation, name)
+        for operation, names in asked.items()
+        for name in names
+        if NAMES.get((operation, name), name) not in parameters(METHODS[operation])
+        if name not in PAGES
+    }
+    assert missing == NOT_IN_THE_SDK.keys()
+
+
+def test_the_commands_take_them_too() -> None:
+    asked = questions()
+    missing = {
+        (operation, name)
+        for operation, command in COMMANDS.items()
+        for name in asked[operation]
+        if OPTIONS.get((operation, name), name) not in parameters(command)
+        if name not in PAGES
+    }
+    assert missing == NOT_IN_THE_COMMANDS.keys()
