@@ -41,10 +41,6 @@ class Connection:
         self._socket = sock
         self.sent_bytes = 0
 
-    def fileno(self) -> int:
-        """Of the socket, for those who wait for a message."""
-        return self._socket.fileno()
-
     def prove(self, secret: bytes, *, is_server: bool) -> None:
         """Have both ends prove the secret; ConnectionLost if the other does not."""
         self._socket.settimeout(PROOF_LIMIT_S)

@@ -111,19 +111,12 @@ class RendezvousHandler:
 
     def meet_without_group(self) -> Store:
         """Take a place without a process group, where ranks are connected in another way; the
-        attempt's store, in which they find each other."""
+        attempt's store, in which they find each other. Later rounds concern only the ranks that are
+        new in them."""
         if self.place.generation == AWAITING:
             self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
             self._take_place(PLACE_LIMIT_S)
         return TCPStore(*self._address, wait_for_workers=False)
-
-    def notice(self, step: int) -> None:
-        """Go on as a rank of the newest round, if one was announced: without a process group, the
-        loss of a rank concerns no other. step: that this rank has done."""
-        if self._page.wanted > self.place.generation:
-            self.place = heartbeat.announced(self._prefix)
-            self._page.begin(self.place.generation, step)
-            self._page.commit(step)
 
     def _form(self) -> None:
         """Meet the others and connect to them. An error here comes from the store or a peer, never

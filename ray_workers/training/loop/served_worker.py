@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Final
 
 from dray.train.kv.connection import ConnectionLost
 from ray_workers.shared import heartbeat
 from ray_workers.shared.heartbeat import RankPhase, TimeCategory
+from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
-from ray_workers.training.parallel.parameter_server.server import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
+
+FINISHED_KEY: Final = "parameter-servers-finished"
+"""In the attempt's store once the result is stored: then servers may be gone."""
 
 
 def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
@@ -25,29 +29,35 @@ def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
     assert isinstance(strategy, ParameterServerWorker)
     try:
         store = rendezvous.meet_without_group()
-        trainer.page.enter(RankPhase.JOINING, TimeCategory.STARTING)
         try:
-            strategy.connect(store, rendezvous.place.rank, timedelta(seconds=MEETING_LIMIT_S))
+            _train(trainer, strategy, rendezvous, store)
         except ConnectionLost:
-            if store.check([FINISHED_KEY]):
-                return  # the others were done before this worker came
-            raise
-        if strategy.servers.is_ready:
-            figures = heartbeat.figures_of_earlier_processes(trainer.task.page_prefix)
-            strategy.servers.notes["figures"] = figures
-        # Every worker is a group of its own.
-        trainer.join_group(replace(rendezvous.place, world_size=1))
-        trainer.restore()
-        strategy.begin(trainer.progress.step, trainer.state.peer_state_dict([]))
-        strategy.idle = lambda: rendezvous.notice(trainer.progress.step)
-        with trainer.steps_are_timed(strategy.servers.sent_bytes, strategy.num_workers):
-            _compute_batches(trainer, strategy)
-        if trainer.rank == CHIEF:
-            trainer.finish()
-            strategy.servers.finish()
+            if not store.check([FINISHED_KEY]):
+                raise
+            # The others are done, and this worker came, or came back, too late for a batch.
         trainer.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
     finally:
         trainer.close()
+
+
+def _train(
+    trainer: Trainer, strategy: ParameterServerWorker, rendezvous: RendezvousHandler, store: Store
+) -> None:
+    trainer.page.enter(RankPhase.JOINING, TimeCategory.STARTING)
+    strategy.connect(store, rendezvous.place.rank, timedelta(seconds=MEETING_LIMIT_S))
+    if strategy.servers.is_ready:
+        figures = heartbeat.figures_of_earlier_processes(trainer.task.page_prefix)
+        strategy.servers.notes["figures"] = figures
+    # Every worker is a group of its own.
+    trainer.join_group(replace(rendezvous.place, world_size=1))
+    trainer.restore()
+    strategy.begin(trainer.progress.step, trainer.state.peer_state_dict([]))
+    with trainer.steps_are_timed(strategy.servers.sent_bytes, strategy.num_workers):
+        _compute_batches(trainer, strategy)
+    if trainer.rank == CHIEF:
+        trainer.finish()
+        store.set(FINISHED_KEY, "1")
+        strategy.servers.finish()
 
 
 def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
@@ -56,7 +66,6 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
     if strategy.is_synchronous:
         strategy.pull(None if strategy.batch is None else strategy.batch - 1)
     while True:
-        strategy.idle()
         if trainer.rank == CHIEF:
             settled = _settle(trainer, strategy, settled)
             if trainer.is_over(settled):

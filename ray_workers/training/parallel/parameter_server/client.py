@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import select
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -24,8 +23,6 @@ from ray_workers.training.parallel.parameter_server.layout import FlatLayout
 from ray_workers.training.parallel.parameter_server.server import key_of
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches, Pushed
 
-IDLE_S: Final = 0.25
-"""Between two calls of `idle` while a worker waits for a batch."""
 CONNECT_LIMIT_S: Final = 60.0
 
 
@@ -122,13 +119,11 @@ class Servers:
             self._connections[server].send(asked[server][0], *asked[server][1])
             self._connections[server].receive()
 
-    def take(self, done: int | None, idle: Callable[[], None]) -> int | None:
-        """The number of the next batch; None if there is none left. done: the batch that all
-        servers have the gradient of. `idle` is called now and then while the worker waits."""
+    def take(self, done: int | None) -> int | None:
+        """Wait for the number of the next batch; None if there is none left. done: the batch that
+        all servers have the gradient of."""
         dealer = self._connections[0]
         dealer.send({"op": "take", "done": done})
-        while not select.select([dealer], [], [], IDLE_S)[0]:
-            idle()
         batch: int | None = dealer.receive()[0]["batch"]
         return batch
 

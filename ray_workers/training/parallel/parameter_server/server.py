@@ -35,13 +35,9 @@ from ray_workers.training.parallel.parameter_server.shard import (
     Push,
 )
 
-LOOK_S: Final = 0.1
-"""Between two looks at the rounds that are announced."""
+SHOW_S: Final = 0.1
+"""Between two updates of a server's heartbeat page."""
 SECRET_BYTES: Final = 32
-
-
-FINISHED_KEY: Final = "parameter-servers-finished"
-"""In the attempt's store once the job is done, for a worker that comes too late."""
 
 
 def key_of(server: int) -> str:
@@ -145,7 +141,9 @@ class ShardServer:
                 with self._lock:
                     self._ready()
                     assert self._dealer is not None
-                    self._send(self._dealer.take(worker, header["done"]))
+                    # Another process may have taken the worker's place.
+                    if self._connections.get(worker) is connection:
+                        self._send(self._dealer.take(worker, header["done"]))
             case "pull":
                 with self._lock:
                     weights = self._ready().pull(worker, header["version"])
@@ -243,11 +241,9 @@ def serve(
         threading.Thread(target=server.accept, args=(listener, secret), daemon=True).start()
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
         page.begin(rendezvous.place.generation, 0)
-        while not server.is_over(LOOK_S):
-            rendezvous.notice(server.version)
+        while not server.is_over(SHOW_S):
             if server.version:
                 page.commit(server.version)
-        store.set(FINISHED_KEY, "1")
 
 
 def _publish(store: Store, index: int, place: tuple[str, int], secret: bytes) -> None:

@@ -95,7 +95,6 @@ class ParameterServerWorker(Strategy):
         self._restored: Mapping[str, Any] = {}
         self._held: dict[str, Any] | None = None
         """The servers' state, as a checkpoint has it, as long as the model has its weights."""
-        self.idle: Callable[[], None] = lambda: None
         self.settled = 0
         """Evaluations and checkpoints up to this step were done when this worker came."""
         self.batch: int | None = None
@@ -185,7 +184,7 @@ class ParameterServerWorker(Strategy):
 
     def take(self) -> None:
         """Take the next batch, with `batch` done."""
-        self.batch = self.servers.take(self.batch, self.idle)
+        self.batch = self.servers.take(self.batch)
 
     def pull(self, version: int | None = None) -> Tensor:
         """Have the model take the servers' weights; the norm of the last gradient."""

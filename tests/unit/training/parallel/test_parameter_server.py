@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from dray.spec import JobSpec
 from dray.train.kv import connection
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
-from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
+from ray_workers.training.loop.served_worker import FINISHED_KEY
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.parameter_server import shard
 from ray_workers.training.parallel.parameter_server.dealer import (
@@ -41,7 +43,6 @@ from ray_workers.training.parallel.parameter_server.dealer import (
     SynchronousDealer,
 )
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
-from ray_workers.training.parallel.parameter_server.server import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.shard import (
     DoneBatches,
     ParameterShard,
@@ -54,7 +55,9 @@ from tests.unit.training.ranks import (
     Gang,
     checkpoint_refs,
     frames,
+    last_status,
     make_task,
+    replaced,
     run_ranks,
 )
 
@@ -454,6 +457,10 @@ def test_a_synchronous_job_ends_alike_to_the_bit_when_a_worker_dies(
 ) -> None:
     codes = run_ranks(tmp_path, job({}), world_size=4, before=kill, recovers=True)
     assert codes == [0] * 4
+    # By these the supervisor knows that the job has recovered.
+    page = last_status(tmp_path, *replaced(tmp_path), incarnation=1)
+    assert page.generation == 1
+    assert page.first_at > 0.0
     assert_same(weights(tmp_path), weights(whole))
     for key in ("train/loss", "val/loss"):
         assert told(tmp_path, key) == series(whole, key)
@@ -655,12 +662,13 @@ def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def come_too_late(task: RankTask) -> None:
-    """The other worker and the servers are done before this one comes."""
+    """The result is stored before this worker comes, and servers go without a word to it."""
     connect = ParameterServerWorker.connect
 
     def connect_late(self: ParameterServerWorker, store: Any, *given: Any) -> None:
         store.wait([FINISHED_KEY])
         connect(self, store, *given)
+        self.servers.close()
 
     if task.rank == 1:
         ParameterServerWorker.connect = connect_late  # type: ignore[method-assign]
@@ -670,6 +678,30 @@ def test_a_worker_that_comes_too_late_ends_well(tmp_path: Path) -> None:
     codes = run_ranks(tmp_path, job(ASYNCHRONOUS), world_size=4, before=come_too_late)
     assert codes == [0] * 4
     assert max(series(tmp_path, "train/loss")) == NUM_BATCHES
+
+
+def kill_a_server(task: RankTask) -> None:
+    """With the gradient of one worker of batch 5."""
+    push = ParameterShard.push
+
+    def dying(self: ParameterShard, given: Push) -> Any:
+        if given.batch == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return push(self, given)
+
+    if task.rank == 3:
+        ParameterShard.push = dying  # type: ignore[method-assign]
+
+
+def test_workers_end_with_an_error_when_a_server_dies(tmp_path: Path) -> None:
+    """The attempt is to end, since nobody else has this part of the weights."""
+    with ranks_of(tmp_path, job({}), kill_a_server) as processes:
+        for process in processes[:2]:
+            process.join()
+        assert [process.exitcode for process in processes[:2]] == [1, 1]
+    for rank in (0, 1):
+        (error,) = frames(tmp_path, rank=rank, kind="error")
+        assert error["cause"] == Cause.WORKER_LOST
 
 
 @pytest.mark.parametrize("sync", [{}, soak(ASYNCHRONOUS)])
@@ -711,13 +743,22 @@ def test_a_job_resumes_from_the_checkpoint_that_it_left(
 
 
 def left(home: Path, document: dict[str, Any]) -> None:
-    """Run it until the chief has left, as asked; the others are ended from outside."""
+    """Run it until the chief has left, as asked."""
+    with ranks_of(home, document, ask_the_chief_to_leave) as processes:
+        processes[CHIEF].join()
+        assert processes[CHIEF].exitcode == LEFT_EXIT_CODE
+
+
+@contextmanager
+def ranks_of(
+    home: Path, document: dict[str, Any], before: Callable[[RankTask], None]
+) -> Iterator[list[Any]]:
+    """Processes of four ranks, which end with the block if not before."""
     store = loopback_store()
     make = functools.partial(make_task, home, document, world_size=4, port=store.port)
-    gang = Gang(make, 4, ask_the_chief_to_leave)
+    gang = Gang(make, 4, before)
     try:
         gang.start()
-        gang.processes[CHIEF].join()
+        yield gang.processes
     finally:
         gang.kill()
-    assert gang.processes[CHIEF].exitcode == LEFT_EXIT_CODE
