@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 MLFLOW := .venv-mlflow
+FLOWER := .venv-flower
 BIN := $(VENV)/bin
 # Which build of torch `make setup` installs: auto (what pip finds first), cpu, or cuda.
 # For cpu and cuda give the index that pytorch.org/get-started names, as TORCH_INDEX_URL.
@@ -99,7 +100,7 @@ format: setup ## put the code into its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench-ready $(MLFLOW)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
+bench: $(VENV)/.bench-ready $(MLFLOW)/.ready $(FLOWER)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
 chaos: setup ## strike jobs with every fault, some 50 minutes; writes docs/chaos.md
@@ -109,10 +110,16 @@ $(VENV)/.bench-ready: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-# A peer that can't share our environment: its own pins would change what is measured.
+# Peers that can't share our environment: their own pins would change what is measured.
 $(MLFLOW)/.ready: benchmarks/mlflow-requirements.txt
 	$(PYTHON) -m venv $(MLFLOW)
 	$(MLFLOW)/bin/python -m pip install --quiet --requirement benchmarks/mlflow-requirements.txt
+	@touch $@
+
+$(FLOWER)/.ready: benchmarks/flower-requirements.txt
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet $(torch_index) '$(torch_pin_$(TORCH))'
+	$(FLOWER)/bin/python -m pip install --quiet --requirement benchmarks/flower-requirements.txt
 	@touch $@
 
 reference: setup ## write docs/job-document.md anew, after a change of the job document

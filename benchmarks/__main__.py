@@ -234,6 +234,18 @@ def _planner(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _federated(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.federated.measure import measure
+
+    return measure(num_rounds, progress)
+
+
+def _federated_speed(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.federated.speed import measure
+
+    return measure(num_rounds, progress)
+
+
 BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "submit_to_first_step": _first_step,
     "short_jobs": _short_jobs,
@@ -254,6 +266,8 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "wire": _wire,
     "strategies": _strategies,
     "large_batch": _large_batch,
+    "federated": _federated,
+    "federated_speed": _federated_speed,
     "lossy": _lossy,
     "planner": _planner,
     "scheduler": _scheduler,

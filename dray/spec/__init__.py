@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
-from dray.spec import environment, roles
+from dray.spec import environment, federated, roles
 from dray.spec.code import RemoteCode
 from dray.spec.data import Data, Format, Missing
 from dray.spec.environment import Environment
+from dray.spec.federated import Federated
 from dray.spec.fields import (
     MAX_STEPS,
     Document,
@@ -77,6 +78,7 @@ __all__ = [
     "Elastic",
     "Ema",
     "Environment",
+    "Federated",
     "Format",
     "Gossip",
     "Gpt",
@@ -206,6 +208,8 @@ class JobSpec(Document):
     sync: Annotated[Sync | None, BeforeValidator(with_kind)] = None
     """How the ranks keep their copies of the model in step; unset, by an all-reduce of the
     gradients in every step, uncompressed."""
+    federated: Federated | None = None
+    """Whether clients with data of their own train; unset, all ranks train on all samples."""
     resources: Resources = Resources()
     elastic: Elastic | None = None
     """Whether the group may change its size; unset, the size is fixed."""
@@ -254,6 +258,14 @@ class JobSpec(Document):
         """The document of a trial of the sweep as the user would write it, not yet checked."""
         own = self.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
         return with_values(own, values)
+
+    @property
+    def _recipe_metrics(self) -> tuple[str, ...]:
+        """Those that an evaluation of the recipe reports."""
+        if self.recipe is None:
+            return ()
+        options = RECIPES[self.recipe]
+        return options.metrics if self.federated is None else options.client_metrics
 
     @property
     def is_exact(self) -> bool:
@@ -343,6 +355,7 @@ class JobSpec(Document):
         self._check_gpus()
         self._check_elastic()
         self._check_sync()
+        federated.check(self)
         self._check_balance()
         self._check_noise()
         self._check_batch_range()
@@ -355,7 +368,8 @@ class JobSpec(Document):
             return self
         if self.environment is not None:
             environment.check_recipe(self.environment)
-        RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
+        best, metrics = self.checkpoint.best, self._recipe_metrics
+        RECIPES[self.recipe].check(self.model, self.data, self.train, best, metrics)
         self._check_imported()
         self._check_blocks()
         self._check_optimizer_state()
@@ -445,8 +459,7 @@ class JobSpec(Document):
             return
         if self.array is not None:
             raise wrong("/array", "is not for sweeps, which make their own jobs: leave it out")
-        metrics = RECIPES[self.recipe].metrics if self.recipe is not None else ()
-        self.sweep.check_program(self.recipe, metrics, self.arguments)
+        self.sweep.check_program(self.recipe, self._recipe_metrics, self.arguments)
 
     def _check_balance(self) -> None:
         if self.parallel.balance == "even":

@@ -20,7 +20,9 @@ RecipeName = Literal[
     "language_model",
 ]
 
-MINIMISED: Final = frozenset({"val/loss", "val/mae", "val/mse", "val/perplexity"})
+MINIMISED: Final = frozenset(
+    {"val/loss", "val/mae", "val/mse", "val/perplexity", "val/worst_tenth_loss"}
+)
 """Metrics that are better when lower."""
 
 
@@ -55,11 +57,20 @@ class Options:
     reads_masks: bool = False
     """Whether the targets are masks."""
 
+    @property
+    def client_metrics(self) -> tuple[str, ...]:
+        """Metrics of the recipe in a federated job, the last ones over the worst clients."""
+        accuracy = ("val/worst_tenth_accuracy",) if self.classifies else ()
+        return (*self.metrics, "val/worst_tenth_loss", *accuracy)
+
     def format_of(self, data: Data) -> Format | None:
         return data.known_format or self.folder_format
 
-    def check(self, model: Any, data: Data, train: Train, best: str | None) -> None:
-        """Raise the error of `wrong` for the first option that does not fit the recipe."""
+    def check(
+        self, model: Any, data: Data, train: Train, best: str | None, metrics: tuple[str, ...]
+    ) -> None:
+        """Raise the error of `wrong` for the first option that does not fit the recipe. `metrics`
+        are those of the job."""
         if model.name not in self.models:
             raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
         self._check_data(data)
@@ -70,8 +81,8 @@ class Options:
             ("/checkpoint/best", best),
             ("/train/early_stopping/metric", stopping.metric if stopping else None),
         ):
-            if metric is not None and metric not in self.metrics:
-                raise wrong(pointer, f"must be one of {_listed(self.metrics)} for this recipe")
+            if metric is not None and metric not in metrics:
+                raise wrong(pointer, f"must be one of {_listed(metrics)} for this recipe")
         if train.label_smoothing > 0.0 and not self.classifies:
             raise wrong("/train/label_smoothing", "is for classification")
 

@@ -35,7 +35,7 @@ MAX_ARGUMENTS: Final = 1 << 20
 more, and a parameter that stands in them a thousand times could fill any memory."""
 MAX_NUMBER: Final = 2**53
 """Bounds and whole numbers are at most this: a double holds each of them exactly."""
-SWEPT_PARTS: Final = ("train", "model", "sync")
+SWEPT_PARTS: Final = ("train", "model", "sync", "federated")
 """Parts of a recipe's document whose fields a sweep may vary."""
 FIXED: Final = ("model.code", "model.import")
 """Fields of those that it may not: they name code, which is checked once, when it is submitted."""

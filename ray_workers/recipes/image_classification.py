@@ -63,7 +63,7 @@ def _samples(images: Images, rows: Rows) -> Samples:
     def fetch(at: Rows) -> tuple[Tensor, Tensor]:
         return pixels.scaled(images, at), torch.from_numpy(images.labels[at])
 
-    return Samples(rows, fetch)
+    return Samples(rows, fetch, images.labels[rows])
 
 
 @dataclass(frozen=True)

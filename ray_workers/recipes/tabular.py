@@ -177,7 +177,7 @@ def _samples(table: Table, rows: Rows) -> Samples:
         inputs = np.concatenate([np.take(table.numeric, at, axis=0), known], axis=1)
         return torch.from_numpy(inputs), torch.from_numpy(table.target[at])
 
-    return Samples(rows, fetch)
+    return Samples(rows, fetch, None if table.classes is None else table.target[rows])
 
 
 def _squared_error(deviation: float) -> LossSum:

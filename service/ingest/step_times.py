@@ -33,7 +33,8 @@ def noted(
     speed = said.get("samples_per_s")
     if job.min_workers is None or job.spec.get("recipe") is None or not speed:
         return None
-    if not job.spec["elastic"].get("by_speed", True):
+    # The steps of a federated job are rounds, of which each has other clients.
+    if not job.spec["elastic"].get("by_speed", True) or job.spec.get("federated"):
         return None
     is_settled = attempt.granted is None and attempt.recalled is None and not attempt.lacking
     if not is_settled or attempt.phase != Phase.RUNNING:

@@ -58,7 +58,7 @@ def _of_a_kind(
     alike = spec.resources.gpus_per_worker == ran.resources.gpus_per_worker
     if on_gpu and accelerator is not None:
         alike = alike and ran.resources.accelerator in (None, accelerator)
-    return ran if alike and ran.script is None else None
+    return ran if alike and ran.script is None and ran.federated is None else None
 
 
 def _speed(session: Session, job_id: str, ran: JobSpec, machine: Machine) -> float | None:

@@ -71,6 +71,7 @@ def _digits(name: str, num_workers: int, epochs: int, every_steps: int, **more: 
     return Kind(name, spec, epochs * STEPS_PER_EPOCH, **more)
 
 
+CLIENT_ROUNDS = 600
 NUM_LARGE = 18_000
 LARGE_SHAPE = (64, 64)
 LARGE_STEPS = 900
@@ -88,6 +89,22 @@ def _read_by_loaders(folder: Path) -> Kind:
     kind.spec["model"] = {"name": "mlp", "width": 128}
     kind.spec["train"]["max_steps"] = LARGE_STEPS
     return replace(kind, num_steps=LARGE_STEPS)
+
+
+def _clients() -> Kind:
+    """Rounds of a federated job, with state of each client."""
+    kind = _digits("clients", 2, epochs=1, every_steps=25)
+    kind.spec["train"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
+    kind.spec["federated"] = {
+        "algorithm": "scaffold",
+        "clients": 40,
+        "clients_per_round": 8,
+        "rounds": CLIENT_ROUNDS,
+        "batch_size": 16,
+        "dropout_rate": 0.1,
+        "evaluate_every": 50,
+    }
+    return replace(kind, num_steps=CLIENT_ROUNDS)
 
 
 def _sweep() -> Kind:
@@ -130,6 +147,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("elastic", 4, 16, 25, keeps_weights=False),
         _digits("often saved", 2, 20, 3),
         _read_by_loaders(folder),
+        _clients(),
         # So long that what is stopped is noticed, and replaced, before its end.
         _digits("long", 2, 90, 100),
         _digits("short", 2, 3, 25),

@@ -17,7 +17,9 @@ READ_BY_LOADERS = frozenset({"read by loaders"})
 LONG_RECIPE = frozenset({"long"})
 LONG = LONG_RECIPE | {"long script"}
 """What lasts until a process that is stopped has been replaced."""
-RECIPES = READ_BY_LOADERS | {"one rank", "two ranks", "four ranks", "elastic", "often saved"}
+RECIPES = READ_BY_LOADERS | frozenset(
+    {"one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"}
+)
 ANY = RECIPES | {"script"}
 GROUPS = RECIPES - {"one rank"}
 
@@ -123,7 +125,7 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
 }
 VICTIMS = (
     *("two ranks", "long", "four ranks", "often saved", "long script", "elastic"),
-    *("long", "read by loaders", "one rank", "long", "script"),
+    *("long", "read by loaders", "one rank", "long", "script", "clients"),
 )
 BYSTANDERS = ("short", "sweep", "fails", "cancelled", "script")
 TURNS = 22

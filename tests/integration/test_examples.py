@@ -19,7 +19,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 LONG = sorted((ROOT / "examples" / "parallel").glob("*.yaml"))
 SHORT = [path for path in LONG if path.stem in ("context", "products")]
 FEW = [
-    path for path in EXAMPLES if path.stem in ("diabetes", "digits", "script", "sharded", "wine")
+    path
+    for path in EXAMPLES
+    if path.stem in ("diabetes", "digits", "federated", "script", "sharded", "wine")
 ]
 """Of `make test`: one of each kind of job, an axis and a product of the others."""
 

@@ -75,6 +75,18 @@ class Calendar:
             eval_with_save=checkpoint.best is not None,
         )
 
+    @classmethod
+    def of_rounds(cls, total: int, evaluate_every: int, checkpoint: Checkpoint) -> Calendar:
+        """Of a federated job, which has no epochs but the stretches between its evaluations."""
+        every = checkpoint.every_steps
+        return cls(
+            steps_per_epoch=evaluate_every,
+            total_steps=total,
+            eval_every_epochs=1,
+            save_every_steps=None if every == "auto" else every or evaluate_every,
+            eval_with_save=checkpoint.best is not None,
+        )
+
     def epoch_of(self, step: int) -> int:
         """Epochs count from 0; the last step of an epoch belongs to it."""
         return (step - 1) // self.steps_per_epoch

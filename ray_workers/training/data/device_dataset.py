@@ -29,6 +29,8 @@ class Samples:
     rows: Rows
     fetch: Fetch
     """Row numbers (B,) -> (inputs, targets), the first dimension of both being B, on the CPU."""
+    labels: Rows | None = None
+    """The class of each sample, in their order; None where samples have none."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import overload
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
@@ -68,6 +68,20 @@ class SharesOnDemand(Sequence[Share]):
         if isinstance(chosen, Batch):
             return self._read(chosen)
         return SharesOnDemand(chosen, self._read)
+
+
+class Feed(Protocol):
+    """A rank's work in each step."""
+
+    def at(self, step: int) -> Feeding:
+        """The batch that begins with this step. Steps up to the last may be asked for in any
+        order; in a row is fastest."""
+
+    def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
+        """Have the batch that begins with a step end with the step that `last_of` says."""
+
+    def close(self) -> None:
+        """End what runs beside the training."""
 
 
 class Prefetcher:

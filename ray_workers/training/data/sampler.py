@@ -27,10 +27,10 @@ def steps_per_epoch(num_samples: int, samples_per_step: int) -> int:
     return -(-num_samples // samples_per_step)
 
 
-def position_after(step: int, num_samples: int, samples_per_step: int) -> dict[str, int]:
+def position_after(step: int, steps_per_epoch: int, samples_per_step: int) -> dict[str, int]:
     """Where the data continue after a step: so many `samples` of the epoch's order are used, at any
     world size."""
-    epoch, step_in_epoch = divmod(step, steps_per_epoch(num_samples, samples_per_step))
+    epoch, step_in_epoch = divmod(step, steps_per_epoch)
     samples = step_in_epoch * samples_per_step
     return {"epoch": epoch, "step_in_epoch": step_in_epoch, "samples": samples}
 

@@ -60,14 +60,17 @@ class Evaluation:
             for number in self._part.shares:
                 losses[number] = self._measure_share(number) * self._part.weight
         process_group.add_up(losses, self._world_size)
-        found = {"val/loss": losses.sum().item() / len(self._samples)}
+        return {"val/loss": losses.sum().item() / len(self._samples)} | self._measured_metrics()
+
+    def _measured_metrics(self) -> dict[str, float]:
+        """The recipe's metrics over what all ranks have given them, which they forget. A
+        collective."""
         with warnings.catch_warnings():
             # Ranks without outputs of their own have nothing to update them with.
             warnings.filterwarnings("ignore", message="The ``compute`` method")
             measured = self._metrics.compute()
-        found |= {f"val/{name}": float(value) for name, value in measured.items()}
         self._metrics.reset()
-        return found
+        return {f"val/{name}": float(value) for name, value in measured.items()}
 
     def _measure_share(self, number: int) -> torch.Tensor:
         """Have the metrics take the samples of a share; the sum of their losses."""

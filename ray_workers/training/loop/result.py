@@ -49,6 +49,16 @@ def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:
     train.report(step, {}, total_steps=step)
 
 
+def log_spent_privacy(options: spec.Federated | None, step: int) -> None:
+    """Say so if the job ends after this round because another would spend too much privacy."""
+    if options is None or options.privacy is None or step >= options.rounds:
+        return
+    job_log.log(
+        f"ended after round {step} of {options.rounds}: the next one would spend more than "
+        f"federated.privacy.epsilon, which is {options.privacy.epsilon:g}"
+    )
+
+
 def of_evaluation(calendar: Calendar, step: int, metrics: Mapping[str, float]) -> str:
     """The line of an evaluation in the job's log."""
     figures = ", ".join(f"{key} {value:.4g}" for key, value in sorted(metrics.items()))

@@ -28,20 +28,16 @@ from ray_workers.training.core.progress import NOTHING, Progress
 from ray_workers.training.core.schedule import Calendar, lr_at, rate_factor, scaled_lr
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import on_device
-from ray_workers.training.data.prefetcher import Feeding, Prefetcher
-from ray_workers.training.data.sampler import (
-    DistributedBatchSampler,
-    derive_seed,
-    steps_per_epoch,
-)
+from ray_workers.training.data.prefetcher import Feed, Feeding
+from ray_workers.training.data.sampler import derive_seed, steps_per_epoch
 from ray_workers.training.elastic import process_group, unreported_steps
 from ray_workers.training.loop import result
+from ray_workers.training.loop.client_evaluation import evaluation_of
 from ray_workers.training.loop.comm_metrics import CommMetrics
-from ray_workers.training.loop.evaluation import Evaluation
 from ray_workers.training.loop.profiler import Profiler
 from ray_workers.training.loop.step_reporter import StepFigures, StepReporter
 from ray_workers.training.loop.training_state import TrainingState
-from ray_workers.training.parallel import StrategyContext, strategy_of
+from ray_workers.training.parallel import StrategyContext, rounds_of, strategy_of
 
 NOWHERE = -1
 """The rank of a process that is in no group."""
@@ -74,19 +70,13 @@ class Trainer:
         self.page = page
         self.device = torch.device(task.device)
         self.samples = on_device(workload.train, self.device)
-        self.calendar = Calendar.of(
-            options,
-            spec.checkpoint,
-            steps_per_epoch(len(workload.train), options.samples_per_step),
-        )
+        self.calendar = _calendar_of(spec, workload)
         self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
 
         given = StrategyContext(spec, workload, self.device, self.calendar, page)
         self.strategy = strategy_of(given)
         self.comm_metrics: CommMetrics | None = None
-        self.evaluation = Evaluation(
-            workload, self.device, self.strategy, given.autocast, options, moved=page.move
-        )
+        self.evaluation = evaluation_of(given, self.strategy)
         self.profiler = Profiler(spec.profile, self.device) if spec.profile else None
         self.divergence = Divergence(options.on_divergence, is_scaled=options.precision == "fp16")
         self.reporter = StepReporter(self.calendar.total_steps, page, self.device, self.divergence)
@@ -101,7 +91,7 @@ class Trainer:
         self.state = TrainingState(
             task, spec, workload, self.calendar, self.strategy, self.reporter
         )
-        self.prefetcher: Prefetcher | None = None
+        self.prefetcher: Feed | None = None
         """Reads this rank's part of the data, once the rank is in a group."""
         self.place: RankAssignment
         self.rank, self.world_size = NOWHERE, 0
@@ -154,30 +144,13 @@ class Trainer:
         self.page.begin(self.place.generation, self.progress.step)
         faultpoint(FaultPoint.RESTORED, self.progress.step, self)
 
-    def _divide_data(self) -> Prefetcher:
-        """The loader of this rank's part of each global batch."""
-        options, part = self.options, self.strategy.data_part()
-        batches = DistributedBatchSampler(
-            len(self.workload.train),
-            samples_per_step=options.samples_per_step,
-            seed=options.seed,
-            shares=range(part.num_shares) if part.is_on_demand else part.shares,
-            num_shares=part.num_shares,
-        )
+    def _divide_data(self) -> Feed:
+        """The loader of this rank's part of each step."""
         self.evaluation.take(self.strategy.evaluated_part(), self.world_size)
         self.reporter.rank = self.rank
         if self.profiler is not None:
             self.profiler.rank = self.rank
-        document_size = options.micro_batch_size or options.global_batch_size
-        return Prefetcher(
-            self.samples,
-            batches,
-            part.micro_batch_size or document_size,
-            last_step=self.calendar.total_steps,
-            loader_workers=self.spec.data.loader_workers,
-            evenly=part.is_even,
-            on_demand=part.is_on_demand,
-        )
+        return self.strategy.feed(self.samples)
 
     def _all_agree(self, number: int) -> bool:
         return process_group.all_same(number, self.device, self.world_size)
@@ -431,6 +404,8 @@ class Trainer:
             self.checkpoints.wait()
             if step < self.calendar.total_steps:
                 result.report_early_stop(self.options, step, self.calendar.total_steps)
+            else:
+                result.log_spent_privacy(self.spec.federated, step)
             result.store(self.workload, trained, metrics, step, waiting=self.page.move)
             faultpoint(FaultPoint.RESULT_WRITTEN, step, self)
         process_group.wait_for_all(self.device, self.world_size)
@@ -453,6 +428,15 @@ class Trainer:
         self.checkpoints.tidy()
         if self.rank != NOWHERE and self.prefetcher is not None:
             self.prefetcher.close()
+
+
+def _calendar_of(spec: JobSpec, workload: Workload) -> Calendar:
+    if spec.federated is not None:
+        rounds = rounds_of(spec.federated)
+        return Calendar.of_rounds(rounds, spec.federated.evaluate_every, spec.checkpoint)
+    train = spec.train
+    num_steps = steps_per_epoch(len(workload.train), train.samples_per_step)
+    return Calendar.of(train, spec.checkpoint, num_steps)
 
 
 def _check_same_data(fingerprint: str, device: torch.device, world_size: int) -> None:

@@ -126,7 +126,7 @@ class TrainingState:
         if step >= last:
             raise DataError(
                 f"init_from: the checkpoint is of step {step}, and the job ends after step {last}: "
-                "give it more train.epochs, or a larger train.max_steps"
+                "give it more train.epochs, or a larger train.max_steps, or federated.rounds"
             )
         if self._spec.is_divided and is_numbered(loaded.state["optimizer"]):
             raise DataError(
@@ -181,4 +181,6 @@ class TrainingState:
         self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
 
     def _position(self, step: int) -> dict[str, int]:
-        return position_after(step, len(self._workload.train), self._spec.train.samples_per_step)
+        # Clients go over data of their own: no sample is the next one of all.
+        samples = 0 if self._spec.federated is not None else self._spec.train.samples_per_step
+        return position_after(step, self._calendar.steps_per_epoch, samples)

@@ -9,13 +9,21 @@ from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, p
 from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
 from ray_workers.training.parallel.data_parallel.zero1 import zero1
+from ray_workers.training.parallel.federated.federated import FederatedStrategy, rounds_of
 from ray_workers.training.parallel.gossip.asynchronous import asynchronous_gossip
 from ray_workers.training.parallel.gossip.synchronous import synchronous_gossip
 from ray_workers.training.parallel.model_parallel.model_parallel import sharded
 from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
 
-__all__ = ["DataPart", "Strategy", "StrategyContext", "strategy_of"]
+__all__ = [
+    "DataPart",
+    "FederatedStrategy",
+    "Strategy",
+    "StrategyContext",
+    "rounds_of",
+    "strategy_of",
+]
 
 
 def strategy_of(given: StrategyContext) -> Strategy:
@@ -23,6 +31,8 @@ def strategy_of(given: StrategyContext) -> Strategy:
     spec = given.spec
     if spec.is_divided:
         return zero1(given) if spec.parallel.zero == 1 else sharded(given)
+    if spec.federated is not None:
+        return FederatedStrategy(given)
     match spec.sync:
         case None | AllReduce():
             return _all_reduce(given)

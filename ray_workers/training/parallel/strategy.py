@@ -15,7 +15,9 @@ from dray.spec import JobSpec
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.core.workload import Workload
-from ray_workers.training.data.prefetcher import Prefetcher, Share
+from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
+from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
+from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.parallel.gradients import GradientEngine
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -103,6 +105,27 @@ class Strategy(ABC):
         """The part of an evaluation that this rank computes."""
         return self.data_part()
 
+    def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
+        """The loader of this rank's part of each step."""
+        options, part = self.options, self.data_part()
+        batches = DistributedBatchSampler(
+            len(samples),
+            samples_per_step=options.samples_per_step,
+            seed=options.seed,
+            shares=range(part.num_shares) if part.is_on_demand else part.shares,
+            num_shares=part.num_shares,
+        )
+        document_size = options.micro_batch_size or options.global_batch_size
+        return Prefetcher(
+            samples,
+            batches,
+            part.micro_batch_size or document_size,
+            last_step=self.given.calendar.total_steps,
+            loader_workers=self.given.spec.data.loader_workers,
+            evenly=part.is_even,
+            on_demand=part.is_on_demand,
+        )
+
     @abstractmethod
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
@@ -114,7 +137,7 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
         """Be ready for the step after `step`; all ranks have the state of that."""
 
     def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:

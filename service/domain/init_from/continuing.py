@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dray.spec import JobSpec
+from dray.spec import Federated, JobSpec
 from dray.spec.fields import Document
 from dray.spec.train import Optimizer
 
@@ -34,10 +34,16 @@ def difference(source: JobSpec, step: int, spec: JobSpec) -> Difference | None:
         theirs, ours = value_of(source), value_of(spec)
         if theirs != ours:
             return Difference(pointer, f"is {_shown(ours)}, and was {_shown(theirs)}: {why}")
-    most = spec.train.max_steps
-    if most is not None and most <= step:
-        return Difference("/train/max_steps", f"is {most}, and {step} steps are done already")
-    return None
+    return _nothing_left(spec, step)
+
+
+def _nothing_left(spec: JobSpec, step: int) -> Difference | None:
+    most, at = spec.train.max_steps, "/train/max_steps"
+    if spec.federated is not None:
+        most, at = spec.federated.rounds, "/federated/rounds"
+    if most is None or most > step:
+        return None
+    return Difference(at, f"is {most}, and {step} steps are done already")
 
 
 def _shown(value: Any) -> str:
@@ -72,6 +78,10 @@ def _own_steps(spec: JobSpec) -> str:
     return "above 1" if spec.takes_local_steps else "1"
 
 
+def _clients(name: str) -> Callable[[JobSpec], Any]:
+    return lambda spec: None if spec.federated is None else getattr(spec.federated, name)
+
+
 def _optimizers(name: str) -> Callable[[JobSpec], Any]:
     return lambda spec: getattr(spec.train.optimizer, name)
 
@@ -101,4 +111,9 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/sync/kind", _kind, "each keeps another state for its ranks"),
     ("/sync/every", _own_steps, "with it each rank has an optimizer state of its own"),
     ("/sync/outer", lambda spec: spec.outer, "its state was made so"),
+    *(
+        (f"/federated/{name}", _clients(name), "its rounds would be others")
+        for name in Federated.model_fields
+        if name not in ("rounds", "evaluate_every")
+    ),
 )

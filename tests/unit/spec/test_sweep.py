@@ -79,7 +79,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     (parameter("train.epochs", {"choices": [1], "min": 1}), "/train.epochs", "has choices, which"),
     (parameter("resources.num_workers", [1, 2]), "/resources.num_workers", "is no field of train"),
-    (parameter("model.import", ["a"]), "/model.import", "is no field of train, model, sync that"),
+    (
+        parameter("model.import", ["a"]),
+        "/model.import",
+        "is no field of train, model, sync, federated that",
+    ),
     (parameter("epochs", [1]), "/epochs", "is no field of train, model, sync"),
     (parameter("train epochs", [1]), "/train epochs", "must match pattern"),
     (parameter("model.name", ["cnnn"]), "/model.name", "must be one of 'cnn'"),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ray_workers.training.core.progress import NOTHING
 from ray_workers.training.core.workload import LossSum
-from ray_workers.training.data.prefetcher import Prefetcher, Share
+from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
@@ -55,7 +55,7 @@ class ReplicaSync:
     def preemption_requested(self) -> bool:
         return self.given.page.is_asked_to_leave
 
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
         """Be ready for the step after `step`; all ranks have the same weights."""
 
     def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
@@ -141,7 +141,7 @@ class Ddp(Strategy):
             handed = state_transfer.broadcast(state, source, self.rank, self.device)
         return newest, handed if progress < newest else None
 
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
         self.gradients.form(self.world_size)
         if step:
             self.gradients.settle_buckets(lambda: feed.at(1).shares)

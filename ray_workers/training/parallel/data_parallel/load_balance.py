@@ -19,7 +19,7 @@ from torch import Tensor
 from dray import train
 from ray_workers.shared.frames import StragglersReport
 from ray_workers.training import devices
-from ray_workers.training.data.prefetcher import Prefetcher, Share
+from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
 from ray_workers.training.parallel.data_parallel.ddp import (
     Ddp,
     ReplicaSync,
@@ -45,7 +45,8 @@ class LoadBalancing(ReplicaSync):
         super().__init__(given)
         self._timed = gradients
 
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
+        assert isinstance(feed, Prefetcher)
         self._feed, self._begun_after = feed, step
         self._parts = [1 / self.world_size] * self.world_size
         self._reported: list[int] = []

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dray.spec import AllReduce
-from ray_workers.training.data.prefetcher import Prefetcher, Share
+from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.elastic import process_group, state_transfer
 from ray_workers.training.parallel.data_parallel.ddp import (
     Ddp,
@@ -80,7 +80,7 @@ class PeriodicAveraging(ReplicaSync):
         """Whether any rank had been asked to leave when the ranks last agreed."""
         return self._is_asked_to_leave
 
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
         torch._foreach_copy_(self.agreed, self._weights)
 
     def after_step(self, step: int) -> None:

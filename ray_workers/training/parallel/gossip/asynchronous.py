@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ray_workers.training.core import compat_torch
-from ray_workers.training.data.prefetcher import Prefetcher, Share
+from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.ddp import Ddp, engine_parts
@@ -261,7 +261,7 @@ class AsynchronousGossip(GossipSync):
             return self.given.page.is_asked_to_leave
         return self._turns.leaves_after == self._step
 
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
         super().prepare(feed, step)
         self._copy.begin()
         self._averaging = self._turns = None

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dray.spec import Gossip
-from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.data.prefetcher import Feed
 from ray_workers.training.elastic import process_group, state_transfer
 from ray_workers.training.parallel.data_parallel.ddp import ReplicaSync
 from ray_workers.training.parallel.gossip.mixing import FlatCopy
@@ -43,7 +43,7 @@ class GossipSync(ReplicaSync):
         self._distance = 0.0
         self._consolidated: dict[str, Any] = {}
 
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
         if step == 0 and self.world_size > 1:  # unlike machines may draw unlike weights
             process_group.have_rank_0s([*self._model.parameters(), *self._model.buffers()])
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dray.spec import Gossip
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.core.workload import LossSum
-from ray_workers.training.data.prefetcher import Prefetcher, Share
+from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.parallel.data_parallel.ddp import Ddp, engine_parts
 from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
 from ray_workers.training.parallel.gossip.copies import GossipSync, weights_of
@@ -104,7 +104,7 @@ class SynchronousGossip(GossipSync):
     def preemption_requested(self) -> bool:
         return self.mixing.leaves_after == self.mixing.next_step - 1
 
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
         super().prepare(feed, step)
         self._graph = None
         if self.world_size > 1:

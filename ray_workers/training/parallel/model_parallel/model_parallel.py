@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from dray.spec import Parallel
 from ray_workers.training.core.errors import PartsLostError
 from ray_workers.training.core.progress import NOTHING, TORN, Progress
-from ray_workers.training.data.prefetcher import Piece, Prefetcher
+from ray_workers.training.data.prefetcher import Feed, Piece
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import listed_parts, prepare_blocks
 from ray_workers.training.parallel.dtensor import Apart, local, part_of, whole_of
@@ -194,7 +194,7 @@ class ModelParallel(Strategy):
         first = rank // block * block + rank % apart
         return range(first, first + block, apart)
 
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
         if self._parts is not None:
             self.load_peer_state(self._parts)
         self.gradients.form(self.world_size)

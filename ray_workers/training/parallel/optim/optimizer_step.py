@@ -41,7 +41,7 @@ class OptimizerStep:
         chosen = options.optimizer
         if not has_momentum:
             chosen = chosen.model_copy(update={"momentum": 0.0})
-        self._optimizer = build_optimizer(model, chosen)
+        self._optimizer = self._build_optimizer(model, chosen)
         self._offloaded = _offloaded(self._optimizer, chosen)
         self._names: Names = {parameter: name for name, parameter in model.named_parameters()}
         self._scaler: torch.amp.GradScaler | None = None
@@ -52,6 +52,9 @@ class OptimizerStep:
         if options.ema is not None:
             average = get_ema_multi_avg_fn(options.ema.decay)  # type: ignore[no-untyped-call]
             self._average = AveragedModel(model, multi_avg_fn=average)
+
+    def _build_optimizer(self, model: nn.Module, options: spec.Optimizer) -> torch.optim.Optimizer:
+        return build_optimizer(model, options)
 
     @property
     def weights(self) -> nn.Module:

@@ -56,6 +56,26 @@ def test_local_steps_go_on_with_the_same_outer_optimizer_alone() -> None:
         assert found.pointer == "/sync/outer"
 
 
+def test_a_federated_job_goes_on_with_the_same_clients_alone() -> None:
+    def job(**federated: Any) -> dict[str, Any]:
+        options = {"clients": 20, "clients_per_round": 5, "rounds": 30, **federated}
+        return {"train": {"optimizer": {"name": "sgd"}}, "federated": options}
+
+    source = spec(**job())
+    longer = spec(**job(rounds=50, evaluate_every=5))
+    assert difference(source, 20, longer) is None
+    for document, pointer in (
+        (job(clients=21), "/federated/clients"),
+        (job(algorithm="scaffold"), "/federated/algorithm"),
+        (job(partition={"by": "dirichlet"}), "/federated/partition"),
+        (job(rounds=20), "/federated/rounds"),
+        ({**job(), "federated": None}, "/federated/algorithm"),
+    ):
+        found = difference(source, 20, spec(**document))
+        assert found is not None
+        assert found.pointer == pointer
+
+
 @pytest.mark.parametrize(
     ("document", "pointer", "says"),
     [

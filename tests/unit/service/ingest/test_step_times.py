@@ -148,3 +148,10 @@ async def test_a_batch_out_of_the_range_counts_as_not_said(service: Service, siz
     service.report(job_id, 1, [with_batch(10, size, float("inf"))])
     found = seen(service)[job_id]
     assert (found.batch_size, found.noise_scale) == (64, None)
+
+
+async def test_rounds_of_clients_are_no_step_times(service: Service) -> None:
+    clients = {"clients": 20, "clients_per_round": 5, "rounds": 30}
+    job_id = await training(service, train={}, federated=clients)
+    service.report(job_id, 1, [at(10, 32.0)])
+    assert seen(service) == {}

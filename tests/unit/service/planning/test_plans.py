@@ -185,3 +185,15 @@ async def test_what_was_assumed_is_no_reason_to_refuse(service: Service) -> None
     model = LARGE | {"tokenizer": "file:///tokenizer.json"}
     resources = {"num_workers": 1, "memory_bytes": 1 << 20}
     await service.jobs.submit(JobSpec.model_validate(text(model=model, resources=resources)))
+
+
+async def test_a_federated_job_is_neither_planned_nor_refused_for_its_memory(
+    service: Service,
+) -> None:
+    clients = {"clients": 20, "clients_per_round": 5, "rounds": 30}
+    document = text(train={}, federated=clients, resources={"memory_bytes": 1000})
+    plans = Plans(service.database)
+    with pytest.raises(NotPlannable, match="Leave federated out"):
+        await plans.plan(PlanRequest.model_validate(document))
+    resolved = await plans.resolve_parallelism(JobSpec.model_validate(document))
+    assert resolved.refusal is None

@@ -1,0 +1,1 @@
+"""Rounds that federated algorithms take where clients differ most, and rounds beside Flower."""

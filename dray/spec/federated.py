@@ -1,0 +1,338 @@
+"""Federated learning: clients train on data of their own, and a server averages the updates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign, wrong
+from dray.spec.parallel import Parallel
+from dray.spec.recipes import RECIPES
+from dray.spec.train import Optimizer, Train
+
+if TYPE_CHECKING:
+    from dray.spec import JobSpec
+
+MAX_CLIENTS = 10_000
+Rate = Annotated[Number, Field(ge=0.0, lt=1.0)]
+Beta = Annotated[Number, Field(ge=0.0, lt=1.0)]
+
+
+class Partition(Document):
+    """How the samples are divided among the clients. Each sample, of training and of validation,
+    belongs to one client, and each client has a sample to train with."""
+
+    by: Literal["iid", "dirichlet", "classes"] = "iid"
+    """iid: at random, equally many for each. dirichlet: of each class, shares drawn from a
+    Dirichlet distribution (arXiv:1909.06335). classes: each client has samples of a few classes
+    alone (McMahan et al. 2017, arXiv:1602.05629). dirichlet and classes are for classification."""
+    alpha: Annotated[Number, Field(gt=0.0, le=1e6)] = 0.5
+    """dirichlet: its concentration. At 0.1 most clients have one or two classes, at 100 all have
+    nearly the same."""
+    classes_per_client: Annotated[Int, Field(ge=1, le=10_000)] = 2
+    """classes: number of classes of each client."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        owners: dict[str, tuple[str, ...]] = {
+            "alpha": ("dirichlet",),
+            "classes_per_client": ("classes",),
+        }
+        refuse_foreign(self, self.by, owners)
+        return self
+
+
+class ServerOptimizer(Document):
+    """The optimizer that takes the mean of the clients' updates as a step's direction."""
+
+    lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1.0
+    """Learning rate. With 1 and no momentum, fedavg takes the mean of the clients' weights."""
+    momentum: Beta = 0.0
+    """Momentum of the mean update, for fedavg and fedprox (FedAvgM, arXiv:1909.06335)."""
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
+    """Decay of the running means of fedadam and fedyogi."""
+    tau: Annotated[Number, Field(gt=0.0, le=1.0)] = 1e-3
+    """Term added to the denominator of fedadam and fedyogi: how far they adapt."""
+
+
+class Stragglers(Document):
+    """Clients that do not get through all of their local steps in a round."""
+
+    rate: Rate
+    """Chance of a client to straggle in a round. It then has done a part of its steps, drawn
+    evenly from all parts, when the round ends."""
+    updates: Literal["keep", "drop"] = "keep"
+    """Whether the server uses an update of part of the steps. fedprox is made to keep it."""
+
+
+class Aggregator(Document):
+    """How the updates of a round become one. All but the mean bear some clients that send
+    anything they like, and count each client once, however many samples it has."""
+
+    name: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
+    """mean: weighted by the clients' samples, but for scaffold and privacy. median, trimmed_mean:
+    of each element (Yin et al. 2018, arXiv:1803.01498). krum: the mean of the updates that lie
+    nearest to their neighbours (Blanchard et al. 2017)."""
+    trim: Annotated[Number, Field(gt=0.0, lt=0.5)] = 0.1
+    """trimmed_mean: share of the values left out at each end."""
+    malicious: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)] = 1
+    """krum: number of clients in a round that it must bear. It needs twice as many and three more
+    in each round."""
+    keep: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)] = 1
+    """krum: number of updates whose mean is taken (Multi-Krum)."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        owners: dict[str, tuple[str, ...]] = {"trim": ("trimmed_mean",)}
+        refuse_foreign(self, self.name, owners | dict.fromkeys(("malicious", "keep"), ("krum",)))
+        return self
+
+    @property
+    def least_updates(self) -> int:
+        """The number of updates without which there is no result."""
+        return 2 * self.malicious + 3 if self.name == "krum" else 1
+
+
+class Attack(Document):
+    """Clients that send poisoned updates, to try an aggregator on."""
+
+    rate: Annotated[Number, Field(gt=0.0, lt=1.0)]
+    """Share of all clients that attack, in every round in which they take part."""
+    kind: Literal["sign_flip", "noise", "nan"] = "sign_flip"
+    """sign_flip: the update that was learned, times -`scale`. noise: normal noise whose norm is
+    about `scale` times that of the update. nan: nothing that is a number."""
+    scale: Annotated[Number, Field(gt=0.0, le=1e6)] = 1.0
+    """Size of the poisoned update."""
+
+
+class AdaptiveClipping(Document):
+    """The clipping norm follows a quantile of the updates' norms (Andrew et al. 2021,
+    arXiv:1905.03871)."""
+
+    quantile: Annotated[Number, Field(gt=0.0, lt=1.0)] = 0.5
+    """Share of the updates that are not to be clipped."""
+    lr: Annotated[Number, Field(gt=0.0, le=10.0)] = 0.2
+    """Rate at which the norm follows."""
+
+
+class Privacy(Document):
+    """Differential privacy for clients (DP-FedAvg, arXiv:1710.06963): updates are clipped to a
+    norm, and the mean gets normal noise. Each client takes part in a round by a chance of its own,
+    of `clients_per_round` over `clients`. Needs the package `opacus` on the nodes."""
+
+    noise_multiplier: Annotated[Number, Field(gt=0.0, le=1000.0)]
+    """Standard deviation of the noise in the sum of the updates, relative to the clipping norm."""
+    clip_norm: Annotated[Number, Field(gt=0.0, le=1e6)] = 1.0
+    """Largest 2-norm of a client's update; where it adapts, the first one."""
+    adaptive: AdaptiveClipping | None = None
+    """Unset, the clipping norm stays as it is."""
+    epsilon: Annotated[Number, Field(gt=0.0, le=1e6)]
+    """Privacy that may be spent: the job ends before the round with which it would spend more."""
+    delta: Annotated[Number, Field(gt=0.0, lt=1.0)]
+    """Chance that the promise of epsilon does not hold; below one over the number of clients."""
+
+
+class Federated(Document):
+    """Federated learning in simulation: the ranks play the clients, whose data come from the job's
+    data set. A round is a step of the job. `train.optimizer` is that of the clients, which begin
+    each round with a fresh one, and `train.schedule` gives its rate for each round."""
+
+    algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "scaffold"] = "fedavg"
+    """fedavg: the mean of the clients' weights (arXiv:1602.05629). fedprox: clients are pulled back
+    to the weights that they began with (arXiv:1812.06127). fedadam, fedyogi: an adaptive optimizer
+    on the server (arXiv:2003.00295). scaffold: each client's drift is estimated and corrected
+    (arXiv:1910.06378)."""
+    clients: Annotated[Int, Field(ge=2, le=MAX_CLIENTS)]
+    """Number of clients."""
+    clients_per_round: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)]
+    """Number of clients that are chosen at random for each round."""
+    rounds: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
+    """Number of rounds."""
+    local_epochs: Annotated[Int, Field(ge=1, le=1000)] = 1
+    """Passes of a client over its samples in a round."""
+    batch_size: Annotated[Int, Field(ge=1, le=2**24)] = 32
+    """Samples of a client's step."""
+    partition: Partition = Partition()
+    proximal_mu: Annotated[Number, Field(gt=0.0, le=1000.0)] | None = None
+    """fedprox: strength of the pull; unset, 0.01."""
+    server: ServerOptimizer = ServerOptimizer()
+    dropout_rate: Rate = 0.0
+    """Chance of a client that was chosen for a round to send nothing."""
+    stragglers: Stragglers | None = None
+    """Unset, every client that sends an update has done all its steps."""
+    quorum: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)] | None = None
+    """Least number of updates for a round to count; with fewer the weights stay as they are.
+    Unset, one."""
+    aggregator: Aggregator = Aggregator()
+    max_update_norm: Annotated[Number, Field(gt=0.0, le=1e6)] = 1000.0
+    """An update with a larger 2-norm is refused, and its client named in the log. So is one with a
+    value that is not finite."""
+    attack: Attack | None = None
+    """Unset, no client sends a poisoned update."""
+    privacy: Privacy | None = None
+    evaluate_every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
+    """Rounds between two evaluations on all clients. Unless `checkpoint.every_steps` is given, a
+    checkpoint follows each."""
+
+    @property
+    def least_updates(self) -> int:
+        """The number of updates below which a round does not count."""
+        return 0 if self.privacy else max(self.quorum or 1, self.aggregator.least_updates)
+
+    @property
+    def count_noise(self) -> float:
+        """Standard deviation of the noise in the number of clipped updates, where the clipping
+        norm adapts: as Andrew et al. 2021 choose it, a twentieth of the clients of a round."""
+        return self.clients_per_round / 20
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.clients_per_round > self.clients:
+            raise wrong(
+                "/federated/clients_per_round",
+                f"is {self.clients_per_round}, more than the {self.clients} of federated.clients",
+            )
+        self._check_options()
+        self._check_updates()
+        if self.privacy is not None:
+            self._check_privacy(self.privacy)
+        return self
+
+    def _check_options(self) -> None:
+        name, server = self.algorithm, self.server
+        if self.proximal_mu is not None and name != "fedprox":
+            raise wrong("/federated/proximal_mu", f"is an option of fedprox, not of {name}")
+        adapts = name in ("fedadam", "fedyogi")
+        for option in ("betas", "tau"):
+            is_given = getattr(server, option) != ServerOptimizer.model_fields[option].default
+            if is_given and not adapts:
+                at = f"/federated/server/{option}"
+                raise wrong(at, f"is an option of fedadam and fedyogi, not of {name}")
+        if server.momentum and name not in ("fedavg", "fedprox"):
+            at = "/federated/server/momentum"
+            raise wrong(at, f"is an option of fedavg and fedprox, not of {name}")
+
+    def _check_updates(self) -> None:
+        chosen = self.clients_per_round
+        if self.quorum is not None and self.quorum > chosen:
+            raise wrong(
+                "/federated/quorum",
+                f"is {self.quorum}, more than the {chosen} of federated.clients_per_round: no "
+                "round could count",
+            )
+        if self.aggregator.least_updates > chosen:
+            raise wrong(
+                "/federated/aggregator/malicious",
+                f"is {self.aggregator.malicious}: krum needs {self.aggregator.least_updates} "
+                f"clients in each round for that, and clients_per_round is {chosen}",
+            )
+        takes_nearest = self.aggregator.name == "krum"
+        if takes_nearest and self.aggregator.keep > chosen - self.aggregator.malicious:
+            raise wrong(
+                "/federated/aggregator/keep",
+                f"must be {chosen - self.aggregator.malicious} or less: clients_per_round without "
+                "the malicious ones",
+            )
+        if self.algorithm == "scaffold" and self.aggregator.name != "mean":
+            raise wrong(
+                "/federated/aggregator/name",
+                "must be mean with scaffold, whose corrections a malicious client poisons as well",
+            )
+
+    def _check_privacy(self, privacy: Privacy) -> None:
+        if self.algorithm == "scaffold":
+            raise wrong(
+                "/federated/privacy",
+                "is not for scaffold: its corrections would tell of each client. Take fedavg",
+            )
+        if self.aggregator.name != "mean":
+            raise wrong("/federated/aggregator/name", "must be mean with privacy, which clips")
+        if self.quorum is not None:
+            raise wrong(
+                "/federated/quorum",
+                "must be unset with privacy: that a round does not count would tell who was there",
+            )
+        if privacy.delta >= 1 / self.clients:
+            raise wrong(
+                "/federated/privacy/delta",
+                f"must be below {1 / self.clients:g}, one over federated.clients: with more, a "
+                "client's data may be published",
+            )
+        if privacy.adaptive is not None and privacy.noise_multiplier >= 2 * self.count_noise:
+            raise wrong(
+                "/federated/privacy/noise_multiplier",
+                f"must be below {2 * self.count_noise:g} with adaptive, where the count of clipped "
+                "updates needs a part of it: take more clients_per_round, or leave adaptive out",
+            )
+
+
+def check(document: JobSpec) -> None:
+    """Refuse what does not go together with `federated`, or has no meaning there."""
+    federated = document.federated
+    if federated is None:
+        return
+    if document.script is not None:
+        raise wrong("/federated", "is for recipes; a script trains its clients itself")
+    _check_group(document, federated)
+    _check_train(document.train, federated)
+    assert document.recipe is not None
+    if federated.partition.by != "iid" and not RECIPES[document.recipe].classifies:
+        raise wrong(
+            "/federated/partition/by",
+            f"must be iid for {document.recipe}, whose samples are of no class",
+        )
+
+
+def _check_group(document: JobSpec, federated: Federated) -> None:
+    if document.sync is not None:
+        raise wrong("/sync", "must be unset with federated: clients send updates, not gradients")
+    if document.parallel != Parallel():
+        raise wrong(
+            "/parallel", "must be unset with federated, where each rank has the whole model"
+        )
+    if document.profile is not None:
+        raise wrong("/profile", "must be unset with federated, in this version")
+    if document.data.loader_workers:
+        raise wrong("/data/loader_workers", "must be 0 with federated, in this version")
+    num_workers = document.resources.num_workers
+    if num_workers > federated.clients_per_round:
+        raise wrong(
+            "/resources/num_workers",
+            f"is {num_workers}: with more workers than the {federated.clients_per_round} clients "
+            "of a round, some have nothing to do",
+        )
+
+
+_INSTEAD: dict[str, str] = {
+    "epochs": "federated.rounds and local_epochs",
+    "max_steps": "federated.rounds",
+    "global_batch_size": "federated.batch_size",
+    "batch_range": "federated.batch_size",
+    "micro_batch_size": "federated.batch_size",
+    "eval_every_epochs": "federated.evaluate_every",
+}
+"""Options of `train` that a federated job has another one for."""
+
+
+def _check_train(train: Train, federated: Federated) -> None:
+    for name, field in Train.model_fields.items():
+        if name in _INSTEAD and getattr(train, name) != field.default:
+            raise wrong(f"/train/{name}", f"must be unset with federated: give {_INSTEAD[name]}")
+    for name in ("lr_scaling", "recompute", "compile", "measure_noise"):
+        if getattr(train, name) != Train.model_fields[name].default:
+            raise wrong(f"/train/{name}", "must be unset with federated, in this version")
+    if train.precision == "fp16":
+        raise wrong("/train/precision", "must be fp32 or bf16 with federated")
+    for name in ("state_dtype", "offload"):
+        if getattr(train.optimizer, name) != Optimizer.model_fields[name].default:
+            raise wrong(
+                f"/train/optimizer/{name}",
+                "must be unset with federated: clients keep no optimizer state between rounds",
+            )
+    plain = train.optimizer.name == "sgd" and not train.optimizer.momentum
+    if federated.algorithm == "scaffold" and not plain:
+        raise wrong(
+            "/train/optimizer/name",
+            "must be sgd without momentum with scaffold, whose corrections are made for it",
+        )

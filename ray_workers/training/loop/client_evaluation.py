@@ -1,0 +1,108 @@
+"""Measuring a model on the validation samples of each client of a federated job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ray_workers.training.data.sampler import share
+from ray_workers.training.elastic import process_group
+from ray_workers.training.loop.evaluation import Evaluation
+from ray_workers.training.parallel import DataPart, FederatedStrategy, Strategy, StrategyContext
+from ray_workers.training.parallel.federated.partition import Numbers
+
+ClientBatch = list[tuple[int, Tensor]]
+"""Clients, each with the numbers of some of its samples."""
+SAMPLES_AT_ONCE = 256
+"""Clients are measured together up to about so many samples."""
+
+
+def evaluation_of(given: StrategyContext, strategy: Strategy) -> Evaluation:
+    """The evaluation of a job of this kind."""
+    kind = ClientEvaluation if isinstance(strategy, FederatedStrategy) else Evaluation
+    parts = (given.workload, given.device, strategy, given.autocast, given.spec.train)
+    return kind(*parts, moved=given.page.move)
+
+
+class ClientEvaluation(Evaluation):
+    """Besides `val/loss` and the recipe's metrics, which are over all samples and so weigh clients
+    by theirs, the mean of the worst tenth of the clients: `val/worst_tenth_loss`, and for
+    classification `val/worst_tenth_accuracy`.
+
+    A client is measured by one rank, with the same clients in its batch on any number of ranks.
+    """
+
+    def take(self, part: DataPart, world_size: int) -> None:
+        super().take(part, world_size)
+        assert isinstance(self._strategy, FederatedStrategy)
+        clients = self._strategy.clients.validation
+        self._sizes = torch.tensor([len(numbers) for numbers in clients])
+        self._has_labels = self._strategy.given.workload.validation.labels is not None
+        groups = _together([at for at, numbers in enumerate(clients) if len(numbers)], clients)
+        own = groups[slice(*share(len(groups), part.shares.start, part.num_shares))]
+        self._own = [batch for group in own for batch in _batches(group, clients)]
+
+    def measure(self) -> dict[str, float]:
+        # (clients, 2): the sum of the losses, and how many are right. Of each client a single rank
+        # has more than zeros, so the sum over the ranks is exact.
+        found = torch.zeros(len(self._sizes), 2, dtype=torch.float64, device=self._device)
+        with torch.no_grad(), self._strategy.judging():
+            for batch in self._own:
+                self._measure_batch(batch, found)
+        process_group.add_up(found, self._world_size)
+        sums = found.cpu()
+        has_samples = self._sizes > 0
+        means = sums[has_samples] / self._sizes[has_samples, None]
+        measured = {
+            "val/loss": float(sums[:, 0].sum()) / len(self._samples),
+            "val/worst_tenth_loss": -_worst_tenth(-means[:, 0]),
+        }
+        if self._has_labels:
+            measured["val/worst_tenth_accuracy"] = _worst_tenth(means[:, 1])
+        return measured | self._measured_metrics()
+
+    def _measure_batch(self, batch: ClientBatch, found: Tensor) -> None:
+        """Add the losses of the samples, and how many are right, to their clients' lines."""
+        self._moved()
+        inputs, targets = self._samples.take(torch.cat([numbers for _, numbers in batch]))
+        with self._autocast():
+            outputs = self._strategy.predict(inputs)
+        assert outputs is not None
+        outputs = outputs.float()
+        self._metrics.update(outputs, targets)
+        sizes = [len(numbers) for _, numbers in batch]
+        parts = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
+        for (at, _), (own, wanted) in zip(batch, parts, strict=True):
+            found[at, 0] += self._loss_sum(own, wanted)
+            if self._has_labels:
+                found[at, 1] += (own.argmax(dim=1) == wanted).sum()
+
+
+def _together(clients: Sequence[int], numbers: Sequence[Numbers]) -> list[list[int]]:
+    """Runs of clients to be measured at once; one with many samples is by itself."""
+    groups: list[list[int]] = []
+    size = 0
+    for at in clients:
+        if not groups or size + len(numbers[at]) > SAMPLES_AT_ONCE:
+            groups.append([])
+            size = 0
+        groups[-1].append(at)
+        size += len(numbers[at])
+    return groups
+
+
+def _batches(group: Sequence[int], numbers: Sequence[Numbers]) -> list[ClientBatch]:
+    if len(group) > 1:
+        return [[(at, torch.from_numpy(numbers[at])) for at in group]]
+    (alone,) = group
+    pieces = torch.split(torch.from_numpy(numbers[alone]), SAMPLES_AT_ONCE)
+    return [[(alone, piece)] for piece in pieces]
+
+
+def _worst_tenth(values: Tensor) -> float:
+    """The mean of the least tenth, of one value at least."""
+    count = math.ceil(len(values) / 10)
+    return float(values.sort().values[:count].mean())

@@ -1,0 +1,113 @@
+"""The training of one client in a round, from the server's weights to an update."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dray import spec
+from ray_workers.training.core.workload import LossSum
+from ray_workers.training.data.prefetcher import Piece
+from ray_workers.training.parallel.gradients import Autocast
+from ray_workers.training.parallel.optim.optimizer_step import clip_gradients
+from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
+
+PROXIMAL_MU = 0.01
+
+
+class Flat:
+    """The parameters of a model, and its buffers of fractions (running means), as one vector."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self._tensors = [p.detach() for p in self.parameters] + self.buffers
+        self._sizes = [tensor.numel() for tensor in self._tensors]
+        self.num_elements = sum(self._sizes)
+
+    def change_since(self, before: Flat) -> Tensor:
+        """float32 (elements,): how far the tensors are from those of an equal model."""
+        return torch.cat(
+            [t.reshape(-1) for t in torch._foreach_sub(self._tensors, before._tensors)]
+        )
+
+    def copy_from(self, other: Flat) -> None:
+        torch._foreach_copy_(self._tensors, other._tensors)
+
+    def split(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of a vector with the shapes of (the parameters, the buffers)."""
+        parts = [
+            part.view(tensor.shape)
+            for part, tensor in zip(torch.split(flat, self._sizes), self._tensors, strict=True)
+        ]
+        return parts[: len(self.parameters)], parts[len(self.parameters) :]
+
+
+class ClientTraining:
+    """Plays one client after the other, on a model of its own."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_sum: LossSum,
+        autocast: Autocast,
+        options: spec.Train,
+        federated: spec.Federated,
+    ) -> None:
+        self._server = Flat(model)
+        self._model = copy.deepcopy(model)
+        self._own = Flat(self._model)
+        self._loss_sum = loss_sum
+        self._autocast = autocast
+        self._max_grad_norm = options.max_grad_norm
+        self._optimizer = build_optimizer(self._model, options.optimizer)
+        self._mu = 0.0
+        if federated.algorithm == "fedprox":
+            self._mu = federated.proximal_mu or PROXIMAL_MU
+
+    def train(
+        self, batches: Iterable[Piece], lr: float, correction: Tensor | None
+    ) -> tuple[Tensor, float]:
+        """Take a step for each batch; (the update, the mean loss of the samples on the way).
+
+        correction: added to each gradient, as `Flat` has the parameters.
+        """
+        self._own.copy_from(self._server)
+        self._optimizer.state.clear()  # a client begins with a fresh optimizer
+        set_lr(self._optimizer, lr)
+        added = None if correction is None else self._own.split(correction)[0]
+        losses: list[Tensor] = []
+        num_samples = 0
+        for inputs, targets in batches:
+            with self._autocast():
+                loss = self._loss_sum(self._model(inputs), targets)
+            torch.autograd.backward(loss / len(inputs))
+            losses.append(loss.detach())
+            num_samples += len(inputs)
+            self._correct(added)
+            self._optimizer.step()
+            for parameter in self._own.parameters:  # faster than zero_grad for a small model
+                parameter.grad = None
+        update = self._own.change_since(self._server)
+        return update, float(torch.stack(losses).double().sum()) / num_samples
+
+    @torch.no_grad()
+    def _correct(self, added: Sequence[Tensor] | None) -> None:
+        """Clip the loss's gradient, and add the terms of fedprox and scaffold."""
+        gradients = [p.grad for p in self._own.parameters if p.grad is not None]
+        if self._max_grad_norm is not None:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            clip_gradients(self._model, self._max_grad_norm, norm)
+        if not self._mu and added is None:
+            return
+        for place, parameter in enumerate(self._own.parameters):
+            if parameter.grad is None:
+                continue
+            if self._mu:
+                away = parameter - self._server.parameters[place]
+                parameter.grad.add_(away, alpha=self._mu)
+            if added is not None:
+                parameter.grad.add_(added[place])

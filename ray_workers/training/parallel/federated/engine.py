@@ -1,0 +1,250 @@
+"""A round: the clients of all ranks train, and what they send becomes one update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_workers.training.core.schedule import lr_at
+from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.elastic import process_group
+from ray_workers.training.parallel.data_parallel.ddp import engine_parts
+from ray_workers.training.parallel.federated.aggregation import FixedPointSum, robust, rows_of_all
+from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
+from ray_workers.training.parallel.federated.control_variates import ControlChange, ControlVariates
+from ray_workers.training.parallel.federated.privacy import Accountant, ClippingNorm
+from ray_workers.training.parallel.federated.received import ReceivedUpdates, UpdateTable
+from ray_workers.training.parallel.federated.rounds import Participant
+from ray_workers.training.parallel.federated.update_checks import Verdict, judged
+from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.strategy import StrategyContext
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """The changes of a round besides those of the weights."""
+
+    counts: bool
+    """Whether enough updates came. If not, nothing of what was learned counts."""
+    buffers: Sequence[Tensor]
+    """The changes of the model's buffers."""
+    loss: float
+    metrics: Mapping[str, float]
+    controls: ControlChange | None
+    clip_norm: float | None
+    """That of the next round."""
+
+
+class FederatedEngine(GradientEngine):
+    """Plays a round as the `backward` of a step, whose gradient is the round's update with its sign
+    changed.
+
+    Until `commit` nothing that outlasts the round has changed, so a round that breaks off can be
+    played again.
+    """
+
+    def __init__(self, given: StrategyContext) -> None:
+        model, loss_sum, autocast = engine_parts(given)
+        super().__init__(model, loss_sum, autocast)
+        assert given.spec.federated is not None
+        self._given = given
+        self._train = given.spec.train
+        self._options = options = given.spec.federated
+        self.rank = 0
+        self._flat = Flat(model)
+        self._clients = ClientTraining(model, loss_sum, autocast, given.spec.train, options)
+        self._controls: ControlVariates | None = None
+        if options.algorithm == "scaffold":
+            self._controls = ControlVariates(self._flat, options.clients, given.device)
+        self._clipping: ClippingNorm | None = None
+        self._accountant: Accountant | None = None
+        if options.privacy is not None:
+            self._clipping = ClippingNorm(options, options.privacy, self._train.seed)
+            self._accountant = Accountant(options, options.privacy)
+        self._last_loss = 0.0
+        self._end: RoundEnd | None = None
+
+    def form(self, world_size: int) -> None:
+        self._world_size = world_size
+        if world_size > 1:  # unlike machines may draw unlike weights
+            process_group.have_rank_0s([*self._parameters, *self._buffers])
+
+    def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
+        """There are none."""
+
+    def disband(self) -> None:
+        self._end = None
+        self.forget_gradients()
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        """Play a round; `prepare` is called with the place of each client among the participants
+        before it trains."""
+        (mine,) = shares
+        assert isinstance(mine, RoundShare)
+        size, max_norm = self._flat.num_elements, self._options.max_update_norm
+        added = FixedPointSum(size, max_norm, self._given.device)
+        table = UpdateTable(mine.plan, self._given.device)
+        kept: list[Tensor] = []
+        for place, participant in mine.own(self.rank):
+            prepare(place)
+            update, loss = self._update_of(participant, mine)
+            verdict, norm = judged(update, size, max_norm)
+            table.note(place, verdict, norm, loss)
+            if self._needs_each:
+                kept.append(update)
+            elif verdict is Verdict.ACCEPTED:
+                if self._clipping is not None:
+                    self._clipping.clip(update, norm)
+                added.add(update, self._weight(participant, mine))
+            self._given.page.move()
+        before_exchange()
+        received = table.of_all(self._world_size)
+        if self._needs_each:
+            rows = rows_of_all(kept, mine.owners, torch.empty(size, device=self._given.device))
+            self._take(mine, received, self._of_each(received, rows), rows)
+        else:
+            self._take(mine, received, self._mean(received, added.total(self._world_size)), None)
+        if self.rank == 0:
+            received.name_refused(max_norm)
+
+    def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
+        """The update that a client sends, and its mean loss."""
+        controls = self._controls
+        correction = None if controls is None else controls.correction(participant.client)
+        batches, lr = mine.batches(participant), self._lr(mine.plan.number)
+        update, loss = self._clients.train(batches, lr, correction)
+        if participant.attacks:
+            update = self._poisoned(update, mine.plan.number, participant.client)
+        return update, loss
+
+    def _lr(self, round_number: int) -> float:
+        """The clients'."""
+        total, options = self._given.calendar.total_steps, self._train
+        lr, schedule = options.optimizer.lr, options.schedule
+        return lr_at(round_number, total_steps=total, lr=lr, schedule=schedule)
+
+    def _poisoned(self, update: Tensor, round_number: int, client: int) -> Tensor:
+        attack = self._options.attack
+        assert attack is not None
+        match attack.kind:
+            case "sign_flip":
+                return update * -attack.scale
+            case "nan":
+                return torch.full_like(update, math.nan)
+            case "noise":
+                seed = derive_seed("attack", self._train.seed, round_number, client)
+                generator = torch.Generator().manual_seed(seed)
+                noise = torch.randn(len(update), generator=generator).to(update)
+                norm = float(torch.linalg.vector_norm(update))
+                return noise * (attack.scale * norm / math.sqrt(len(update)))
+
+    @property
+    def _needs_each(self) -> bool:
+        """Whether a round needs each update, and not their mean alone."""
+        return self._controls is not None or self._options.aggregator.name != "mean"
+
+    def _weight(self, participant: Participant, mine: RoundShare) -> float:
+        """The weights of all participants add up to 1."""
+        if self._clipping is not None:
+            return 1 / len(mine.plan.participants)
+        return participant.num_samples / mine.plan.num_samples
+
+    def _mean(self, received: ReceivedUpdates, total: Tensor) -> Tensor | None:
+        """Of the weighted sum of the accepted updates; None if there are none."""
+        plan = received.plan
+        if self._clipping is not None:
+            # Over as many as are expected, not as came: the number of those tells something, too.
+            noise = self._clipping.noise(plan.number, len(total)).to(total)
+            return (total * len(plan.participants) + noise) / self._options.clients_per_round
+        accepted = sum(plan.participants[at].num_samples for at in received.accepted)
+        return total * (plan.num_samples / accepted) if accepted else None
+
+    def _of_each(self, received: ReceivedUpdates, rows: Tensor) -> Tensor | None:
+        accepted = received.accepted
+        if len(accepted) < self._options.least_updates:
+            return None
+        return robust(self._options.aggregator, rows[accepted])
+
+    def _take(
+        self, mine: RoundShare, received: ReceivedUpdates, mean: Tensor | None, rows: Tensor | None
+    ) -> None:
+        """Leave the round's update as a gradient, and for `commit` what else it changes."""
+        accepted = received.accepted
+        counts = mean is not None and len(accepted) >= self._options.least_updates
+        if mean is None or not counts:
+            mean = torch.zeros(self._flat.num_elements, device=self._given.device)
+        parameters, buffers = self._flat.split(mean.float())
+        for parameter, part in zip(self._flat.parameters, parameters, strict=True):
+            parameter.grad = -part
+        controls, number = None, mine.plan.number
+        if counts and self._controls is not None:
+            assert rows is not None
+            sent = [mine.plan.participants[at] for at in accepted]
+            controls = self._controls.change(sent, rows[accepted], self._lr(number))
+        metrics, clip_norm = received.metrics(counts=counts), None
+        if self._clipping is not None and self._accountant is not None:
+            within = [at for at in accepted if received.norms[at] <= self._clipping.value]
+            clip_norm = self._clipping.after(number, len(within))
+            metrics["federated/clip_norm"] = self._clipping.value
+            if self.rank == 0:
+                metrics["federated/epsilon"] = self._accountant.epsilon(number)
+        loss = received.loss(self._last_loss)
+        self._end = RoundEnd(counts, buffers, loss, metrics, controls, clip_norm)
+
+    # After a round.
+
+    @property
+    def counts(self) -> bool:
+        """Whether the round that was played counts."""
+        assert self._end is not None
+        return self._end.counts
+
+    def take_loss(self) -> Tensor:
+        assert self._end is not None
+        return torch.tensor(self._end.loss, device=self._given.device)
+
+    def step_metrics(self) -> dict[str, float]:
+        return dict(self._end.metrics) if self._end is not None and self.rank == 0 else {}
+
+    def commit(self) -> None:
+        """Make final what the round changes besides the weights, with the server's step."""
+        end = self._end
+        assert end is not None
+        if end.counts:
+            for buffer, change in zip(self._flat.buffers, end.buffers, strict=True):
+                buffer += change
+        if self._controls is not None and end.controls is not None:
+            self._controls.commit(end.controls)
+        if self._clipping is not None and end.clip_norm is not None:
+            self._clipping.value = end.clip_norm
+        if math.isfinite(end.loss):
+            self._last_loss = end.loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its part of a checkpoint."""
+        state: dict[str, Any] = {"loss": self._last_loss}
+        if self._clipping is not None:
+            state["clip_norm"] = self._clipping.value
+        if self._controls is not None:
+            state["controls"] = self._controls.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._last_loss = state["loss"]
+        if self._clipping is not None:
+            self._clipping.value = state["clip_norm"]
+        if self._controls is not None:
+            self._controls.load_state_dict(state["controls"])

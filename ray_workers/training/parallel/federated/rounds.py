@@ -1,0 +1,116 @@
+"""Which clients take part in a round, how far each one gets, and which rank plays it.
+
+All of it is a function of the document, the round and the sizes of the clients' data sets, so that
+a round that is played again is the same round, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dray.spec import Federated
+from ray_workers.training.data.sampler import derive_seed
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A client that sends an update in a round."""
+
+    client: int
+    num_samples: int
+    """Of its training data."""
+    num_steps: int
+    """Local steps that it takes in the round."""
+    attacks: bool
+    """Whether it sends a poisoned update."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The clients of one round."""
+
+    number: int
+    """1 is the first."""
+    participants: Sequence[Participant]
+    """In rising order of their clients."""
+    num_chosen: int
+    num_dropped: int
+    """Clients of which nothing comes in, drop-outs and stragglers that are not waited for."""
+    num_stragglers: int
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Samples of all participants together."""
+        return sum(one.num_samples for one in self.participants)
+
+
+class Rounds:
+    """The rounds of a job."""
+
+    def __init__(self, options: Federated, sizes: Sequence[int], seed: int) -> None:
+        """sizes: the number of training samples of each client."""
+        self._options = options
+        self._sizes = sizes
+        self._seed = seed
+        self._attackers: frozenset[int] = frozenset()
+        if options.attack is not None:
+            count = round(options.attack.rate * options.clients)
+            drawn = self._generator("attackers", 0).permutation(options.clients)
+            self._attackers = frozenset(drawn[:count].tolist())
+
+    def plan(self, number: int) -> RoundPlan:
+        options = self._options
+        chosen = self._choose(number)
+        fate = self._generator("fate", number).random((3, options.clients))
+        participants, num_stragglers = [], 0
+        for client in chosen:
+            is_gone, straggles, part = fate[:, client]
+            if is_gone < options.dropout_rate:
+                continue
+            num_steps = self._num_steps(client)
+            stragglers = options.stragglers
+            if stragglers is not None and straggles < stragglers.rate:
+                num_stragglers += 1
+                if stragglers.updates == "drop":
+                    continue
+                num_steps = max(1, int(part * num_steps))
+            participants.append(
+                Participant(client, self._sizes[client], num_steps, client in self._attackers)
+            )
+        dropped = len(chosen) - len(participants)
+        return RoundPlan(number, participants, len(chosen), dropped, num_stragglers)
+
+    def _choose(self, number: int) -> list[int]:
+        """In rising order. With privacy each client by a chance of its own (Poisson sampling),
+        which is what the accountant counts on."""
+        options = self._options
+        generator = self._generator("chosen", number)
+        if options.privacy is not None:
+            rate = options.clients_per_round / options.clients
+            return np.flatnonzero(generator.random(options.clients) < rate).tolist()
+        drawn = generator.choice(options.clients, options.clients_per_round, replace=False)
+        return sorted(drawn.tolist())
+
+    def _num_steps(self, client: int) -> int:
+        options = self._options
+        return options.local_epochs * -(-self._sizes[client] // options.batch_size)
+
+    def _generator(self, name: str, number: int) -> np.random.Generator:
+        return np.random.default_rng(derive_seed(name, self._seed, number))
+
+
+def deal(participants: Sequence[Participant], num_ranks: int) -> list[int]:
+    """The rank that plays each participant: the longest first, each to the rank that has the
+    fewest steps so far."""
+    ranks = [(0, rank) for rank in range(num_ranks)]
+    dealt = [0] * len(participants)
+    for place in sorted(range(len(dealt)), key=lambda at: (-participants[at].num_steps, at)):
+        num_steps, rank = heapq.heappop(ranks)
+        dealt[place] = rank
+        heapq.heappush(ranks, (num_steps + participants[place].num_steps, rank))
+    return dealt

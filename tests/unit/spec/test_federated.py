@@ -1,0 +1,146 @@
+"""What a federated job may say, and what is refused with the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray.spec import JobSpec
+from tests.unit.spec.test_job_spec import recipe, refusal
+
+PRIVACY = {"noise_multiplier": 1.0, "epsilon": 8.0, "delta": 1e-3}
+SGD = {"name": "sgd", "lr": 0.1}
+
+
+def job(
+    federated: dict[str, Any], kind: str = "image_classification", **fields: Any
+) -> dict[str, Any]:
+    sizes = {"clients": 100, "clients_per_round": 10, "rounds": 20}
+    return recipe(kind, federated={**sizes, **federated}, **fields)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        job({}),
+        job({"partition": {"by": "dirichlet", "alpha": 0.1}}, "tabular_classification"),
+        job({}, "tabular_regression"),
+        job({}, "language_model"),
+        job({"algorithm": "scaffold"}, train={"optimizer": SGD}),
+        job({"algorithm": "fedprox", "proximal_mu": 0.1, "stragglers": {"rate": 0.5}}),
+        job({"algorithm": "fedyogi", "server": {"lr": 0.01, "tau": 0.01}}),
+        job({"aggregator": {"name": "krum", "malicious": 3, "keep": 7}}),
+        job({"privacy": PRIVACY}),
+        job({"privacy": {**PRIVACY, "noise_multiplier": 0.9, "adaptive": {}}}),
+        job({}, resources={"num_workers": 10}, elastic={"min_workers": 1}),
+        job({}, train={"early_stopping": {}, "ema": {}, "precision": "bf16"}),
+    ],
+)
+def test_these_are_jobs(document: dict[str, Any]) -> None:
+    spec = JobSpec.model_validate(document)
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        (job({"clients_per_round": 101}), "/clients_per_round", "is 101, more than the 100"),
+        (job({"partition": {"by": "dirichlet", "alpha": 0}}), "/partition/alpha", "greater than 0"),
+        (job({"partition": {"by": "classes", "alpha": 1.0}}), "/partition", "alpha is an option"),
+        (job({"privacy": {**PRIVACY, "epsilon": 0}}), "/privacy/epsilon", "greater than 0"),
+        (job({"privacy": {**PRIVACY, "delta": 0.01}}), "/privacy/delta", "must be below 0.01"),
+        (
+            job({"privacy": {**PRIVACY, "adaptive": {}}}),
+            "/privacy/noise_multiplier",
+            "must be below 1 with adaptive",
+        ),
+        (job({"privacy": PRIVACY, "algorithm": "scaffold"}), "/privacy", "is not for scaffold"),
+        (job({"privacy": PRIVACY, "quorum": 2}), "/quorum", "must be unset with privacy"),
+        (
+            job({"privacy": PRIVACY, "aggregator": {"name": "median"}}),
+            "/aggregator/name",
+            "must be mean with privacy",
+        ),
+        (job({"quorum": 11}), "/quorum", "is 11, more than the 10"),
+        (
+            job({"aggregator": {"name": "krum", "malicious": 4}}),
+            "/aggregator/malicious",
+            "krum needs 11 clients in each round",
+        ),
+        (
+            job({"aggregator": {"name": "krum", "malicious": 3, "keep": 8}}),
+            "/aggregator/keep",
+            "must be 7 or less",
+        ),
+        (
+            job({"aggregator": {"name": "median"}, "algorithm": "scaffold"}),
+            "/aggregator/name",
+            "must be mean with scaffold",
+        ),
+        (job({"proximal_mu": 0.1}), "/proximal_mu", "is an option of fedprox, not of fedavg"),
+        (job({"server": {"tau": 0.1}}), "/server/tau", "is an option of fedadam and fedyogi"),
+        (
+            job({"algorithm": "fedadam", "server": {"momentum": 0.9}}),
+            "/server/momentum",
+            "is an option of fedavg and fedprox",
+        ),
+    ],
+)
+def test_options_of_rounds_that_do_not_fit_are_refused(
+    document: dict[str, Any], pointer: str, message: str
+) -> None:
+    found, said = refusal(document)
+    assert found == f"/federated{pointer}"
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        (job({}, resources={"num_workers": 11}), "/resources/num_workers", "with more workers"),
+        (job({}, sync={"every": 2}), "/sync", "clients send updates, not gradients"),
+        (
+            job({}, parallel={"shard": 2}, resources={"num_workers": 2}),
+            "/parallel",
+            "each rank has the whole model",
+        ),
+        (job({}, parallel="auto"), "/parallel", "each rank has the whole model"),
+        (job({}, profile={}), "/profile", "must be unset with federated"),
+        (job({}, data={"loader_workers": 1}), "/data/loader_workers", "must be 0"),
+        (job({}, train={"epochs": 3}), "/train/epochs", "give federated.rounds"),
+        (
+            job({}, train={"global_batch_size": 64}),
+            "/train/global_batch_size",
+            "give federated.batch_size",
+        ),
+        (job({}, train={"precision": "fp16"}), "/train/precision", "must be fp32 or bf16"),
+        (job({}, train={"recompute": "full"}), "/train/recompute", "must be unset"),
+        (
+            job({}, train={"optimizer": {"state_dtype": "bf16"}}),
+            "/train/optimizer/state_dtype",
+            "clients keep no optimizer state",
+        ),
+        (job({"algorithm": "scaffold"}), "/train/optimizer/name", "must be sgd without momentum"),
+        (
+            job({"partition": {"by": "dirichlet"}}, "language_model"),
+            "/federated/partition/by",
+            "must be iid for language_model",
+        ),
+    ],
+)
+def test_what_has_no_meaning_beside_it_is_refused(
+    document: dict[str, Any], pointer: str, message: str
+) -> None:
+    found, said = refusal(document)
+    assert found == pointer
+    assert message in said
+
+
+def test_a_script_trains_its_clients_itself() -> None:
+    document = {**job({}), "script": {"entrypoint": "train.py"}}
+    del document["recipe"]
+    assert refusal(document) == (
+        "/federated",
+        "is for recipes; a script trains its clients itself",
+    )

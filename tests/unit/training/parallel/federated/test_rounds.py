@@ -1,0 +1,78 @@
+"""A round is the same whenever it is played; drop-outs and stragglers come as often as asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray.spec import Federated
+from ray_workers.training.parallel.federated.rounds import Participant, Rounds, deal
+
+SIZES = [1 + client % 50 for client in range(400)]
+
+
+def rounds(seed: int = 0, **options: Any) -> Rounds:
+    default = {"clients": 400, "clients_per_round": 100, "rounds": 50, "batch_size": 10}
+    return Rounds(Federated.model_validate({**default, **options}), SIZES, seed)
+
+
+def test_each_round_has_as_many_clients_as_were_asked_for_and_all_get_their_turn() -> None:
+    plans = [rounds().plan(number) for number in range(1, 51)]
+    assert {len(plan.participants) for plan in plans} == {100}
+    clients = [[one.client for one in plan.participants] for plan in plans]
+    assert all(one == sorted(set(one)) for one in clients)
+    assert len({client for one in clients for client in one}) == 400
+    assert clients[0] != clients[1]
+    assert rounds().plan(7) == plans[6]
+    assert rounds(seed=1).plan(7) != plans[6]
+
+
+def test_a_client_takes_a_step_for_each_batch_of_each_epoch() -> None:
+    plan = rounds(local_epochs=3).plan(1)
+    for one in plan.participants:
+        assert one.num_samples == SIZES[one.client]
+        assert one.num_steps == 3 * -(-one.num_samples // 10)
+
+
+def test_clients_drop_out_and_straggle_as_often_as_asked() -> None:
+    some = rounds(dropout_rate=0.3, stragglers={"rate": 0.5}, local_epochs=10)
+    plans = [some.plan(number) for number in range(1, 51)]
+    assert sum(plan.num_dropped for plan in plans) / 5000 == pytest.approx(0.3, abs=0.03)
+    came = [one for plan in plans for one in plan.participants]
+    assert sum(plan.num_stragglers for plan in plans) / len(came) == pytest.approx(0.5, abs=0.03)
+    parts = [one.num_steps / (10 * -(-one.num_samples // 10)) for one in came]
+    short = [part for part in parts if part < 1]
+    assert 0.45 < sum(short) / len(short) < 0.55
+    assert min(one.num_steps for one in came) >= 1
+    without = rounds(stragglers={"rate": 0.5, "updates": "drop"}).plan(1)
+    assert without.num_dropped == without.num_stragglers > 30
+
+
+def test_attackers_are_the_same_in_every_round() -> None:
+    some = rounds(attack={"rate": 0.2})
+    attacks: dict[int, set[bool]] = {}
+    for number in range(1, 51):
+        for one in some.plan(number).participants:
+            attacks.setdefault(one.client, set()).add(one.attacks)
+    assert all(len(seen) == 1 for seen in attacks.values())
+    assert sum(seen == {True} for seen in attacks.values()) == 80
+
+
+def test_with_privacy_each_client_comes_by_a_chance_of_its_own() -> None:
+    private = rounds(privacy={"noise_multiplier": 1.0, "epsilon": 1.0, "delta": 1e-3})
+    counts = [len(private.plan(number).participants) for number in range(1, 51)]
+    assert len(set(counts)) > 10
+    assert sum(counts) / 50 == pytest.approx(100, abs=5)
+
+
+def test_ranks_get_equally_many_steps() -> None:
+    participants = [Participant(at, 1, 1 + at % 7, attacks=False) for at in range(100)]
+    dealt = deal(participants, 3)
+    steps = [
+        sum(p.num_steps for p, r in zip(participants, dealt, strict=True) if r == rank)
+        for rank in range(3)
+    ]
+    assert max(steps) - min(steps) <= 7
+    assert deal(participants, 1) == [0] * 100
+    assert deal([], 2) == []
