@@ -120,7 +120,7 @@ class Resources(Document):
     """Resources of the group. All workers start together or not at all."""
 
     num_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Ranks of the job: processes that train together."""
+    """Ranks of the job: processes that train together. Parameter servers are among them."""
     gpus_per_worker: GpuShare = 0
     """0 trains on CPU; 1 gives each rank a GPU of its own; a part such as 0.5 shares each GPU with
     other jobs, and needs `share_gpus`. Two ranks of one job never share a GPU."""

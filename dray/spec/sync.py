@@ -186,14 +186,16 @@ class Correction(Document):
 
 
 class ParameterServer(Document):
-    """The last ranks are servers: they hold the weights and the optimizer, each an equal part.
-    The other ranks, the workers, pull weights from the servers and push gradients to them. For
-    recipes on CPU."""
+    """The last of the job's ranks are servers: they hold the weights and the optimizer, each an
+    equal part. The other ranks, the workers, pull weights from the servers and push gradients to
+    them. Servers are counted in `resources.num_workers`, and have the same resources as workers.
+    For recipes on CPU."""
 
     kind: Literal["parameter_server"] = "parameter_server"
     """Chooses this kind."""
     servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Number of servers, which are among `resources.num_workers`; at most as many as workers."""
+    """Number of servers, which take so many of the slots of `resources.num_workers`; at most as
+    many as are left for workers."""
     mode: Literal["synchronous", "asynchronous", "bounded"] = "synchronous"
     """synchronous: a step has the gradients of all workers, as with all_reduce. asynchronous: a
     worker computes a whole global batch and pushes its gradient, which is a step by itself, and no

@@ -20,7 +20,7 @@ from dray.train.kv.connection import DTYPES
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.progress import NOTHING, Progress
-from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.data.prefetcher import Feed
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
@@ -174,7 +174,7 @@ class ParameterServerWorker(Strategy):
                 found[key] = first if first.ndim == 0 else flat([each[key] for each in own])
         return found
 
-    def prepare(self, feed: Prefetcher, step: int) -> None:
+    def prepare(self, feed: Feed, step: int) -> None:
         return
 
     def leave_group(self) -> None:
@@ -191,7 +191,8 @@ class ParameterServerWorker(Strategy):
         pulled = self.servers.pull(version)
         self._held = None
         self._layout.write(pulled.vector)
-        self._buffers = pulled.vector[self._layout.sizes.num_trained :]
+        # A view would hold the whole vector.
+        self._buffers = pulled.vector[self._layout.sizes.num_trained :].clone()
         self.version, self._own.loss = pulled.version, pulled.loss
         return torch.tensor(pulled.squares).sqrt()
 
