@@ -13,7 +13,8 @@ import json
 import secrets
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,8 @@ NONCE_BYTES = 32
 MAX_HEADER_BYTES = 1 << 24
 DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Of gradients that are pushed, by their names in a job document."""
+SECRET_BYTES: Final = 32
+CONNECT_LIMIT_S: Final = 60.0
 PROOF_LIMIT_S: Final = 30.0
 """How long the other end may take to prove itself."""
 
@@ -99,6 +102,49 @@ class Connection:
             if not count:
                 raise ConnectionLost("a worker or parameter server has closed the connection")
             room = room[count:]
+
+
+@contextlib.contextmanager
+def listening(
+    store: Any, key: str, address: str, serve: Callable[[Connection], None]
+) -> Iterator[None]:
+    """Within it `serve` runs in a thread for each worker that connects and proves the secret, until
+    the connection is lost. store: torch's, of the attempt; it gets where this server is, and the
+    secret. address: of this node."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listener:
+        secret = secrets.token_bytes(SECRET_BYTES)
+        host, port = listener.getsockname()[:2]
+        store.set(key, json.dumps({"host": host, "port": port, "secret": secret.hex()}))
+
+        def accept() -> None:
+            while True:
+                sock, _ = listener.accept()
+                threading.Thread(target=welcome, args=(Connection(sock),), daemon=True).start()
+
+        def welcome(connection: Connection) -> None:
+            try:
+                connection.prove(secret, is_server=True)
+                serve(connection)
+            except ConnectionLost:
+                pass  # the worker is done, or dead, which others see
+            finally:
+                connection.close()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield
+
+
+def connect(store: Any, key: str) -> Connection:
+    """To the server with this key in the store; ConnectionLost if it is gone."""
+    about = json.loads(store.get(key))
+    try:
+        sock = socket.create_connection((about["host"], about["port"]), CONNECT_LIMIT_S)
+    except OSError as error:
+        raise ConnectionLost(f"a server does not answer: {error}") from error
+    connection = Connection(sock)
+    connection.prove(bytes.fromhex(about["secret"]), is_server=False)
+    return connection
 
 
 Shapes = Sequence[tuple[str, Sequence[int]]]

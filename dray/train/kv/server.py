@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import socket
 import threading
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dray.train.kv.compression import unpacked_two_bit
-from dray.train.kv.connection import Connection, ConnectionLost
+from dray.train.kv.connection import Connection, listening
 from dray.train.kv.shard import Answers, KeyValueShard, KVError
-
-SECRET_BYTES: Final = 32
 
 
 def key_of(server: int) -> str:
@@ -35,26 +30,18 @@ class KVServer:
         self._answers: dict[int, Tensor | None] = {}
         """For workers that wait, by worker."""
 
-    def accept(self, listener: socket.socket, secret: bytes) -> None:
-        """Serve whoever connects and knows the secret."""
-        while True:
-            sock, _ = listener.accept()
-            threading.Thread(target=self._serve, args=(sock, secret), daemon=True).start()
-
     def wait(self) -> None:
         """Until all workers have come and gone."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_to_come and not self._num_there)
 
-    def _serve(self, sock: socket.socket, secret: bytes) -> None:
-        connection, has_come = Connection(sock), False
+    def serve(self, connection: Connection) -> None:
+        """Answer one worker until it is gone."""
+        worker = int(connection.receive()[0]["worker"])
+        with self._changed:
+            self._num_to_come -= 1
+            self._num_there += 1
         try:
-            connection.prove(secret, is_server=True)
-            worker = int(connection.receive()[0]["worker"])
-            with self._changed:
-                self._num_to_come -= 1
-                self._num_there += 1
-                has_come = True
             while True:
                 header, payload = connection.receive()
                 try:
@@ -63,12 +50,9 @@ class KVServer:
                     connection.send({"error": str(error)})
                 else:
                     connection.send({}, *(() if answer is None else (answer,)))
-        except ConnectionLost:
-            pass  # the worker is done, or dead, which others see
         finally:
-            connection.close()
             with self._changed:
-                self._num_there -= has_come
+                self._num_there -= 1
                 self._changed.notify_all()
 
     def _answer(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> Tensor | None:
@@ -122,11 +106,5 @@ def _gradient(header: Mapping[str, Any], payload: Tensor) -> Tensor:
 def serve(store: Any, address: str, server: int, num_workers: int, *, is_synchronous: bool) -> None:
     """Serve until all workers are gone. store: torch's, of the attempt. address: of this node."""
     serving = KVServer(num_workers, is_synchronous=is_synchronous)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family) as listener:
-        secret = secrets.token_bytes(SECRET_BYTES)
-        host, port = listener.getsockname()[:2]
-        about = {"host": host, "port": port, "secret": secret.hex()}
-        store.set(key_of(server), json.dumps(about))
-        threading.Thread(target=serving.accept, args=(listener, secret), daemon=True).start()
+    with listening(store, key_of(server), address, serving.serve):
         serving.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Literal, get_args
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dray.train.kv.compression import TwoBit
-from dray.train.kv.connection import Connection
+from dray.train.kv.connection import Connection, connect
 from dray.train.kv.server import key_of, serve
 from dray.train.kv.shard import KVError
 
@@ -48,7 +47,7 @@ def create(kind: Kind = "dist_sync") -> KVStore:
         raise SystemExit(0)
     keys = [key_of(server) for server in range(sizes["server"])]
     store.wait(keys, MEETING_LIMIT)
-    connections = [_connected(json.loads(store.get(key)), number) for key in keys]
+    connections = [connect(store, key) for key in keys]
     return KVStore(kind, number, sizes["worker"], connections)
 
 
@@ -63,6 +62,8 @@ class KVStore:
         self._rank = rank
         self._num_workers = num_workers
         self._connections = connections
+        for connection in connections:
+            connection.send({"worker": rank})
         self._shapes: dict[str, torch.Size] = {}
         self._is_half = False
         self._two_bit: TwoBit | None = None
@@ -240,10 +241,3 @@ def _checked_answer(connection: Connection) -> None:
     header, _ = connection.receive()
     if "error" in header:
         raise KVError(header["error"])
-
-
-def _connected(about: Mapping[str, Any], worker: int) -> Connection:
-    connection = Connection(socket.create_connection((about["host"], about["port"])))
-    connection.prove(bytes.fromhex(about["secret"]), is_server=False)
-    connection.send({"worker": worker})
-    return connection

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from dray.train.kv.connection import (
     Connection,
-    ConnectionLost,
+    connect,
     shapes_of,
     unpacked,
 )
@@ -22,8 +20,6 @@ from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout
 from ray_workers.training.parallel.parameter_server.server import key_of
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches, Pushed
-
-CONNECT_LIMIT_S: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Servers:
         """Wait until all servers are there. fingerprint: of the worker's data."""
         keys = [key_of(server) for server in range(layout.num_servers)]
         store.wait(keys, limit)
-        connections = [_connected(json.loads(store.get(key))) for key in keys]
+        connections = [connect(store, key) for key in keys]
         servers = cls(layout, connections, push_dtype)
         hello = {"worker": worker, "fingerprint": fingerprint}
         answers = [header for header, _ in servers._ask([hello] * len(keys))]
@@ -185,13 +181,3 @@ class Servers:
 
     def _whole(self, parts: Sequence[Tensor]) -> Tensor:
         return parts[0] if parts[0].ndim == 0 else self._layout.joined(parts)
-
-
-def _connected(about: Mapping[str, Any]) -> Connection:
-    try:
-        place = (about["host"], about["port"])
-        connection = Connection(socket.create_connection(place, CONNECT_LIMIT_S))
-    except OSError as error:
-        raise ConnectionLost(f"a server does not answer: {error}") from error
-    connection.prove(bytes.fromhex(about["secret"]), is_server=False)
-    return connection

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import socket
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,11 +13,11 @@ from dray.train.kv.connection import (
     DTYPES,
     Connection,
     ConnectionLost,
+    listening,
     shapes_of,
     unpacked,
 )
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
-from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.parallel.parameter_server.dealer import (
     Dealer,
@@ -37,7 +34,6 @@ from ray_workers.training.parallel.parameter_server.shard import (
 
 SHOW_S: Final = 0.1
 """Between two updates of a server's heartbeat page."""
-SECRET_BYTES: Final = 32
 
 
 def key_of(server: int) -> str:
@@ -77,29 +73,17 @@ class ShardServer:
                 lambda: self._is_finished and not self._connections, timeout=wait_s
             )
 
-    def accept(self, listener: socket.socket, secret: bytes) -> None:
-        """Serve whoever connects and knows the secret."""
-        while True:
-            sock, _ = listener.accept()
-            threading.Thread(
-                target=self._serve, args=(Connection(sock), secret), daemon=True
-            ).start()
-
-    def _serve(self, connection: Connection, secret: bytes) -> None:
-        worker: int | None = None
+    def serve(self, connection: Connection) -> None:
+        """Answer one worker until it is gone."""
+        hello, _ = connection.receive()
+        worker = int(hello["worker"])
         try:
-            connection.prove(secret, is_server=True)
-            hello, _ = connection.receive()
-            worker = int(hello["worker"])
             self._join(worker, connection, hello)
             while True:
                 header, payload = connection.receive()
                 self._answer(worker, connection, header, payload)
-        except ConnectionLost:
-            if worker is not None:
-                self._lose(worker, connection)
         finally:
-            connection.close()
+            self._lose(worker, connection)
 
     def _join(self, worker: int, connection: Connection, hello: Mapping[str, Any]) -> None:
         with self._lock:
@@ -234,18 +218,9 @@ def serve(
     assert isinstance(sync, spec.ParameterServer)
     server = ShardServer(index, document.resources.num_workers - sync.servers, document)
     store = rendezvous.meet_without_group()
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family) as listener:
-        secret = secrets.token_bytes(SECRET_BYTES)
-        _publish(store, index, listener.getsockname()[:2], secret)
-        threading.Thread(target=server.accept, args=(listener, secret), daemon=True).start()
+    with listening(store, key_of(index), address, server.serve):
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
         page.begin(rendezvous.place.generation, 0)
         while not server.is_over(SHOW_S):
             if server.version:
                 page.commit(server.version)
-
-
-def _publish(store: Store, index: int, place: tuple[str, int], secret: bytes) -> None:
-    about = {"host": place[0], "port": place[1], "secret": secret.hex()}
-    store.set(key_of(index), json.dumps(about))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
-import socket
-import threading
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import HashStore
 
 from dray.train import kv
 from dray.train.kv.compression import TwoBit, unpacked_two_bit
-from dray.train.kv.connection import Connection, ConnectionLost
+from dray.train.kv.connection import ConnectionLost, connect, listening
 from dray.train.kv.server import KVServer
 from dray.train.kv.shard import KVError
 from dray.train.kv.store import Kind, KVStore
@@ -39,26 +39,18 @@ def one_thread() -> Iterator[None]:
 def workers(request: pytest.FixtureRequest) -> Iterator[list[KVStore]]:
     """Two workers of a store with two servers, all in threads of this process."""
     kind: Kind = getattr(request, "param", "dist_sync")
-    listeners, secret = [], secrets.token_bytes(32)
-    for _ in range(2):
-        serving = KVServer(NUM_WORKERS, is_synchronous=kind == "dist_sync")
-        listeners.append(socket.create_server(("127.0.0.1", 0)))
-        accepts = threading.Thread(target=serving.accept, args=(listeners[-1], secret), daemon=True)
-        accepts.start()
-    stores = [
-        KVStore(kind, rank, NUM_WORKERS, [_connected(each, secret, rank) for each in listeners])
-        for rank in range(NUM_WORKERS)
-    ]
-    yield stores
-    for store in stores:
-        store.close()
-
-
-def _connected(listener: socket.socket, secret: bytes, rank: int) -> Connection:
-    connection = Connection(socket.create_connection(listener.getsockname()))
-    connection.prove(secret, is_server=False)
-    connection.send({"worker": rank})
-    return connection
+    at = HashStore()
+    with ExitStack() as stack:
+        for server in ("0", "1"):
+            serving = KVServer(NUM_WORKERS, is_synchronous=kind == "dist_sync")
+            stack.enter_context(listening(at, server, "127.0.0.1", serving.serve))
+        stores = [
+            KVStore(kind, rank, NUM_WORKERS, [connect(at, server) for server in ("0", "1")])
+            for rank in range(NUM_WORKERS)
+        ]
+        yield stores
+        for store in stores:
+            store.close()
 
 
 def on_all(workers: list[KVStore], do: Callable[[KVStore], Any]) -> list[Any]:
@@ -199,13 +191,12 @@ def test_what_can_not_be_is_refused(
 
 
 def test_a_server_asks_for_the_secret() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    serving = KVServer(1, is_synchronous=True)
-    args = (listener, b"right")
-    threading.Thread(target=serving.accept, args=args, daemon=True).start()
-    connection = Connection(socket.create_connection(listener.getsockname()))
-    with pytest.raises(ConnectionLost):
-        connection.prove(b"wrong", is_server=False)
+    at, serving = HashStore(), KVServer(1, is_synchronous=True)
+    with listening(at, "0", "127.0.0.1", serving.serve):
+        about = json.loads(at.get("0"))
+        at.set("wrong", json.dumps(about | {"secret": "00"}))
+        with pytest.raises(ConnectionLost):
+            connect(at, "wrong")
 
 
 def test_a_script_without_the_roles_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
