@@ -29,14 +29,14 @@ DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfl
 SECRET_BYTES: Final = 32
 CONNECT_LIMIT_S: Final = 60.0
 PROOF_LIMIT_S: Final = 30.0
-"""How long the other end may take to prove itself."""
+"""Limit for the other end to prove itself."""
 
 
 class ConnectionLost(dist.DistNetworkError):
     """The other end has closed the connection, or is gone."""
 
 
-class Connection:
+class TensorConnection:
     """One end."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -106,7 +106,7 @@ class Connection:
 
 @contextlib.contextmanager
 def listening(
-    store: Any, key: str, address: str, serve: Callable[[Connection], None]
+    store: Any, key: str, address: str, serve: Callable[[TensorConnection], None]
 ) -> Iterator[None]:
     """Within it `serve` runs in a thread for each worker that connects and proves the secret, until
     the connection is lost. store: torch's, of the attempt; it gets where this server is, and the
@@ -120,9 +120,11 @@ def listening(
         def accept() -> None:
             while True:
                 sock, _ = listener.accept()
-                threading.Thread(target=welcome, args=(Connection(sock),), daemon=True).start()
+                threading.Thread(
+                    target=welcome, args=(TensorConnection(sock),), daemon=True
+                ).start()
 
-        def welcome(connection: Connection) -> None:
+        def welcome(connection: TensorConnection) -> None:
             try:
                 connection.prove(secret, is_server=True)
                 serve(connection)
@@ -135,14 +137,14 @@ def listening(
         yield
 
 
-def connect(store: Any, key: str) -> Connection:
+def connect(store: Any, key: str) -> TensorConnection:
     """To the server with this key in the store; ConnectionLost if it is gone."""
     about = json.loads(store.get(key))
     try:
         sock = socket.create_connection((about["host"], about["port"]), CONNECT_LIMIT_S)
     except OSError as error:
         raise ConnectionLost(f"a server does not answer: {error}") from error
-    connection = Connection(sock)
+    connection = TensorConnection(sock)
     connection.prove(bytes.fromhex(about["secret"]), is_server=False)
     return connection
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dray.train.kv.compression import unpacked_two_bit
-from dray.train.kv.connection import Connection, listening
+from dray.train.kv.connection import TensorConnection, listening
 from dray.train.kv.shard import Answers, KeyValueShard, KVError
 
 
@@ -35,7 +35,7 @@ class KVServer:
         with self._changed:
             self._changed.wait_for(lambda: not self._num_to_come and not self._num_there)
 
-    def serve(self, connection: Connection) -> None:
+    def serve(self, connection: TensorConnection) -> None:
         """Answer one worker until it is gone."""
         worker = int(connection.receive()[0]["worker"])
         with self._changed:

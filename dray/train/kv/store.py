@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from dray.train.kv.compression import TwoBit
-from dray.train.kv.connection import Connection, connect
+from dray.train.kv.connection import TensorConnection, connect
 from dray.train.kv.server import key_of, serve
 from dray.train.kv.shard import KVError
 
 Kind = Literal["dist_sync", "dist_async"]
 MEETING_LIMIT: Final = timedelta(hours=1)
-"""How long servers may take to come: their nodes may have to install packages first."""
+"""Limit for servers to come: their nodes may have to install packages first."""
 _NO_ROLES = (
     "kv.create() needs a script with the roles `worker` and `server`: "
     "script: {entrypoint: train.py, roles: {worker: {num_workers: 2}, server: {num_workers: 1}}}"
@@ -56,7 +56,7 @@ class KVStore:
     results are copies."""
 
     def __init__(
-        self, kind: Kind, rank: int, num_workers: int, connections: Sequence[Connection]
+        self, kind: Kind, rank: int, num_workers: int, connections: Sequence[TensorConnection]
     ) -> None:
         self._kind = kind
         self._rank = rank
@@ -237,7 +237,7 @@ def _checked(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def _checked_answer(connection: Connection) -> None:
+def _checked_answer(connection: TensorConnection) -> None:
     header, _ = connection.receive()
     if "error" in header:
         raise KVError(header["error"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dray.train.kv.connection import (
-    Connection,
+    TensorConnection,
     connect,
     shapes_of,
     unpacked,
@@ -42,14 +42,14 @@ class ServersState:
     done: Sequence[DoneBatches]
     """Of each server."""
     staleness: Mapping[int, int]
-    """How many updates were so stale, on server 0."""
+    """On server 0: staleness, and the number of updates that were so stale."""
 
 
 class Servers:
     """Connected to all servers, of which server 0 deals the batches out."""
 
     def __init__(
-        self, layout: FlatLayout, connections: Sequence[Connection], push_dtype: torch.dtype
+        self, layout: FlatLayout, connections: Sequence[TensorConnection], push_dtype: torch.dtype
     ) -> None:
         """push_dtype: of gradients on their way."""
         self._layout = layout

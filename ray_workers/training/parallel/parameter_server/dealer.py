@@ -1,4 +1,4 @@
-"""Which worker computes which batch, and who waits: a state machine without I/O.
+"""The rules by which workers get batches or wait: a state machine without I/O.
 
 A worker takes a batch, and is done with it once all servers have its gradient. One server deals.
 """
@@ -15,7 +15,7 @@ CHIEF = 0
 
 
 class Word(Enum):
-    """What a worker gets in place of a batch."""
+    """The answer to a worker that gets no batch."""
 
     WAIT = "wait"
     OVER = "over"

@@ -1,4 +1,4 @@
-"""Which part of a model's parameters each server holds."""
+"""The division of a model's parameters among the servers."""
 
 from __future__ import annotations
 

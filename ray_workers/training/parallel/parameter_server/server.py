@@ -11,8 +11,8 @@ from torch import Tensor
 from dray import spec
 from dray.train.kv.connection import (
     DTYPES,
-    Connection,
     ConnectionLost,
+    TensorConnection,
     listening,
     shapes_of,
     unpacked,
@@ -54,7 +54,7 @@ class ShardServer:
         self._lock = threading.Condition()
         self._shard: ParameterShard | None = None
         self._dealer: Dealer | None = None
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, TensorConnection] = {}
         """Of each worker the newest."""
         self._notes: dict[str, Any] = {}
         """The chief's state besides the weights, for the process that may take its place."""
@@ -73,7 +73,7 @@ class ShardServer:
                 lambda: self._is_finished and not self._connections, timeout=wait_s
             )
 
-    def serve(self, connection: Connection) -> None:
+    def serve(self, connection: TensorConnection) -> None:
         """Answer one worker until it is gone."""
         hello, _ = connection.receive()
         worker = int(hello["worker"])
@@ -85,7 +85,7 @@ class ShardServer:
         finally:
             self._lose(worker, connection)
 
-    def _join(self, worker: int, connection: Connection, hello: Mapping[str, Any]) -> None:
+    def _join(self, worker: int, connection: TensorConnection, hello: Mapping[str, Any]) -> None:
         with self._lock:
             older = self._connections.get(worker)
             if older is not None:  # the worker's node is gone without a word
@@ -100,7 +100,7 @@ class ShardServer:
             {"is_ready": is_ready, "version": version, "notes": notes, "is_same": is_same}
         )
 
-    def _lose(self, worker: int, connection: Connection) -> None:
+    def _lose(self, worker: int, connection: TensorConnection) -> None:
         with self._lock:
             if self._connections.get(worker) is not connection:
                 return  # another process has taken its place
@@ -112,7 +112,7 @@ class ShardServer:
             self._lock.notify_all()
 
     def _answer(
-        self, worker: int, connection: Connection, header: Mapping[str, Any], payload: Tensor
+        self, worker: int, connection: TensorConnection, header: Mapping[str, Any], payload: Tensor
     ) -> None:
         match header["op"]:
             case "push":
@@ -186,7 +186,7 @@ class ShardServer:
             return SynchronousDealer(self._num_workers, last, following - 1)
         return SharedDealer(last, following, again, self._sync.max_staleness)
 
-    def _give_state(self, connection: Connection) -> None:
+    def _give_state(self, connection: TensorConnection) -> None:
         with self._lock:
             shard = self._ready()
             tensors = shard.state()

@@ -115,7 +115,7 @@ class ParameterShard:
         """(version, the weights if they are needed later) that each worker pulled last."""
         self._last = (0.0, 0.0)
         self.staleness: Counter[int] = Counter()
-        """How many updates were so stale."""
+        """Staleness, and the number of updates that were so stale."""
 
     @property
     def version(self) -> int:

@@ -104,7 +104,7 @@ class ParameterServerWorker(Strategy):
         self.counted = False
         """Whether the last push was an update: another worker may have computed the batch too."""
         self._staleness: Mapping[int, int] = {}
-        """How many updates were so stale, when the state was last asked for."""
+        """As in `ServersState`, when the state was last asked for."""
         self._buffers = torch.empty(0)
 
     def connect(self, store: Store, worker: int, limit: timedelta) -> None:
@@ -236,7 +236,7 @@ class ParameterServerWorker(Strategy):
         return vector
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """How stale the updates so far were: mean, percentiles and maximum."""
+        """Mean, percentiles and maximum of the staleness of the updates so far."""
         counts = sorted(self._staleness.items())
         total = sum(count for _, count in counts)
         if not total:

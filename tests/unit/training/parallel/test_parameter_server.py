@@ -431,16 +431,16 @@ def kill_the_chief_in_an_evaluation(task: RankTask) -> None:
 
 def die_when_pushing(batch: int, *, to_server: int | None) -> None:
     """Die with the gradient of a batch, or of one after it, on server 0 alone, or nowhere."""
-    send, servers = connection.Connection.send, []
+    send, servers = connection.TensorConnection.send, []
 
-    def dying(self: connection.Connection, header: Any, *payload: Tensor) -> None:
+    def dying(self: connection.TensorConnection, header: Any, *payload: Tensor) -> None:
         if header.get("op") == "push" and header["batch"] >= batch:
             servers.append(header["batch"])
             if len(servers) > (to_server or 0):
                 os.kill(os.getpid(), signal.SIGKILL)
         send(self, header, *payload)
 
-    connection.Connection.send = dying  # type: ignore[method-assign]
+    connection.TensorConnection.send = dying  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
