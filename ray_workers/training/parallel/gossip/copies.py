@@ -1,4 +1,4 @@
-"""What ranks with copies of their own do together: their mean, and all copies in a checkpoint."""
+"""Ranks with copies of their own: the mean of the copies, and all of them in a checkpoint."""
 
 from __future__ import annotations
 
