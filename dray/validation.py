@@ -220,8 +220,8 @@ def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
         candidates = list(_fields_at(parents, root))
         listed = f"its fields are {', '.join(candidates)}" if candidates else None
         return (
-            _elsewhere(str(name), pointer, root)
-            or _meant(str(name), pointer, root)
+            _meant(str(name), pointer, root)
+            or _elsewhere(str(name), pointer, root)
             or nearest(str(name), candidates)
             or listed
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -74,8 +75,9 @@ class Aggregator(Document):
     """mean: weighted by the clients' samples, but for scaffold and privacy. median, trimmed_mean:
     of each element (Yin et al. 2018, arXiv:1803.01498). krum: the mean of the updates that lie
     nearest to their neighbours (Blanchard et al. 2017)."""
-    trim: Annotated[Number, Field(gt=0.0, lt=0.5)] = 0.1
-    """trimmed_mean: share of the values left out at each end."""
+    trim: Annotated[Number, Field(ge=1 / MAX_CLIENTS, lt=0.5)] = 0.1
+    """trimmed_mean: share of the values left out at each end. It needs so many clients in a round
+    that this is one at least."""
     malicious: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)] = 1
     """krum: number of clients in a round that it must bear. It needs twice as many and three more
     in each round."""
@@ -90,15 +92,22 @@ class Aggregator(Document):
 
     @property
     def least_updates(self) -> int:
-        """The number of updates without which there is no result."""
-        return 2 * self.malicious + 3 if self.name == "krum" else 1
+        """The number of updates without which there is no result: for trimmed_mean that with
+        which one is left out at each end."""
+        match self.name:
+            case "krum":
+                return 2 * self.malicious + 3
+            case "trimmed_mean":
+                return math.ceil(1 / self.trim)
+            case "mean" | "median":
+                return 1
 
 
 class Attack(Document):
     """Clients that send poisoned updates, to try an aggregator on."""
 
     rate: Annotated[Number, Field(gt=0.0, lt=1.0)]
-    """Share of all clients that attack, in every round in which they take part."""
+    """Share of all clients that attack, one at least, in every round in which they take part."""
     kind: Literal["sign_flip", "noise", "nan"] = "sign_flip"
     """sign_flip: the update that was learned, times -`scale`. noise: normal noise whose norm is
     about `scale` times that of the update. nan: nothing that is a number."""
@@ -181,6 +190,14 @@ class Federated(Document):
         return 0 if self.privacy else max(self.quorum or 1, self.aggregator.least_updates)
 
     @property
+    def expected_updates(self) -> float:
+        """The mean number of updates that come in a round, by the document alone."""
+        expected = self.clients_per_round * (1 - self.dropout_rate)
+        if self.stragglers is not None and self.stragglers.updates == "drop":
+            expected *= 1 - self.stragglers.rate
+        return expected
+
+    @property
     def count_noise(self) -> float:
         """Standard deviation of the noise in the number of clipped updates, where the clipping
         norm adapts: as Andrew et al. 2021 choose it, a twentieth of the clients of a round."""
@@ -221,13 +238,15 @@ class Federated(Document):
                 f"is {self.quorum}, more than the {chosen} of federated.clients_per_round: no "
                 "round could count",
             )
-        if self.aggregator.least_updates > chosen:
-            raise wrong(
-                "/federated/aggregator/malicious",
-                f"is {self.aggregator.malicious}: krum needs {self.aggregator.least_updates} "
-                f"clients in each round for that, and clients_per_round is {chosen}",
-            )
         takes_nearest = self.aggregator.name == "krum"
+        if self.aggregator.least_updates > chosen:
+            option = "malicious" if takes_nearest else "trim"
+            raise wrong(
+                f"/federated/aggregator/{option}",
+                f"is {getattr(self.aggregator, option):g}: {self.aggregator.name} needs "
+                f"{self.aggregator.least_updates} clients in each round for that, and "
+                f"clients_per_round is {chosen}",
+            )
         if takes_nearest and self.aggregator.keep > chosen - self.aggregator.malicious:
             raise wrong(
                 "/federated/aggregator/keep",

@@ -26,8 +26,8 @@ class ModelError(Exception):
     """The model that `model.import` names can't be made, or does not fit the data."""
 
 
-class PrivacyError(Exception):
-    """Not one round can be played within the privacy that may be spent."""
+class RoundsError(Exception):
+    """The rounds of a federated job can't be played here, whatever its data."""
 
 
 class SourceUnavailableError(Exception):
@@ -94,4 +94,4 @@ def _is_deterministic(error: BaseException) -> bool:
     loaded may be missing on one node alone."""
     if isinstance(error, ProcessRaisedException):  # it holds the traceback of a child as text
         return _IN_A_CHILD.search(str(error)) is not None
-    return isinstance(error, ModelError | PrivacyError) or is_deterministic(error)
+    return isinstance(error, ModelError | RoundsError) or is_deterministic(error)

@@ -126,7 +126,8 @@ class TrainingState:
         if step >= last:
             raise DataError(
                 f"init_from: the checkpoint is of step {step}, and the job ends after step {last}: "
-                "give it more train.epochs, or a larger train.max_steps, or federated.rounds"
+                "give it more train.epochs, or a larger train.max_steps, federated.rounds or "
+                "federated.privacy.epsilon"
             )
         if self._spec.is_divided and is_numbered(loaded.state["optimizer"]):
             raise DataError(

@@ -1,4 +1,4 @@
-"""Shares of the global batches for ranks that go at paces of their own: who is free takes the next.
+"""Shares of the global batches for ranks that go at paces of their own: a free rank takes the next.
 
 The shares of all steps are numbered in a row. A rank draws the next number from a counter at the
 store of its group, so every share is computed once, a slow rank computes fewer of them, and all

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dray.spec import Federated, JobSpec
+from dray.spec import Federated, Gossip, JobSpec
+from dray.spec.federated import Privacy
 from dray.spec.fields import Document
 from dray.spec.train import Optimizer
 
@@ -74,12 +75,21 @@ def _kind(spec: JobSpec) -> str:
     return "all_reduce" if spec.sync is None else spec.sync.kind
 
 
+def _push_weights(spec: JobSpec) -> str:
+    return "sgp" if isinstance(spec.sync, Gossip) and spec.sync.mode == "sgp" else "not sgp"
+
+
 def _own_steps(spec: JobSpec) -> str:
     return "above 1" if spec.takes_local_steps else "1"
 
 
 def _clients(name: str) -> Callable[[JobSpec], Any]:
     return lambda spec: None if spec.federated is None else getattr(spec.federated, name)
+
+
+def _privacy(name: str) -> Callable[[JobSpec], Any]:
+    privacy = _clients("privacy")
+    return lambda spec: getattr(privacy(spec), name, None)
 
 
 def _optimizers(name: str) -> Callable[[JobSpec], Any]:
@@ -109,11 +119,17 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/train/ema/decay", _decay, "the average was made so"),
     ("/sync/compression/name", _momentum_holder, "topk keeps the momentum to itself"),
     ("/sync/kind", _kind, "each keeps another state for its ranks"),
+    ("/sync/mode", _push_weights, "the copies of sgp are to be multiplied by push weights"),
     ("/sync/every", _own_steps, "with it each rank has an optimizer state of its own"),
     ("/sync/outer", lambda spec: spec.outer, "its state was made so"),
     *(
         (f"/federated/{name}", _clients(name), "its rounds would be others")
         for name in Federated.model_fields
-        if name not in ("rounds", "evaluate_every")
+        if name not in ("rounds", "evaluate_every", "privacy")
+    ),
+    *(
+        (f"/federated/privacy/{name}", _privacy(name), "its rounds would be others")
+        for name in Privacy.model_fields
+        if name != "epsilon"
     ),
 )

@@ -69,6 +69,11 @@ def test_these_are_jobs(document: dict[str, Any]) -> None:
             "krum needs 11 clients in each round",
         ),
         (
+            job({"aggregator": {"name": "trimmed_mean", "trim": 0.05}}),
+            "/aggregator/trim",
+            "is 0.05: trimmed_mean needs 20 clients in each round",
+        ),
+        (
             job({"aggregator": {"name": "krum", "malicious": 3, "keep": 8}}),
             "/aggregator/keep",
             "must be 7 or less",

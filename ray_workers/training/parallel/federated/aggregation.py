@@ -19,6 +19,8 @@ from ray_workers.training.elastic import process_group
 
 BITS = 61
 """Of a sum, without its sign: one is left for what rounding adds."""
+SORTED_AT_ONCE = 2**24
+"""Numbers, of all updates together."""
 
 
 class FixedPointSum:
@@ -58,27 +60,36 @@ def rows_of_all(mine: Sequence[Tensor], owners: Sequence[int], like: Tensor) -> 
 
 
 def robust(options: Aggregator, rows: Tensor) -> Tensor:
-    """One update of several: (updates, elements) -> float64 (elements,)."""
+    """One update of several: (updates, elements) -> float64 (elements,).
+
+    A sort takes six times the memory of its rows, so only some elements are sorted at once.
+    """
+    if options.name == "krum":
+        return rows[nearest(rows, options.malicious, options.keep)].double().mean(dim=0)
+    parts = torch.split(rows, max(1, SORTED_AT_ONCE // len(rows)), dim=1)
+    return torch.cat([_of_each_element(options, part.double()) for part in parts])
+
+
+def _of_each_element(options: Aggregator, rows: Tensor) -> Tensor:
     match options.name:
         case "mean":
-            return rows.double().mean(dim=0)
+            return rows.mean(dim=0)
         case "median":
-            ordered = rows.double().sort(dim=0).values
+            ordered = rows.sort(dim=0).values
             middle = len(rows) // 2
             return (ordered[middle] + ordered[(len(rows) - 1) // 2]) / 2
         case "trimmed_mean":
-            ends = int(options.trim * len(rows))
-            return rows.double().sort(dim=0).values[ends : len(rows) - ends].mean(dim=0)
+            ends = max(1, int(options.trim * len(rows)))
+            return rows.sort(dim=0).values[ends : len(rows) - ends].mean(dim=0)
         case "krum":
-            return rows[nearest(rows, options.malicious, options.keep)].double().mean(dim=0)
+            raise AssertionError("it takes whole updates")
 
 
 def nearest(rows: Tensor, malicious: int, keep: int) -> Tensor:
     """The numbers of the `keep` updates whose nearest neighbours, all but `malicious` and two, are
     nearest (Blanchard et al. 2017, equation 1)."""
-    distances = torch.cdist(
-        rows.double(), rows.double(), compute_mode="donot_use_mm_for_euclid_dist"
-    ).square_()
+    exact = rows.double()
+    distances = torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist").square_()
     num_neighbours = len(rows) - malicious - 2
     # The least of each is its distance of 0 from itself.
     scores = distances.sort(dim=1).values[:, 1 : 1 + num_neighbours].sum(dim=1)

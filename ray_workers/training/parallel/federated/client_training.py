@@ -19,12 +19,17 @@ PROXIMAL_MU = 0.01
 
 
 class Flat:
-    """The parameters of a model, and its buffers of fractions (running means), as one vector."""
+    """The parameters of a model, and its buffers of fractions (running means), as one vector.
 
-    def __init__(self, model: nn.Module) -> None:
+    With privacy buffers are left out: noise would spoil those that are constants, such as the means
+    of a table's columns.
+    """
+
+    def __init__(self, model: nn.Module, *, has_buffers: bool) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self.buffers = [b for b in model.buffers() if has_buffers and b.is_floating_point()]
         self._tensors = [p.detach() for p in self.parameters] + self.buffers
+        self._others = [b for b in model.buffers() if not (has_buffers and b.is_floating_point())]
         self._sizes = [tensor.numel() for tensor in self._tensors]
         self.num_elements = sum(self._sizes)
 
@@ -36,6 +41,8 @@ class Flat:
 
     def copy_from(self, other: Flat) -> None:
         torch._foreach_copy_(self._tensors, other._tensors)
+        for own, others in zip(self._others, other._others, strict=True):
+            own.copy_(others)
 
     def split(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Views of a vector with the shapes of (the parameters, the buffers)."""
@@ -57,9 +64,10 @@ class ClientTraining:
         options: spec.Train,
         federated: spec.Federated,
     ) -> None:
-        self._server = Flat(model)
+        has_buffers = federated.privacy is None
+        self._server = Flat(model, has_buffers=has_buffers)
         self._model = copy.deepcopy(model)
-        self._own = Flat(self._model)
+        self._own = Flat(self._model, has_buffers=has_buffers)
         self._loss_sum = loss_sum
         self._autocast = autocast
         self._max_grad_norm = options.max_grad_norm

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ray_workers.shared.memory_limit import memory_here
+from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.parallel.federated.client_training import Flat
 from ray_workers.training.parallel.federated.rounds import Participant
 
@@ -26,6 +28,7 @@ class ControlVariates:
     clients are in the host's memory."""
 
     def __init__(self, flat: Flat, num_clients: int, device: torch.device) -> None:
+        _check_memory(num_clients, flat.num_elements)
         self._num_parameters = sum(parameter.numel() for parameter in flat.parameters)
         self._server = torch.zeros(flat.num_elements, device=device)
         self._clients = torch.zeros(num_clients, flat.num_elements)
@@ -38,6 +41,8 @@ class ControlVariates:
         self, participants: Sequence[Participant], updates: Tensor, lr: float
     ) -> ControlChange:
         """After a round in which these clients sent these updates, (participants, elements)."""
+        if lr < torch.finfo(torch.float32).tiny:  # a step of 0 does not tell the gradient
+            return ControlChange({}, torch.zeros_like(self._server))
         of_clients: dict[int, Tensor] = {}
         total = torch.zeros_like(self._server, dtype=torch.float64)
         for one, update in zip(participants, updates, strict=True):
@@ -59,3 +64,15 @@ class ControlVariates:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._server.copy_(state["server"])
         self._clients.copy_(state["clients"])
+
+
+def _check_memory(num_clients: int, num_elements: int) -> None:
+    """RoundsError if the node can't hold those of all clients: without it the rank would be killed
+    once enough of them are not 0."""
+    needed, there = 4 * num_clients * num_elements, memory_here()
+    if needed > there:
+        raise RoundsError(
+            f"scaffold keeps a vector of {num_elements:,} numbers for each of {num_clients:,} "
+            f"clients, {needed / 1e9:.1f} GB on each rank, and a node has {there / 1e9:.1f} GB: "
+            "take fewer federated.clients, a smaller model, or another federated.algorithm"
+        )

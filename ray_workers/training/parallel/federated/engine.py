@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ray_workers.training.core.schedule import lr_at
-from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.data.prefetcher import Piece, Share
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.ddp import engine_parts
@@ -19,7 +19,11 @@ from ray_workers.training.parallel.federated.aggregation import FixedPointSum, r
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
 from ray_workers.training.parallel.federated.control_variates import ControlChange, ControlVariates
-from ray_workers.training.parallel.federated.privacy import Accountant, ClippingNorm
+from ray_workers.training.parallel.federated.privacy import (
+    Accountant,
+    ClippingNorm,
+    check_statistics,
+)
 from ray_workers.training.parallel.federated.received import ReceivedUpdates, UpdateTable
 from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.federated.update_checks import Verdict, judged
@@ -46,8 +50,8 @@ class FederatedEngine(GradientEngine):
     """Plays a round as the `backward` of a step, whose gradient is the round's update with its sign
     changed.
 
-    Until `commit` nothing that outlasts the round has changed, so a round that breaks off can be
-    played again.
+    Until the server's step nothing that outlasts the round has changed, so a round that breaks off
+    can be played again.
     """
 
     def __init__(self, given: StrategyContext) -> None:
@@ -58,7 +62,7 @@ class FederatedEngine(GradientEngine):
         self._train = given.spec.train
         self._options = options = given.spec.federated
         self.rank = 0
-        self._flat = Flat(model)
+        self._flat = Flat(model, has_buffers=options.privacy is None)
         self._clients = ClientTraining(model, loss_sum, autocast, given.spec.train, options)
         self._controls: ControlVariates | None = None
         if options.algorithm == "scaffold":
@@ -66,6 +70,7 @@ class FederatedEngine(GradientEngine):
         self._clipping: ClippingNorm | None = None
         self._accountant: Accountant | None = None
         if options.privacy is not None:
+            check_statistics(model)
             self._clipping = ClippingNorm(options, options.privacy, self._train.seed)
             self._accountant = Accountant(options, options.privacy)
         self._last_loss = 0.0
@@ -109,7 +114,6 @@ class FederatedEngine(GradientEngine):
                 if self._clipping is not None:
                     self._clipping.clip(update, norm)
                 added.add(update, self._weight(participant, mine))
-            self._given.page.move()
         before_exchange()
         received = table.of_all(self._world_size)
         if self._needs_each:
@@ -125,10 +129,16 @@ class FederatedEngine(GradientEngine):
         controls = self._controls
         correction = None if controls is None else controls.correction(participant.client)
         batches, lr = mine.batches(participant), self._lr(mine.plan.number)
-        update, loss = self._clients.train(batches, lr, correction)
+        update, loss = self._clients.train(self._moving(batches), lr, correction)
         if participant.attacks:
             update = self._poisoned(update, mine.plan.number, participant.client)
         return update, loss
+
+    def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
+        """A client may have so many steps that a rank that shows none of them seems to hang."""
+        for batch in batches:
+            self._given.page.move()
+            yield batch
 
     def _lr(self, round_number: int) -> float:
         """The clients'."""
@@ -197,7 +207,7 @@ class FederatedEngine(GradientEngine):
         metrics, clip_norm = received.metrics(counts=counts), None
         if self._clipping is not None and self._accountant is not None:
             within = [at for at in accepted if received.norms[at] <= self._clipping.value]
-            clip_norm = self._clipping.after(number, len(within))
+            clip_norm = self._clipping.after(number, len(within), len(accepted))
             metrics["federated/clip_norm"] = self._clipping.value
             if self.rank == 0:
                 metrics["federated/epsilon"] = self._accountant.epsilon(number)
@@ -219,13 +229,16 @@ class FederatedEngine(GradientEngine):
     def step_metrics(self) -> dict[str, float]:
         return dict(self._end.metrics) if self._end is not None and self.rank == 0 else {}
 
+    def change_buffers(self) -> None:
+        """With the weights, and before their average takes them over."""
+        assert self._end is not None
+        for buffer, change in zip(self._flat.buffers, self._end.buffers, strict=True):
+            buffer += change
+
     def commit(self) -> None:
-        """Make final what the round changes besides the weights, with the server's step."""
+        """Make final what the round changes besides the model, after the server's step."""
         end = self._end
         assert end is not None
-        if end.counts:
-            for buffer, change in zip(self._flat.buffers, end.buffers, strict=True):
-                buffer += change
         if self._controls is not None and end.controls is not None:
             self._controls.commit(end.controls)
         if self._clipping is not None and end.clip_norm is not None:

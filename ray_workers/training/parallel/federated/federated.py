@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dray import spec
-from ray_workers.training.core.errors import PrivacyError
+from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed
 from ray_workers.training.parallel.data_parallel.ddp import Ddp, ReplicaSync
@@ -21,13 +21,13 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 def rounds_of(options: spec.Federated) -> int:
     """The number of rounds that the job may take: fewer than the document's where they would spend
-    more privacy than it allows. PrivacyError if there is none."""
+    more privacy than it allows. RoundsError if there is none."""
     if options.privacy is None:
         return options.rounds
     accountant = Accountant(options, options.privacy)
     rounds = accountant.most_rounds(options.rounds)
     if rounds == 0:
-        raise PrivacyError(
+        raise RoundsError(
             f"federated.privacy.epsilon is {options.privacy.epsilon:g}, and one round spends "
             f"{accountant.epsilon(1):.4g}: allow more, or take a larger noise_multiplier or fewer "
             "clients_per_round"

@@ -6,6 +6,7 @@ half of it in validation.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,21 +106,36 @@ def _owners(labels: Numbers, shares: Shares, generator: np.random.Generator) -> 
 def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bool_]) -> None:
     """Give each client that has no sample one of a class that it may have, from the client that
     has most of that class, in place. may_have: (classes, clients)."""
-    counts = np.zeros(may_have.shape, dtype=np.int64)
-    np.add.at(counts, (labels, owners), 1)
-    num_clients = may_have.shape[1]
-    for client in np.flatnonzero(counts.sum(axis=0) == 0):
-        can_give = counts.sum(axis=0) > 1
-        offered = counts * can_give * may_have[:, client][:, None]
-        label, donor = np.unravel_index(offered.argmax(), counts.shape)
-        if offered[label, donor] == 0:
+    num_classes, num_clients = may_have.shape
+    sizes = np.bincount(owners, minlength=num_clients)
+    order = np.lexsort((owners, labels))  # by class, and within it by client
+    whole = labels[order] * num_clients + owners[order]
+    pairs, first, counts = np.unique(whole, return_index=True, return_counts=True)
+    # Of each class a heap of (-samples, client, place in `order` of the next one to give).
+    donors: list[list[tuple[int, int, int]]] = [[] for _ in range(num_classes)]
+    for pair, place, count in zip(pairs.tolist(), first.tolist(), counts.tolist(), strict=True):
+        label, client = divmod(pair, num_clients)
+        donors[label].append((-count, client, place))
+    for heap in donors:
+        heapq.heapify(heap)
+    for client in np.flatnonzero(sizes == 0):
+        offering = []
+        for label in np.flatnonzero(may_have[:, client]):
+            heap = donors[label]
+            while heap and (heap[0][0] == 0 or sizes[heap[0][1]] == 1):
+                heapq.heappop(heap)
+            if heap:
+                offering.append((heap[0][0], label))
+        if not offering:
             raise DataError(
                 f"the data have too few samples of some class for {num_clients} clients: take "
                 "fewer federated.clients, or a larger partition.alpha or classes_per_client"
             )
-        owners[np.flatnonzero((labels == label) & (owners == donor))[0]] = client
-        counts[label, donor] -= 1
-        counts[label, client] += 1
+        _, label = min(offering)
+        count, donor, place = donors[label][0]
+        heapq.heapreplace(donors[label], (count + 1, donor, place + 1))
+        owners[order[place]] = client
+        sizes[donor] -= 1
 
 
 def _by_client(owners: Numbers, num_clients: int) -> Sequence[Numbers]:

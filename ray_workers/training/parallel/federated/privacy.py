@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dray import spec
 from dray.spec.federated import Privacy
+from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.data.sampler import derive_seed
 
 
@@ -30,9 +31,14 @@ class Accountant:
     @cached_property
     def _of_one_round(self) -> tuple[list[float], Any]:
         """(orders, the divergence of each)."""
-        from opacus.accountants import RDPAccountant
-        from opacus.accountants.analysis.rdp import compute_rdp
-
+        try:
+            from opacus.accountants import RDPAccountant
+            from opacus.accountants.analysis.rdp import compute_rdp
+        except ModuleNotFoundError as error:
+            raise RoundsError(
+                "federated.privacy needs the package opacus on the nodes, which counts what is "
+                'spent: name it in environment.python_packages, as "opacus>=1.5"'
+            ) from error
         orders = list(RDPAccountant.DEFAULT_ALPHAS)
         noise = self._privacy.noise_multiplier
         return orders, compute_rdp(
@@ -60,6 +66,17 @@ class Accountant:
             else:
                 too_many = middle
         return enough
+
+
+def check_statistics(model: nn.Module) -> None:
+    """RoundsError if the model has running statistics, which clients would have to send without
+    noise."""
+    for name, module in model.named_modules():
+        if getattr(module, "running_mean", None) is not None:
+            raise RoundsError(
+                f"federated.privacy is not for models with running statistics, which {name} "
+                f"({type(module).__name__}) has: take a GroupNorm or LayerNorm instead"
+            )
 
 
 class ClippingNorm:
@@ -90,17 +107,22 @@ class ClippingNorm:
         whole = self._privacy.noise_multiplier
         if self._privacy.adaptive is None:
             return whole
-        return 1 / math.sqrt(whole**-2 - (2 * self._federated.count_noise) ** -2)
+        return whole / math.sqrt(1 - (whole / (2 * self._federated.count_noise)) ** 2)
 
-    def after(self, round_number: int, num_within: int) -> float:
-        """The norm of the next round, when so many updates of this one were not clipped."""
-        adaptive = self._privacy.adaptive
+    def after(self, round_number: int, num_within: int, num_updates: int) -> float:
+        """The norm of the next round, when so many of the updates of this one were not clipped.
+
+        Each update counts as a half with its sign, because one more or less then moves the count by
+        a half at most, as the share of the noise above has it; a plain count would move by 1.
+        """
+        federated, adaptive = self._federated, self._privacy.adaptive
         if adaptive is None:
             return self.value
         generator = self._generator("count", round_number)
-        noise = self._federated.count_noise * float(torch.randn((), generator=generator))
-        share = (num_within + noise) / self._federated.clients_per_round
-        return self.value * math.exp(-adaptive.lr * (share - adaptive.quantile))
+        noise = federated.count_noise * float(torch.randn((), generator=generator))
+        share = 0.5 + (num_within - num_updates / 2 + noise) / federated.expected_updates
+        value = self.value * math.exp(-adaptive.lr * (share - adaptive.quantile))
+        return min(value, federated.max_update_norm)
 
     def _generator(self, name: str, round_number: int) -> torch.Generator:
         return torch.Generator().manual_seed(derive_seed(name, self._seed, round_number))

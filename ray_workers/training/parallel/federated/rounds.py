@@ -59,7 +59,7 @@ class Rounds:
         self._seed = seed
         self._attackers: frozenset[int] = frozenset()
         if options.attack is not None:
-            count = round(options.attack.rate * options.clients)
+            count = max(1, round(options.attack.rate * options.clients))
             drawn = self._generator("attackers", 0).permutation(options.clients)
             self._attackers = frozenset(drawn[:count].tolist())
 

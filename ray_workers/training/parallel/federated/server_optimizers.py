@@ -81,4 +81,5 @@ class ServerStep(OptimizerStep):
             norm = self._engine.grad_norm()
             self._engine.forget_gradients()
             return norm
+        self._engine.change_buffers()
         return super().step(self._federated.server.lr)

@@ -39,9 +39,9 @@ from ray_workers.training.parallel.strategy import StrategyContext
 from ray_workers.training.parallel.turns import SharedTurns
 
 ASK_TAG, COPY_TAG, ANSWER_TAG = 1, 2, 3
-"""Of messages between two ranks."""
+"""Tags of the messages between two ranks."""
 AVERAGE, END = 1, 0
-"""What an active rank asks a passive one for."""
+"""The requests of an active rank to a passive one."""
 
 
 class SharedCopy:
@@ -79,7 +79,7 @@ class SharedCopy:
         self._weights.write(self.rows)
 
     def offer(self) -> list[Tensor]:
-        """What an active rank sends."""
+        """The copy as it is now, for an active rank to send."""
         with self.lock:
             return [row.clone() for row in self.rows]
 

@@ -1,4 +1,4 @@
-"""Ranks with copies of their own: the mean of the copies, and all of them in a checkpoint."""
+"""The part of gossip that all its modes share: the mean of the copies, and checkpoints of all."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class GossipSync(ReplicaSync):
             self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
 
     def state_dict(self) -> dict[str, Any]:
-        """What `consolidate` found, once."""
+        """The state that `consolidate` found; it is handed out once."""
         found, self._consolidated = self._consolidated, {}
         return found
 

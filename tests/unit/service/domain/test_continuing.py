@@ -56,6 +56,20 @@ def test_local_steps_go_on_with_the_same_outer_optimizer_alone() -> None:
         assert found.pointer == "/sync/outer"
 
 
+PRIVACY = {"noise_multiplier": 1.0, "epsilon": 8.0, "delta": 1e-3}
+
+
+def test_a_federated_job_that_has_spent_its_epsilon_goes_on_with_more() -> None:
+    def job(**privacy: Any) -> dict[str, Any]:
+        options = {"clients": 20, "clients_per_round": 5, "rounds": 30}
+        return {"federated": {**options, "privacy": {**PRIVACY, **privacy}}}
+
+    assert difference(spec(**job()), 20, spec(**job(epsilon=16.0))) is None
+    found = difference(spec(**job()), 20, spec(**job(delta=1e-4)))
+    assert found is not None
+    assert found.pointer == "/federated/privacy/delta"
+
+
 def test_a_federated_job_goes_on_with_the_same_clients_alone() -> None:
     def job(**federated: Any) -> dict[str, Any]:
         options = {"clients": 20, "clients_per_round": 5, "rounds": 30, **federated}
@@ -70,10 +84,22 @@ def test_a_federated_job_goes_on_with_the_same_clients_alone() -> None:
         (job(partition={"by": "dirichlet"}), "/federated/partition"),
         (job(rounds=20), "/federated/rounds"),
         ({**job(), "federated": None}, "/federated/algorithm"),
+        (job(privacy=PRIVACY), "/federated/privacy/noise_multiplier"),
     ):
         found = difference(source, 20, spec(**document))
         assert found is not None
         assert found.pointer == pointer
+
+
+def test_copies_with_push_weights_are_for_sgp_alone() -> None:
+    sgp, pairs, asynchronous = (
+        after(sync={"kind": "gossip", "mode": mode}, resources={"num_workers": 2})
+        for mode in ("sgp", "d_psgd", "ad_psgd")
+    )
+    found = difference(spec(**sgp), 20, spec(**pairs))
+    assert found is not None
+    assert found.pointer == "/sync/mode"
+    assert difference(spec(**pairs), 20, spec(**asynchronous)) is None
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from ray_workers.node import session_records
 from ray_workers.node.session_records import SessionRecord
 from ray_workers.node.system_metrics import processes, sampler
 from ray_workers.node.system_metrics.machine import MachineReading
-from ray_workers.node.system_metrics.memory_limit import RoomOfMemory
 from ray_workers.node.system_metrics.processes import RankReading, read_rank
 from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
+from ray_workers.shared.memory_limit import RoomOfMemory
 from ray_workers.shared.processes.procfs import children_of, started_ticks, stat_fields
 from tests.unit.workers.forked import Server, light, server
 

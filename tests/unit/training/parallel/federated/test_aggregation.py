@@ -62,7 +62,11 @@ def _gather(rank: int) -> None:
     assert aggregation.rows_of_all([], [], UPDATES[0]).shape == (0, 50)
 
 
-def test_medians_and_trimmed_means_are_numpys() -> None:
+@pytest.mark.parametrize("at_once", [aggregation.SORTED_AT_ONCE, 90, 1])
+def test_medians_and_trimmed_means_are_numpys(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregation, "SORTED_AT_ONCE", at_once)
     for count in (11, 12):
         rows = UPDATES[:count]
         median = robust(Aggregator(name="median"), rows)
@@ -70,6 +74,9 @@ def test_medians_and_trimmed_means_are_numpys() -> None:
     trimmed = robust(Aggregator(name="trimmed_mean", trim=0.25), UPDATES)
     ordered = np.sort(UPDATES.double().numpy(), axis=0)[3:9]
     assert trimmed.numpy() == pytest.approx(ordered.mean(axis=0))
+    of_few = robust(Aggregator(name="trimmed_mean", trim=1 / 161), UPDATES)
+    ordered = np.sort(UPDATES.double().numpy(), axis=0)[1:-1]
+    assert of_few.numpy() == pytest.approx(ordered.mean(axis=0)), "one at each end at least"
 
 
 def test_krum_takes_the_update_that_lies_nearest_to_its_neighbours() -> None:

@@ -57,6 +57,8 @@ def test_attackers_are_the_same_in_every_round() -> None:
             attacks.setdefault(one.client, set()).add(one.attacks)
     assert all(len(seen) == 1 for seen in attacks.values())
     assert sum(seen == {True} for seen in attacks.values()) == 80
+    few = rounds(clients_per_round=400, attack={"rate": 1e-6}).plan(1)
+    assert sum(one.attacks for one in few.participants) == 1
 
 
 def test_with_privacy_each_client_comes_by_a_chance_of_its_own() -> None:

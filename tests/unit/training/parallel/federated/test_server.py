@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from ray_workers.shared.contracts import Cause
+from ray_workers.training.core.errors import RoundsError, cause_of
+from ray_workers.training.parallel.federated import control_variates
+from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.client_training import Flat
+from ray_workers.training.parallel.federated.engine import FederatedEngine
+from ray_workers.training.parallel.federated.privacy import check_statistics
 from tests.unit.training.jobs import assert_same
 from tests.unit.training.parallel.federated.in_process import Server
 
@@ -15,13 +23,17 @@ Weights = dict[str, torch.Tensor]
 PRIVACY = {"noise_multiplier": 0.9, "epsilon": 1e5, "delta": 1e-3, "adaptive": {}}
 
 
-def server(**federated: Any) -> Server:
+def server(schedule: dict[str, Any] | None = None, **federated: Any) -> Server:
     """Of 40 clients."""
     return Server(
         {
             "recipe": "tabular_classification",
             "data": {"source": "sklearn://wine"},
-            "train": {"optimizer": {"name": "sgd", "lr": 0.1}, "ema": {"decay": 0.5}},
+            "train": {
+                "optimizer": {"name": "sgd", "lr": 0.1},
+                "ema": {"decay": 0.5},
+                "schedule": schedule or {},
+            },
             "federated": {"clients": 40, "clients_per_round": 10, "rounds": 5, **federated},
         }
     )
@@ -98,3 +110,70 @@ def _alignment(begun: Weights, one: Weights, other: Weights) -> float:
     names = [name for name, tensor in begun.items() if tensor.is_floating_point()]
     steps = [torch.cat([(w[n] - begun[n]).flatten() for n in names]) for w in (one, other)]
     return float(torch.cosine_similarity(*steps, dim=0))
+
+
+def test_a_client_with_many_steps_shows_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others wait for its rank, which would seem to hang."""
+    one = server(local_epochs=30, batch_size=1)
+    moves: list[None] = []
+    monkeypatch.setattr(one.page, "move", lambda: moves.append(None))
+    one.play(1)
+    (mine,) = one.feed.at(1).shares
+    assert isinstance(mine, RoundShare)
+    assert len(moves) == sum(client.num_steps for client in mine.plan.participants)
+
+
+def test_a_rank_refuses_more_control_variates_than_its_node_can_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_variates, "memory_here", lambda: 1000)
+    with pytest.raises(RoundsError, match=r"for each of 40 clients, .* take fewer") as raised:
+        server(algorithm="scaffold")
+    assert cause_of(raised.value) is Cause.CANNOT_RUN
+    server()
+
+
+def test_a_rate_that_is_no_more_a_number_of_fp32_changes_no_control_variate() -> None:
+    one = server(algorithm="scaffold", schedule={"name": "step", "every_steps": 1, "factor": 1e-60})
+    one.play(1)
+    begun = copy.deepcopy(one.strategy.state()["federated"]["controls"])
+    assert one.play(2)["federated/refused"] == 0
+    assert_same(one.strategy.state()["federated"]["controls"], begun)
+
+
+def test_a_client_begins_with_the_counters_of_the_server() -> None:
+    """Running means without a momentum divide by the number of batches so far."""
+    one, other = nn.BatchNorm1d(3, momentum=None), nn.BatchNorm1d(3, momentum=None)
+    other(torch.randn(4, 3))
+    Flat(other, has_buffers=True).copy_from(Flat(one, has_buffers=True))
+    assert_same(other.state_dict(), one.state_dict())
+
+
+def test_noise_spoils_no_constants_of_a_model() -> None:
+    """A model of tables has the means and deviations of the columns as buffers."""
+    pytest.importorskip("opacus.accountants")
+    one = server(privacy=PRIVACY)
+    begun = {name: buffer.clone() for name, buffer in one.strategy.model.named_buffers()}
+    weights = one.weights()
+    one.play(1)
+    assert_same(dict(one.strategy.model.named_buffers()), begun)
+    assert not torch.equal(one.weights()["head.weight"], weights["head.weight"])
+
+
+def test_a_model_with_running_statistics_is_not_for_privacy() -> None:
+    check_statistics(nn.Sequential(nn.Linear(2, 3), nn.GroupNorm(1, 3)))
+    with pytest.raises(RoundsError, match=r"which 1 \(BatchNorm1d\) has: take a GroupNorm"):
+        check_statistics(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+
+
+def test_the_average_of_the_weights_has_the_buffers_of_the_same_round() -> None:
+    one = server()
+    one.train(1)
+    engine = one.strategy.gradients
+    assert isinstance(engine, FederatedEngine)
+    assert engine._end is not None
+    engine._end.buffers[0].add_(1.0)  # as if it were a running mean
+    one.strategy.update.step(0.1)
+    one.strategy.after_step(1)
+    average = dict(one.strategy.update.weights.named_buffers())
+    assert_same(average, dict(one.strategy.model.named_buffers()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,13 @@ def room_in_control_groups(proc: Path, sys: Path) -> list[RoomOfMemory]:
         if limit < UNLIMITED:
             found.append(RoomOfMemory(used, max(0, limit - used)))
     return found
+
+
+def memory_here(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
+    """Bytes of memory that this process could have if it were alone."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    rooms = room_in_control_groups(proc, sys)
+    return min([machine, *(room.used + room.available for room in rooms)])
 
 
 def _groups(proc: Path, mount: Path) -> Iterator[tuple[Path, _Files]]:
