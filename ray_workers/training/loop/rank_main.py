@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from dray import train
-from dray.spec import Imported, JobSpec, Script
+from dray.spec import Imported, JobSpec, ParameterServer, Script
 from dray.spec.sweep import as_text, variable
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
@@ -184,7 +184,9 @@ def _begin_page(task: RankTask) -> HeartbeatPage:
 
 def _run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     assert spec.recipe is not None
-    if task.rank >= (num_workers := spec.num_ranks_that_train):
+    # An elastic group may have more ranks than its document names workers, but has no servers.
+    has_servers = isinstance(spec.sync, ParameterServer)
+    if has_servers and task.rank >= (num_workers := spec.num_ranks_that_train):
         rendezvous = RendezvousHandler(task, page)
         server.serve(spec, task.rank - num_workers, rendezvous, page, task.master_addr)
         return
