@@ -22,7 +22,7 @@ def test_every_block_does_what_the_page_says(
 ) -> None:
     said = run_tour(embedded, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
     begun, keyed, wrong, polled, followed, brought, again, *rest = said
-    listed, read, saved, ended, watched, pages = rest
+    listed, read, saved, linked, ended, watched, pages = rest
 
     assert begun == '{"status":"ok"}dray\n'
     job_id = re.findall(r"one job: (job-\w+)", keyed)[0]
@@ -60,6 +60,8 @@ def test_every_block_does_what_the_page_says(
     assert int(count) >= 0
     assert "the same" in saved
     assert (tmp_path / "whole").stat().st_size > 100
+    assert (tmp_path / "rank-0.log").stat().st_size > 0
+    assert linked == "download_link_not_found\n", "it works once"
     assert ended.splitlines()[0] == "job_live"
     assert ended.splitlines()[-2:] == ["204", "job_finished"]
     assert '"to_state":"CANCELLED"' in (tmp_path / "ended").read_text()
