@@ -1,4 +1,4 @@
-"""What training pays for 50 open pages."""
+"""The price of 50 open pages: the service's processor time, and the steps of the jobs beside."""
 
 from __future__ import annotations
 

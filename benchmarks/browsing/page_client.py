@@ -1,4 +1,4 @@
-"""What an open page asks of the service, by a client of a few lines.
+"""The requests of an open page, made by a client of a few lines.
 
 50 tabs of a real browser would take the processors that training is to be measured on; those of
 readers are on other machines. `observe` says how much a real page asks for, to compare with.
@@ -36,7 +36,7 @@ JOB_POLLS = {
     "/checkpoints": 30.0,
     "/annotations": 30.0,
 }
-"""What the page of a job asks for, below the job's path, and the seconds that it rests then."""
+"""Paths below the job's that the page of a job asks for, and the seconds until it asks again."""
 LIST_POLLS = {"/v1/jobs?brief=true&limit=50": 3.0, "/v1/queues": 30.0}
 HEADERS = (
     "Accept-Encoding: gzip, deflate, br, zstd\r\nAccept-Language: en-US\r\nPragma: no-cache\r\n"

@@ -1,1 +1,1 @@
-"""What each way to keep copies in step costs, with one rank slowed tenfold and without."""
+"""The price of each way to keep copies in step, with one rank slowed tenfold and without."""

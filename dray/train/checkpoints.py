@@ -157,7 +157,7 @@ class ScriptCheckpoints:
     def tidy(self) -> None:
         """At the end of a process that saved: delete superseded checkpoints once the service knows
         the newest."""
-        if self._saved:
+        if self._saved and len(self._kept) > self._keep:
             await_known(self._told.values(), self._known)
             self._drop_superseded()
 

@@ -47,6 +47,6 @@ class DownloadLink(View):
     """A link that downloads one file of a job, once, without a token."""
 
     url: str
-    """Its path on this server; whoever has it can get the file."""
+    """Its path on this server; anybody who has it can get the file."""
     expires_at: datetime
     """When the download must have begun."""

@@ -285,6 +285,7 @@ class NodeAgent:
         The service has stored all frames before `cursor`; they are deleted here.
         """
         directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
+        spool_reader.acknowledge(directory, _spool_keys(directory), cursor)
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
             keys = _spool_keys(directory)
@@ -306,7 +307,9 @@ class NodeAgent:
         found: dict[str, bytes] = {}
         for spools in self._dead_spools():
             directory = spools / job_id / str(attempt)
-            read = spool_reader.read_all(directory, _spool_keys(directory), cursor, max_bytes)
+            keys = _spool_keys(directory)
+            spool_reader.acknowledge(directory, keys, cursor)
+            read = spool_reader.read_all(directory, keys, cursor, max_bytes)
             masker = self._maskers.of(directory)
             found |= {key: mask_frames(data, masker) for key, data in read.data.items()}
         return found

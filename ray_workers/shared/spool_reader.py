@@ -74,10 +74,19 @@ def read(directory: Path, offset: int, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
+def acknowledge(directory: Path, keys: Iterable[str], cursor: Mapping[str, int]) -> None:
+    """The service has stored the frames before `cursor`: tell the ranks, some of which wait for it,
+    and delete these frames."""
+    for key in keys:
+        offset = cursor.get(key, 0)
+        discard(directory / key, before=offset)
+        note_known(directory / key, offset, offset)
+
+
 def read_all(
     directory: Path, keys: Sequence[str], cursor: Mapping[str, int], max_bytes: int
 ) -> SpoolRead:
-    """New frames of each of an attempt's spools. Deletes the frames before `cursor`.
+    """New frames of each of an attempt's spools.
 
     keys: sorted by rank and incarnation. Frames of a replacement come once those of the rank before
     it are read, so that steps and lines come in their order.
@@ -88,10 +97,9 @@ def read_all(
         if stream_of(key) in behind:
             continue
         offset = cursor.get(key, 0)
-        discard(directory / key, before=offset)
         data = read(directory / key, offset, max(max_bytes // left, 1))
-        note_known(directory / key, offset, offset + len(data))
         if data:
+            note_known(directory / key, offset, offset + len(data))
             found[key] = data
             max_bytes -= len(data)
             if has_more(directory / key, offset + len(data)):

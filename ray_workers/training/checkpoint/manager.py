@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dray import train
 from dray.train.checkpoints import CheckpointRef, await_known
+from dray.train.spool import EVERYTHING, Known
 from ray_workers.shared.frames import CheckpointReport
 from ray_workers.shared.job_log import log
 from ray_workers.training.checkpoint import checkpoint_files
@@ -154,15 +155,19 @@ class CheckpointManager:
 
     def tidy(self) -> None:
         """Drop superseded checkpoints at the end, when no save is in flight. Waits a little until
-        the service knows of the newest."""
-        await_known(self._reported.values(), train.known)
-        self._drop_superseded()
+        the service knows of the newest, if older ones stay only until then."""
+        if self._superseded(EVERYTHING):
+            await_known(self._reported.values(), train.known)
+            self._drop_superseded()
+
+    def _superseded(self, known: Known) -> list[CommittedCheckpoint]:
+        return checkpoint_files.superseded(
+            self._saved, keep=self._keep, best=self._best, reported=self._reported, known=known
+        )
 
     def _drop_superseded(self) -> None:
         known = train.known()
-        for old in checkpoint_files.superseded(
-            self._saved, keep=self._keep, best=self._best, reported=self._reported, known=known
-        ):
+        for old in self._superseded(known):
             if old.url in self._adopted and self._reported[old.url] > known.stored:
                 continue  # it may be the one that the service knows until the report is stored
             try:

@@ -1,6 +1,6 @@
 // Markdown as nodes of Preact: what is no Markdown, such as HTML, stays the text that it is. Links
 // lead to http and https alone, and pictures become links. The time is bounded by the length of the
-// text, whoever wrote it: a mark that nothing closes is looked for once.
+// text by any author: a mark that nothing closes is looked for once.
 
 import { html } from './html.js';
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import sys
 import threading
@@ -237,6 +238,19 @@ def test_what_the_service_knows_of_stays_until_it_knows_of_what_is_newer(tmp_pat
     manager.tidy()
     dropped = [step for kind, step in told(tmp_path) if kind == "checkpoint_dropped"]
     assert dropped == [10, 15, 5]
+
+
+def test_the_end_waits_for_nobody_if_nothing_is_superseded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_count(Path(os.environ["DRAY_SPOOL_DIR"]))
+    monkeypatch.setattr("dray.train.checkpoints.KNOWN_WITHIN_S", math.inf)
+    manager = CheckpointManager((tmp_path / "attempt-1").as_uri(), keep=2, best=None)
+    for step in (5, 10):
+        manager.save(about(step), {"w": torch.ones(1)})
+    manager.wait()
+    manager.tidy()
+    assert "checkpoint_dropped" not in [kind for kind, _ in told(tmp_path)]
 
 
 @pytest.mark.parametrize("scheme", ["file", "memory"])

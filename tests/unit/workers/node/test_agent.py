@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -14,11 +15,11 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from dray.train.spool import SpoolWriter
+from dray.train.spool import SpoolWriter, begin_count, known
 from ray_workers.node import agent
 from ray_workers.node.ray_calls import brief
 from ray_workers.shared.contracts import FrameKind
-from ray_workers.shared.paths import NODE_TMPDIR, runtime_dir
+from ray_workers.shared.paths import NODE_TMPDIR, runtime_dir, spool_dir
 from ray_workers.shared.processes.procfs import boot_id, place, started_ticks
 
 pytestmark = pytest.mark.anyio
@@ -124,6 +125,25 @@ async def test_an_agent_reports_that_its_disk_takes_no_files(
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     full = (await here.describe(None)).full
     assert full == f"{here._directory} takes no file: Read-only file system"
+
+
+async def test_a_rank_learns_what_is_stored_before_it_writes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that waits for it at its end writes nothing meanwhile."""
+    node = node_agent(tmp_path, monkeypatch)
+    spool = spool_dir("deployment", "0" * 56, "j", 1) / "r0.0.metrics"
+    writer = SpoolWriter(spool, limit_bytes=1 << 20)
+    begin_count(spool)
+    writer.append(FrameKind.METRICS, {"step": 1})
+    stored = writer.position
+    asked = asyncio.ensure_future(node.read("j", 1, {"r0.0.metrics": stored}, 1 << 20, 600.0))
+    while known(spool).stored < stored:
+        assert not asked.done()
+        await asyncio.sleep(0.001)
+    writer.append(FrameKind.METRICS, {"step": 2})
+    assert list((await asked).data) == ["r0.0.metrics"]
+    writer.close()
 
 
 async def test_what_an_attempt_left_on_a_dead_node_of_the_machine_is_read_and_dropped(

@@ -52,6 +52,7 @@ def test_the_writer_sees_how_far_the_service_knows_it(directory: Path) -> None:
     writer = SpoolWriter(directory, limit_bytes=1 << 30)
 
     def ask(stored: int) -> tuple[float, float]:
+        spool_reader.acknowledge(directory.parent, [KEY], {KEY: stored})
         spool_reader.read_all(directory.parent, [KEY], {KEY: stored}, 1 << 20)
         return spool.known(directory)
 
