@@ -260,7 +260,8 @@ class GroupMonitor:
         """The first rank is through: confirm the recovery if the group came back from it since the
         last look, which may be long ago on a slow machine."""
         await self.observe()
-        at_work = [m for m in self._group.placed if not m.exit.done() or m.end.exit_code == 0]
+        gone = {end.rank for end in self._group.ended() if end.exit_code != 0}
+        at_work = [member for member in self._group.placed if member.rank not in gone]
         seen = GroupObservation(
             self._observed(at_work),
             num_running=len(at_work),
