@@ -71,6 +71,9 @@ async def use(request: Request, context: TheContext, secret: str) -> Response:
     request.state.caller = link.owner
     response = await _content(request, context, link.job_id, link.wanted)
     response.headers["Cache-Control"] = "no-store"
+    # Browsers would ask for the rest of what was cut off, or for several parts at a time, by the
+    # same link, which is of no use any more.
+    response.headers["Accept-Ranges"] = "none"
     return response
 
 
