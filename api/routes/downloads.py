@@ -71,8 +71,8 @@ async def use(request: Request, context: TheContext, secret: str) -> Response:
     request.state.caller = link.owner
     response = await _content(request, context, link.job_id, link.wanted)
     response.headers["Cache-Control"] = "no-store"
-    # Browsers would ask for the rest of what was cut off, or for several parts at a time, by the
-    # same link, which is of no use any more.
+    # Browsers fetch a large file in several parts at a time where ranges are offered (Chromium for
+    # Android does): of a link that works once they would get one.
     response.headers["Accept-Ranges"] = "none"
     return response
 
