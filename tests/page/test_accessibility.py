@@ -38,11 +38,11 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         *((f"{job}?tab={tab}", f"#panel {at}") for tab, at in TABS.items()),
         *((f"jobs/{one}", ".notes h4") for one in baselines[-1:]),
         *((f"jobs/{one}", ".why") for one in ids("text=onerror")),
-        ("cluster", ".forecast .waits"),
+        ("cluster", ".forecast .when"),
         ("submit", ".verdict.right"),
         (f"compare?jobs={','.join(baselines)}", ".panel canvas"),
         (f"compare?sweep={ids('text=digits-sweep')[0]}", ".lines svg"),
-        ("none", ".empty"),
+        ("none", "h1"),
     ]
 
 
@@ -75,7 +75,7 @@ def test_axe_finds_nothing_serious(
         "axe_playwright_python", reason="the extra 'dev' is not installed: axe-playwright-python"
     )
     context = browser.new_context(viewport={"width": 1280, "height": 860}, color_scheme=scheme)
-    tab = Watched(context.new_page(), server, statuses={401, 422})
+    tab = Watched(context.new_page(), server, statuses={401, 404, 422})
     page = tab.open()
     page.get_by_role("heading", name="Sign in").wait_for()
     found = {"sign in": violations(page)}
@@ -90,3 +90,17 @@ def test_axe_finds_nothing_serious(
     context.close()
     assert not {place: said for place, said in found.items() if said}
     assert not tab.wrong
+
+
+def test_a_phone_shows_all_without_scrolling_sideways(
+    site: Site, places: list[tuple[str, str]], tab: Watched
+) -> None:
+    tab.statuses |= {404, 422}
+    long = site.submit("x" * 63, labels={"k" * 63: "v" * 63}, owner="o" * 60)
+    tab.page.set_viewport_size({"width": 320, "height": 640})
+    beside = {}
+    for place, selector in [*places, (f"jobs/{long}", ".fact")]:
+        page = tab.open(place)
+        page.locator(selector).first.wait_for(state="attached")
+        beside[place] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert not {place: pixels for place, pixels in beside.items() if pixels}

@@ -65,7 +65,7 @@ def test_answers_that_are_cut_off_are_asked_for_again_after_a_while(
     tab.open(f"jobs/{job_id}")
     page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
     page.route("**/v1/**", lambda route: route.fulfill(status=200, body='{"items": ['))
-    page.clock.run_for(3000)
+    page.clock.run_for(61_000)  # until each part of the page has asked
     shows(page, re.compile("The server has not answered"))
     before = len(tab.asked)
     page.wait_for_timeout(200)
@@ -123,6 +123,9 @@ def test_nothing_is_said_to_be_none_before_the_server_has_said_so(
     page.route("**/metrics?*", refused(500))
     page.get_by_role("tab", name="Ranks").click()
     shows(page, "it is too much", "#panel")
+    page.route("**/v1/schema", refused(500))
+    page.get_by_role("tab", name="Document").click()
+    shows(page, "it is too much", "#panel")
     page.route("**/v1/jobs?*", refused(500))
     tab.open("cluster")
     shows(page, "it is too much")
@@ -134,8 +137,8 @@ def test_a_job_that_is_deleted_meanwhile_is_not_shown_as_if_it_were_there(
 ) -> None:
     tab.statuses.add(404)
     job_id = site.ended("to-delete", Cause.SUCCEEDED, 2, node="cpu-a", workers=1)
-    page = tab.open(f"jobs/{job_id}")
-    page.locator(".state-succeeded").wait_for()
+    with tab.page.expect_response(lambda one: one.url.endswith("/events") and one.status == 204):
+        page = tab.open(f"jobs/{job_id}")
     run(site.hands.jobs.delete(job_id))
     shows(page, re.compile("there is no job"), ".failure")
 

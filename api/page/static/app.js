@@ -36,8 +36,9 @@ function View({ path }) {
       () => setFailed(true),
     );
   }, [place]);
-  if (!place) return html`<p class="empty">There is no such place. <a href="#/jobs">Go to the jobs</a>.</p>`;
-  if (place === 'job' && !isJobId(path[1])) return html`<p class="empty">There is no job with this id. <a href="#/jobs">Go to the jobs</a>.</p>`;
+  if (!place || (place === 'job' && !isJobId(path[1]))) {
+    return html`<h1>There is no ${place ? 'job with this id' : 'such place'}</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
+  }
   const Component = loaded[place];
   if (Component) return html`<${Guarded} key=${place + (path[1] ?? '')}><${Component} path=${path} /><//>`;
   return failed ? html`<${Anew} />` : html`<${Loading} />`;
