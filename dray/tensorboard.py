@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from dray.views import Job, Point
 
 FILE = "events.out.tfevents.0.dray"
+DOCUMENT = "job\N{NO-BREAK SPACE}document"
+"""The tag of the job's document. No metric is called so: their names have no such space. Of two
+kinds of content with one tag, TensorBoard shows the first alone."""
 FLUSH_S = 1.0
 _PIECE_BYTES = 4 << 20
 
@@ -136,10 +139,8 @@ class EventFile:
 
     def write_document(self, job: Job) -> None:
         text = json.dumps({"job": job.id, **job.spec}, indent=2)
-        event = event_files.text_event(
-            job.created_at.timestamp(), "document", f"```json\n{text}\n```"
-        )
-        self._append(event)
+        at = job.created_at.timestamp()
+        self._append(event_files.text_event(at, DOCUMENT, f"```json\n{text}\n```"))
 
     def write(self, point: Point) -> None:
         at = time.time() if point.time is None else point.time

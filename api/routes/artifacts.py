@@ -66,12 +66,17 @@ async def artifact(
 
 
 async def locate(storage: Storage, artifact: views.Artifact, url: str) -> StoredFile:
-    """The artifact's file; raises ArtifactNotFound if it is not in this storage."""
+    """The artifact's file; raises ArtifactNotFound if it is not whole in this storage."""
     try:
         key = storage.key_of(url)
         size = await asyncio.to_thread(storage.size_bytes, key)
-        return StoredFile(key, size, artifact.sha256, artifact.path)
     except (BadKey, FileNotFoundError):
         raise ArtifactNotFound(
             f"the artifact {artifact.path!r} is listed, but its file is not in the storage"
         ) from None
+    if size != artifact.size_bytes:  # a browser compares no hash
+        raise ArtifactNotFound(
+            f"the artifact {artifact.path!r} was stored with {artifact.size_bytes} bytes, but its "
+            f"file in the storage has {size}"
+        )
+    return StoredFile(key, size, artifact.sha256, artifact.path)

@@ -71,6 +71,9 @@ async def use(request: Request, context: TheContext, secret: str) -> Response:
     request.state.caller = link.owner
     response = await _content(request, context, link.job_id, link.wanted)
     response.headers["Cache-Control"] = "no-store"
+    # Browsers fetch a large file in several parts at a time where ranges are offered (Chromium for
+    # Android does): of a link that works once they would get one.
+    response.headers["Accept-Ranges"] = "none"
     return response
 
 

@@ -3,7 +3,7 @@
 import { address, link } from './lib/address.js';
 import { asksForToken, connection, hasToken, signIn, signOut } from './lib/api.js';
 import { duration } from './lib/format.js';
-import { html, render, useEffect, useState } from './lib/html.js';
+import { html, render, useEffect, useErrorBoundary, useState } from './lib/html.js';
 import { useNow } from './lib/live.js';
 import { useStore } from './lib/stores.js';
 import { Loading } from './parts/common.js';
@@ -17,6 +17,7 @@ const later = {
   compare: () => import('./views/compare.js').then((module) => module.ComparePage),
 };
 const PLACES = [['jobs', 'Jobs'], ['cluster', 'Cluster'], ['submit', 'Submit']];
+const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare' };
 
 function placeOf([first, second]) {
   if (!first || (first === 'jobs' && !second)) return 'jobs';
@@ -35,20 +36,29 @@ function View({ path }) {
       () => setFailed(true),
     );
   }, [place]);
-  if (!place) return html`<p class="empty">There is no such place. <a href="#/jobs">Go to the jobs</a>.</p>`;
-  if (place === 'job' && !isJobId(path[1])) return html`<p class="empty">There is no job with this id. <a href="#/jobs">Go to the jobs</a>.</p>`;
+  if (!place || (place === 'job' && !isJobId(path[1]))) {
+    return html`<h1>There is no ${place ? 'job with this id' : 'such place'}</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
+  }
   const Component = loaded[place];
-  if (Component) return html`<${Component} key=${place + (path[1] ?? '')} path=${path} />`;
-  if (!failed) return html`<${Loading} />`;
-  return html`<p class="empty">This part of the page can't be loaded: the server is away, or has another version now.
-    <button onClick=${() => location.reload()}>Load the page anew</button></p>`;
+  if (Component) return html`<${Guarded} key=${place + (path[1] ?? '')}><${Component} path=${path} /><//>`;
+  return failed ? html`<${Anew} />` : html`<${Loading} />`;
+}
+
+const Anew = () => html`<p class="empty" role="alert">This part of the page can't be shown: the server is away, or has another version now.
+  <button onClick=${() => location.reload()}>Load the page anew</button></p>`;
+
+// An answer that is not as this version of the page expects it spoils one place, and not all of them.
+function Guarded({ children }) {
+  const [error] = useErrorBoundary(console.error);
+  return error ? html`<${Anew} />` : children;
 }
 
 function Lost() {
   const { lost, since } = useStore(connection);
   const now = useNow();
   if (!lost) return null;
-  return html`<div class="lost" role="alert">The server has not answered for ${duration(Math.max(1, Math.round((now - since) / 1000)))}.
+  // A screen reader says it once, and not each second.
+  return html`<div class="lost" role="alert">The server has not answered<span aria-hidden="true"> for ${duration(Math.max(1, Math.round((now - since) / 1000)))}</span>.
     What you see is as it was; the page catches up by itself.</div>`;
 }
 
@@ -58,7 +68,7 @@ function SignIn({ said }) {
     event.preventDefault();
     if (token.trim()) signIn(token.trim());
   };
-  return html`<main class="sign-in"><form onSubmit=${submit}>
+  return html`<main id="content" class="sign-in" tabindex="-1"><form onSubmit=${submit}>
     <h1>Sign in</h1><p>${said}</p>
     <label>Token <input type="password" autocomplete="off" value=${token} onInput=${(event) => setToken(event.target.value)} /></label>
     <button class="primary">Sign in</button>
@@ -72,6 +82,10 @@ function App() {
   const signedIn = useStore(hasToken);
   const place = placeOf(path) === 'job' || placeOf(path) === 'compare' ? 'jobs' : placeOf(path);
   useEffect(() => scrollTo(0, 0), [path.join('/')]);
+  useEffect(() => {
+    // A job's page says its name.
+    if (placeOf(path) !== 'job') document.title = `${TITLES[placeOf(path)] ?? 'Nothing here'} - dray`;
+  }, [placeOf(path)]);
   return html`
     <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById('content').focus(); }}>Skip to the content</a>
     <header class="top"><a class="brand" href=${link(['jobs'])}>dray</a>

@@ -29,6 +29,7 @@ from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import JobAnnotationRow, JobLabelRow, JobRow, JobTagRow
+from service.db.repositories.search import limited
 from service.domain.tracking.mlflow_search import Condition, Entity, Ordering
 
 
@@ -50,7 +51,8 @@ class Names:
 def experiments(
     session: Session, names: Names, default: str, filters: Sequence[Condition]
 ) -> list[str]:
-    """`default`, then the values of the label by name; those for whose names all filters hold."""
+    """`default`, then the values of the label by name; those for whose names all filters hold.
+    InvalidSearch if that takes too long."""
     row = JobLabelRow
     labelled = select(row.value.label("name")).where(
         row.key == names.experiment_label, row.value != ""
@@ -59,7 +61,8 @@ def experiments(
     compile_ = _Compiler(session, names)
     conditions = [compile_.compare(found.c.name, one) for one in filters]
     query = select(found.c.name).where(*conditions)
-    return list(session.scalars(query.order_by(found.c.name != default, found.c.name)))
+    with limited(session):
+        return list(session.scalars(query.order_by(found.c.name != default, found.c.name)))
 
 
 def page(
@@ -75,7 +78,7 @@ def page(
     limit: int,
 ) -> list[JobRow]:
     """The jobs that match all filters, in order and then the newest first; those after `offset`,
-    and with numbers below `before`."""
+    and with numbers below `before`. InvalidSearch if the search takes too long."""
     compile_ = _Compiler(session, names)
     query = select(JobRow).where(
         JobRow.deleted_at.is_(None), compile_.of_experiments(experiments, unlabelled)
@@ -85,7 +88,8 @@ def page(
     for one in filters:
         query = query.where(compile_.holds(one))
     query = _ordered(query, compile_, order).offset(offset).limit(limit)
-    return list(session.scalars(query))
+    with limited(session):
+        return list(session.scalars(query))
 
 
 def _ordered(

@@ -74,6 +74,8 @@ def limited(session: Session) -> Iterator[None]:
         session.execute(text(f"SET LOCAL statement_timeout = {LIMIT_S * 1000:.0f}"))
     try:
         yield
+        if not is_sqlite:  # what follows in the same transaction is not limited
+            session.execute(text("SET LOCAL statement_timeout = DEFAULT"))
     except DBAPIError as error:
         is_late = is_sqlite and time.monotonic() > until
         if not is_late and getattr(error.orig, "sqlstate", None) != _CANCELLED:

@@ -42,7 +42,9 @@ _ATTRIBUTES = {
 _NUMERIC_ATTRIBUTES = ("start_time", "end_time")
 _NUMERIC = ("=", "!=", ">", ">=", "<", "<=")
 _TEXTUAL = ("=", "!=", "LIKE", "ILIKE", "IN", "NOT IN")
-MAX_CHARS, MAX_CONDITIONS = 10_000, 100
+MAX_CHARS, MAX_CONDITIONS, MAX_PATTERN = 10_000, 100, 255
+"""A database looks for a pattern at each place of a text, and is not interrupted meanwhile: a long
+one in long notes would take longer than a search may."""
 
 Value = float | str | tuple[str, ...]
 
@@ -177,7 +179,10 @@ def _condition(tokens: _Tokens) -> Condition:
             raise BadSearch(f"{key!r} is compared with a number, and not with {text!r}") from None
     if kind != "text":
         raise BadSearch(f"{key!r} is compared with a text in quotes, and not with {text!r}")
-    return Condition(entity, key, operator, _unquoted(text))
+    value = _unquoted(text)
+    if operator.endswith("LIKE") and len(value) > MAX_PATTERN:
+        raise BadSearch(f"a pattern of {operator} has at most {MAX_PATTERN} characters")
+    return Condition(entity, key, operator, value)
 
 
 def _texts(tokens: _Tokens) -> tuple[str, ...]:

@@ -99,9 +99,9 @@ def test_open_pages_are_judged_by_median_steps(step_s: float, met: bool) -> None
 
 
 def test_an_imitation_that_asks_for_less_is_refused() -> None:
-    open_pages.check_imitation(kinds(12))
-    with pytest.raises(BenchmarkError, match=r"1\.30 times a second, its imitation 1\.00"):
-        open_pages.check_imitation(kinds(13))
+    open_pages.check_imitation(kinds(14))
+    with pytest.raises(BenchmarkError, match=r"for /v1/jobs 15 times, .* 10\.0 times in 10 s"):
+        open_pages.check_imitation(kinds(15))
     with pytest.raises(BenchmarkError, match="also asks for /v1/cluster"):
         open_pages.check_imitation(kinds(1, "/v1/cluster"))
 

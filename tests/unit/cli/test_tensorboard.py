@@ -15,7 +15,7 @@ import pytest
 
 from dray import event_files
 from dray.event_files import records
-from dray.tensorboard import FILE, EventFile, LogdirInUse
+from dray.tensorboard import DOCUMENT, FILE, EventFile, LogdirInUse
 from dray.views import Point
 from ray_workers.node.found_metrics.event_files import scalars
 from tests.unit.api.serving import LiveServer, wait_until
@@ -44,7 +44,8 @@ def test_the_files_are_read_by_tensorboard(cli: Cli, server: LiveServer, tmp_pat
     )
     job_id = server.submit(name="digits <b> ü", labels={"team": "vision"})
     at = [START + timedelta(seconds=1.5 * step) for step in range(4)]
-    frames = [metrics(n, {"train/loss": 1 / n, "lr": 0.5}, at=at[n]) for n in (1, 2, 3)]
+    values = {"lr": 0.5, "document": 4.0}
+    frames = [metrics(n, {"train/loss": 1 / n, **values}, at=at[n]) for n in (1, 2, 3)]
     server.train(job_id, *frames, metrics(3, {"val/loss": math.nan}, at=at[3]))
     server.succeed(job_id)
     assert str(tmp_path) in cli("tensorboard", "--no-serve", "--logdir", str(tmp_path), job_id)
@@ -52,14 +53,14 @@ def test_the_files_are_read_by_tensorboard(cli: Cli, server: LiveServer, tmp_pat
     assert folder.name == f"digits_b_-{job_id[-8:]}"
     read = loader.EventAccumulator(str(folder)).Reload()
     tags = read.Tags()
-    assert sorted(tags["scalars"]) == ["lr", "train/loss", "val/loss"]
+    assert sorted(tags["scalars"]) == ["document", "lr", "train/loss", "val/loss"]
     assert [(e.wall_time, e.step, e.value) for e in read.Scalars("train/loss")] == [
         (at[n].timestamp(), n, struct.unpack("<f", struct.pack("<f", 1 / n))[0]) for n in (1, 2, 3)
     ]
     assert math.isnan(read.Scalars("val/loss")[0].value)
-    assert tags["tensors"] == ["document"]
-    assert b'"team": "vision"' in read.Tensors("document")[0].tensor_proto.string_val[0]
-    metadata = read.SummaryMetadata("document")
+    assert tags["tensors"] == [DOCUMENT]
+    assert b'"team": "vision"' in read.Tensors(DOCUMENT)[0].tensor_proto.string_val[0]
+    metadata = read.SummaryMetadata(DOCUMENT)
     assert metadata.plugin_data.plugin_name == "text"
 
 

@@ -69,8 +69,11 @@ def test_frames_without_pandas_say_what_to_install(
                 frame(jobs)
 
 
+NO_PANDAS = "the extra 'dev' is not installed: pandas"
+
+
 def test_frames_have_a_row_for_each_job_and_each_point(server: LiveServer, jobs: list[str]) -> None:
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", reason=NO_PANDAS)
     waits = server.submit(name="waits")
     with Client(server.url) as client:
         frame = client.frame([*jobs, client.get(waits)])
@@ -97,7 +100,7 @@ def test_frames_have_a_row_for_each_job_and_each_point(server: LiveServer, jobs:
 
 
 def test_values_that_json_names_are_numbers_in_a_frame() -> None:
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", reason=NO_PANDAS)
     series = {"x": views.Series(steps=[1, 2], values=["NaN", "-Infinity"])}
     frame = frames.of_series([("job-a", views.Metrics(series=series, next_step=2))])
     assert frame["value"].isna().tolist() == [True, False]

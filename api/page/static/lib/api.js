@@ -5,9 +5,11 @@ import { Store } from './stores.js';
 const BASE = new URL('.', document.baseURI);
 const TOKEN = 'dray.token';
 const LOST = new Set([502, 503, 504]);
-// Until the server counts as lost, which may also stand still without closing its connections.
+// Until the server counts as lost, which may also stand still without closing its connections: before
+// an answer begins, and from then until all of it is there.
 const HEAD_MS = 15000;
 const CHANGE_MS = 60000;
+const BODY_MS = 60000;
 // Between two comments of an event stream there are 5 s.
 const STREAM_MS = 15000;
 
@@ -35,7 +37,7 @@ export function signIn(token) {
 }
 
 export function signOut() {
-  sessionStorage.removeItem(TOKEN);
+  sessionStorage.clear(); // also of the draft of a document
   hasToken.set(false);
   asksForToken.set('You have signed out.');
 }
@@ -53,68 +55,80 @@ function noticeAnswer() {
 }
 
 function noticeSilence() {
-  if (!connection.value.lost) connection.set({ lost: true, since: Date.now() });
+  if (!connection.value.lost) connection.set({ lost: true, since: serverNow() });
+}
+
+// Whether the same call may go well later.
+export const mayPass = (error) => !(error.status < 500) || error.status === 408 || error.status === 429;
+
+// How far the server's clock is ahead of the reader's, which may be wrong: all times of jobs are the
+// server's. Answers say whole seconds and take a while, so that a few seconds are no difference.
+export const ahead = new Store(0);
+const CLOSE_MS = 10000;
+export const serverNow = () => Date.now() + ahead.value;
+
+function noticeTime(response) {
+  const off = Date.parse(response.headers.get('Date')) - Date.now();
+  const wanted = Math.abs(off) > CLOSE_MS ? off : 0;
+  if (Math.abs(wanted - ahead.value) > CLOSE_MS / 2) ahead.set(wanted);
 }
 
 // Aborts with either signal.
 const either = (a, b) => (a && b ? AbortSignal.any([a, b]) : a ?? b);
 
-// The Response of a call that went well, once its head has come within HEAD_MS. Raises Problem,
+// What `read` makes of the Response of a call that went well, or the Response itself. Raises Problem,
 // Unreachable, or AbortError if `signal` aborts.
-export async function send(method, path, { query, body, headers = {}, signal, within = HEAD_MS } = {}) {
+export async function send(method, path, { query, body, headers = {}, signal, within = HEAD_MS, read } = {}) {
   const token = sessionStorage.getItem(TOKEN);
   const sent = { ...headers };
   if (token) sent.Authorization = `Bearer ${token}`;
   if (body !== undefined) sent['Content-Type'] = 'application/json';
   const text = typeof body === 'string' || body === undefined ? body : JSON.stringify(body);
   const patience = new AbortController();
-  const timer = setTimeout(() => patience.abort(), within);
-  let response;
+  const limit = (milliseconds) => setTimeout(() => patience.abort(), milliseconds);
+  let timer = limit(within);
   try {
-    response = await fetch(urlOf(path, query), {
+    const response = await fetch(urlOf(path, query), {
       method, headers: sent, body: text, signal: either(signal, patience.signal), credentials: 'omit', cache: 'no-cache', referrerPolicy: 'no-referrer',
     });
+    clearTimeout(timer);
+    noticeTime(response);
+    if (response.ok && !read) {
+      noticeAnswer();
+      return response;
+    }
+    timer = limit(BODY_MS);
+    if (!response.ok) throw await problemOf(response, token, signal);
+    const found = await read(response);
+    // Not before: where answers are cut off, each that begins would have all others asked again.
+    noticeAnswer();
+    return found;
   } catch (error) {
-    throw unanswered(error, signal);
+    if (error instanceof Problem || signal?.aborted) throw error;
+    noticeSilence();
+    throw new Unreachable('the server does not answer');
   } finally {
     clearTimeout(timer);
   }
-  if (response.ok) {
-    noticeAnswer();
-    return response;
-  }
+}
+
+async function problemOf(response, token, signal) {
   const problem = new Problem(response.status, await response.json().catch(() => ({})));
   // Without its body the answer would say nothing, in place of what another one has said.
-  if (signal?.aborted) throw signal.reason;
+  if (signal?.aborted) return signal.reason;
   if (LOST.has(response.status) && problem.code !== 'storage_unavailable') noticeSilence();
   else noticeAnswer();
-  // Of a call from before a token was given, the answer says nothing about that token; of one that
-  // was given up, it may have come without its body.
-  if (response.status === 401 && !signal?.aborted && token === sessionStorage.getItem(TOKEN)) asksForToken.set(problem.message);
-  throw problem;
+  // Of a call from before a token was given, the answer says nothing about that token.
+  if (response.status === 401 && token === sessionStorage.getItem(TOKEN)) asksForToken.set(problem.message);
+  return problem;
 }
 
-// What a call failed by that got no answer, or a part of one.
-function unanswered(error, signal) {
-  if (signal?.aborted) return error;
-  noticeSilence();
-  return new Unreachable('the server does not answer');
-}
+const parsed = (response) => (response.status === 204 ? null : response.json());
 
-async function parsed(response, signal) {
-  try {
-    return response.status === 204 ? null : await response.json();
-  } catch (error) {
-    throw unanswered(error, signal);
-  }
-}
-
-export async function get(path, query, signal) {
-  const within = HEAD_MS + 1000 * (query?.wait_s ?? 0);
-  return parsed(await send('GET', path, { query, signal, within }), signal);
-}
-export const change = async (method, path, body, query, headers) =>
-  parsed(await send(method, path, { body, query, headers, within: CHANGE_MS }));
+export const get = (path, query, signal) =>
+  send('GET', path, { query, signal, within: HEAD_MS + 1000 * (query?.wait_s ?? 0), read: parsed });
+export const change = (method, path, body, query, headers) =>
+  send(method, path, { body, query, headers, within: CHANGE_MS, read: parsed });
 
 // Follow the events of a job until it has ended or `signal` aborts: `onEvent(event)` for each, once
 // and in order, over any number of connections.
@@ -137,7 +151,7 @@ export async function followEvents(jobId, afterSeq, onEvent, signal) {
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof Problem && error.status < 500) throw error;
+      if (!mayPass(error)) throw error;
     }
     await pause(1000, signal);
     if (signal.aborted) return;

@@ -1,5 +1,5 @@
 // The one place that names the vendored files of Preact and htm.
 
 export {
-  html, render, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState,
+  html, render, useCallback, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState,
 } from '../vendor/preact-htm.js';

@@ -1,7 +1,8 @@
 // Keeping what is shown up to date: polls that rest while nobody looks, and catch up afterwards.
 
-import { connection, get, pause } from './api.js';
+import { ahead, connection, get, pause } from './api.js';
 import { useCallback, useEffect, useRef, useState } from './html.js';
+import { useStore } from './stores.js';
 
 const RETRY_MS = [1000, 2000, 4000, 5000];
 
@@ -84,14 +85,15 @@ export function usePoll(path, query, every = 3000) {
   return { data: current.data, error: current.error, refresh };
 }
 
-// A clock that ticks while the page is looked at, for what is said relative to now.
+// The server's clock, which ticks while the page is looked at, for what is said relative to now.
 export function useNow(every = 1000) {
   const [now, setNow] = useState(Date.now());
+  const off = useStore(ahead);
   useEffect(() => {
     const timer = setInterval(() => { if (!document.hidden) setNow(Date.now()); }, every);
     return () => clearInterval(timer);
   }, [every]);
-  return now;
+  return now + off;
 }
 
 // An effect that runs while the page is looked at and `on` holds; it is given a signal.

@@ -80,11 +80,27 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
   });
 
   const index = at ?? data[0].length - 1;
+  const [isRead, setIsRead] = useState(false);
+  const key = (event) => {
+    const u = plot.current;
+    const [first, last] = u.series[0].idxs ?? [0, 0];
+    const to = { ArrowLeft: index - 1, ArrowRight: index + 1, PageUp: index - 20, PageDown: index + 20, Home: first, End: last }[event.key];
+    if (to !== undefined) {
+      setIsRead(true);
+      u.setCursor({ left: u.valToPos(data[0][Math.max(first, Math.min(last, to))], 'x'), top: u.over.clientHeight / 2 });
+    } else if (onZoom && event.key === '+') {
+      const half = (u.scales.x.max - u.scales.x.min) / 8; // of a quarter of what is shown
+      onZoom([data[0][index] - half, data[0][index] + half]);
+    } else if (onZoom && event.key === '-') onZoom(null);
+    else return;
+    event.preventDefault();
+  };
   const shown = curves.map((curve, n) => ({ name: curve.name, value: lastUpTo(data[1 + columnOf(curves, n, smooth)], index) }));
-  return html`<div class="plot" ref=${box} role="img" aria-label=${label}></div>
-    ${curves.length > 1 && html`<div class="keys">${shown.map(({ name, value }, n) => html`<span key=${name} class=${`colour-${n % NUM_COLOURS}`}>
-      <span class="swatch"></span>${name} <b>${number(value)}</b></span>`)}</div>`}
-    ${curves.length === 1 && html`<div class="keys"><span class="soft">${at === null ? 'last' : position(data[0][index], isTime)} <b>${number(shown[0].value)}</b></span></div>`}`;
+  // By a screen reader the values are read as the arrow keys go through them, and not as a mouse moves.
+  return html`<div class="plot" ref=${box} role="application" aria-roledescription="curve" tabindex="0" aria-label=${`${label}. Arrow keys go through its values${onZoom ? ', + and - zoom' : ''}.`} onKeyDown=${key} onBlur=${() => setIsRead(false)}></div>
+    <div class="keys" aria-live=${isRead ? 'polite' : 'off'}>${curves.length > 1
+      ? html`${at !== null && html`<span class="soft">${position(data[0][index], isTime)}</span>`}${shown.map(({ name, value }, n) => html`<span key=${name} class=${`colour-${n % NUM_COLOURS}`}><span class="swatch"></span>${name} <b>${number(value)}</b></span>`)}`
+      : shown.length === 1 && html`<span class="soft">${at === null ? 'last' : position(data[0][index], isTime)} <b>${number(shown[0].value)}</b></span>`}</div>`;
 }
 
 const position = (x, isTime) => (isTime ? new Date(1000 * x).toLocaleTimeString() : `step ${number(x)}`);

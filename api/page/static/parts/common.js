@@ -60,8 +60,9 @@ export function Fact({ name, children, title }) {
 export function Copy({ text, label = 'Copy' }) {
   const button = useRef(null);
   const copy = async () => {
-    await navigator.clipboard?.writeText(text);
-    button.current.textContent = 'Copied';
+    const said = await navigator.clipboard.writeText(text).then(() => 'Copied', () => 'Not allowed');
+    if (!button.current) return;
+    button.current.textContent = said;
     setTimeout(() => { if (button.current) button.current.textContent = label; }, 1500);
   };
   return navigator.clipboard ? html`<button class="quiet" ref=${button} onClick=${copy}>${label}</button>` : null;

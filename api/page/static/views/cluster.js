@@ -107,15 +107,15 @@ function Queues({ queues }) {
 }
 
 // The jobs that start next, each with its explanation: the first of the queue are named by the
-// explanation of a job that is far back in it. A job that is held has no place.
+// explanation of a job that is far back in it. A job that is held has no place. {found, error}
 function useWaiting() {
-  const [found, setFound] = useState(null);
+  const [state, setState] = useState({ found: null, error: null });
   useEffect(() => {
     const controller = new AbortController();
     repeat(async (signal) => {
       const { items } = await get('v1/jobs', { state: 'QUEUED', brief: true, limit: 30 }, signal);
       if (!items.length) {
-        setFound({ jobs: [], count: 0 });
+        setState({ found: { jobs: [], count: 0 }, error: null });
         return;
       }
       const last = items.reduce((a, b) => ((b.position ?? 0) > (a.position ?? 0) ? b : a));
@@ -125,16 +125,16 @@ function useWaiting() {
         const explanation = job.id === last.id ? ofLast : await get(`v1/jobs/${job.id}/explain`, {}, signal);
         if (explanation.state === 'QUEUED') jobs.push({ job, explanation });
       }
-      setFound({ jobs, count: ofLast.queue_length ?? jobs.length });
-    }, { every: 8000, signal: controller.signal });
+      if (!signal.aborted) setState({ found: { jobs, count: ofLast.queue_length ?? jobs.length }, error: null });
+    }, { every: 8000, signal: controller.signal, onError: (error) => error && setState((was) => ({ ...was, error })) });
     return () => controller.abort();
   }, []);
-  return found;
+  return state;
 }
 
 function Waiting({ now, running }) {
-  const found = useWaiting();
-  if (!found) return html`<${Loading} />`;
+  const { found, error } = useWaiting();
+  if (!found) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   if (!found.jobs.length) return html`<${Empty}>Nothing waits.<//>`;
   const starts = found.jobs.map(({ explanation }) => explanation.start?.at).filter(Boolean).map((at) => new Date(at).getTime());
   const runs = running.filter((job) => job.progress?.eta_s).map((job) => ({ job, end: now + 1000 * job.progress.eta_s })).sort((a, b) => a.end - b.end).slice(0, FORECASTS);

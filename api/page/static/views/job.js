@@ -45,7 +45,7 @@ export function JobPage({ path: [, jobId] }) {
   return html`<article aria-labelledby="title">
     <header class="head"><h1 id="title">${nameOf(found)}</h1><${State} job=${found} /><${Labels} labels=${found.labels} />
       <${Actions} job=${found} refresh=${job.refresh} /></header>
-    <${Failure} error=${error} />
+    <${Failure} error=${error ?? (job.error?.status ? job.error : null)} />
     <${Why} job=${found} explanation=${explanation.data} />
     <${Annotations} jobId=${jobId} />
     <div class="card"><${Facts} job=${found} /><${Goodput} job=${found} /><${Timeline} ...${shared} /></div>
@@ -54,7 +54,7 @@ export function JobPage({ path: [, jobId] }) {
       ${tab === 'curves' && html`<${Curves} ...${shared} />`}
       ${tab === 'logs' && html`<${Logs} ...${shared} />`}
       ${tab === 'ranks' && html`<${Ranks} ...${shared} />`}
-      ${tab === 'files' && html`<${Files} ...${shared} />`}
+      ${tab === 'files' && html`<${Files} job=${found} checkpoints=${checkpoints} />`}
       ${tab === 'events' && html`<${EventList} events=${events} />`}
       ${tab === 'document' && html`<${Document} job=${found} />`}
     </div>

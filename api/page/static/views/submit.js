@@ -1,11 +1,11 @@
 // Submit a job: an editor over its document, which the server checks as one types.
 
 import { address, go } from '../lib/address.js';
-import { change, get } from '../lib/api.js';
+import { change, get, mayPass, serverNow } from '../lib/api.js';
 import { bytes, clock, duration, plural, until } from '../lib/format.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
 import { lineOf, openAt, placeOf } from '../lib/json_places.js';
-import { usePoll } from '../lib/live.js';
+import { repeat, usePoll } from '../lib/live.js';
 import { fieldsAt, withoutDefaults } from '../lib/schema.js';
 import { useStore } from '../lib/stores.js';
 import { Failure } from '../parts/common.js';
@@ -13,6 +13,7 @@ import { isJobId } from '../parts/job_parts.js';
 
 const DRAFT = 'dray.draft';
 const CHECK_AFTER_MS = 400;
+const RETRY_MS = 3000;
 const FIRST = { name: 'digits', recipe: 'image_classification', data: { source: 'sklearn://digits' }, train: { epochs: 4 }, resources: { num_workers: 2 } };
 const written = (document) => `${JSON.stringify(document, null, 2)}\n`;
 
@@ -29,8 +30,15 @@ export function SubmitPage() {
   const key = useMemo(() => crypto.randomUUID?.() ?? String(Math.random()), [text]);
 
   useEffect(() => {
-    if (!from) return;
-    Promise.all([get(`v1/jobs/${from}`), get('v1/schema')]).then(([job, root]) => setText(written(withoutDefaults(job.spec, root))), setError);
+    if (!from) return undefined;
+    const controller = new AbortController();
+    repeat(async (signal) => {
+      const [job, root] = await Promise.all([get(`v1/jobs/${from}`, {}, signal), get('v1/schema', {}, signal)]);
+      setText(written(withoutDefaults(job.spec, root)));
+      setError(null);
+      return true;
+    }, { every: RETRY_MS, signal: controller.signal, onError: setError });
+    return () => controller.abort();
   }, [from]);
   useEffect(() => { if (text) sessionStorage.setItem(DRAFT, text); }, [text]);
 
@@ -69,7 +77,7 @@ export function SubmitPage() {
 function useTemplates() {
   const [found, setFound] = useState({});
   useEffect(() => {
-    fetch(new URL('../examples.json', import.meta.url)).then((response) => response.json()).then(setFound, () => {});
+    fetch(new URL('../examples.json', import.meta.url)).then((response) => (response.ok ? response.json() : {})).then(setFound, () => {});
   }, []);
   return found;
 }
@@ -82,7 +90,7 @@ function useVerdict(text) {
     setVerdict((was) => (was.message ? {} : was));
     if (!text.trim()) return undefined;
     let isOld = false;
-    const timer = setTimeout(async () => {
+    const check = async () => {
       let document;
       try {
         document = JSON.parse(text);
@@ -98,9 +106,12 @@ function useVerdict(text) {
         const plan = document.recipe && await change('POST', 'v1/plan', text).catch(() => null);
         if (!isOld && plan) setVerdict({ explanation, plan });
       } catch (problem) {
-        if (!isOld) setVerdict({ problem });
+        if (isOld) return;
+        setVerdict({ problem });
+        if (mayPass(problem)) timer = setTimeout(check, RETRY_MS);
       }
-    }, CHECK_AFTER_MS);
+    };
+    let timer = setTimeout(check, CHECK_AFTER_MS);
     return () => {
       isOld = true;
       clearTimeout(timer);
@@ -113,13 +124,13 @@ function Verdict({ verdict, line, show }) {
   const { explanation, plan, problem, message } = verdict;
   if (message) return html`<div class="verdict wrong" role="status"><h2>This is not JSON yet</h2><p>${message}</p></div>`;
   if (problem) {
-    return html`<div class="verdict wrong" role="status"><h2>${problem.pointer ? html`<code>${problem.pointer}</code>${line ? `, line ${line}` : ''}` : 'It would be refused'}</h2>
+    return html`<div class="verdict wrong" role="status"><h2>${problem.pointer ? html`<code>${problem.pointer}</code>${line ? `, line ${line}` : ''}` : mayPass(problem) ? 'It can\'t be checked now' : 'It would be refused'}</h2>
       <p>${problem.message}</p>${problem.hint && html`<p class="soft">${problem.hint}</p>`}${problem.pointer && html`<p><button onClick=${show}>Show the place</button></p>`}</div>`;
   }
   if (!explanation) return html`<div class="verdict" role="status"><p class="soft">Being checked …</p></div>`;
   const { start } = explanation;
   return html`<div class="verdict right" role="status"><h2>The server would take it</h2><p>${explanation.reason.message}</p>
-    ${start?.at && html`<p>Expected to start <strong>${until(start.at, Date.now())}</strong> (${clock(start.at)}).</p>`}
+    ${start?.at && html`<p>Expected to start <strong>${until(start.at, serverNow())}</strong> (${clock(start.at)}).</p>`}
     ${start && !start.at && start.reason && html`<p>When it would start can't be told: ${start.reason.message}.</p>`}
     ${explanation.queue_length ? html`<p>It would be one of ${plural(explanation.queue_length, 'waiting job')}.</p>` : ''}
     ${explanation.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}.</p>`)}
@@ -190,8 +201,9 @@ function Editor({ text, setText, wrongLine, schema, element }) {
   return html`<div class="edit"><div class="editor">
       <div class="gutter" ref=${gutter} aria-hidden="true">${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${n + 1 === wrongLine ? 'wrong' : ''}>${n + 1}</span>`)}</div>
       <textarea ref=${element} value=${text} spellcheck=${false} autocapitalize="off" autocomplete="off" aria-label="Job document, in JSON" aria-invalid=${Boolean(wrongLine)}
+        aria-controls=${offers ? 'offers' : undefined} aria-activedescendant=${offers ? `offer-${offers.chosen}` : undefined}
         onInput=${(event) => { setOffers(null); setText(event.target.value); }} onKeyDown=${key} onScroll=${(event) => { gutter.current.scrollTop = event.target.scrollTop; }} onBlur=${() => setTimeout(() => setOffers(null), 150)}></textarea>
     </div>
-    ${offers && html`<ul class="offers" role="listbox" aria-label="Fields">${offers.fields.map(({ name, description }, n) => html`<li key=${name} role="option" aria-selected=${n === offers.chosen}
+    ${offers && html`<ul class="offers" id="offers" role="listbox" aria-label="Fields">${offers.fields.map(({ name, description }, n) => html`<li key=${name} id=${`offer-${n}`} role="option" aria-selected=${n === offers.chosen}
       onMouseDown=${(event) => { event.preventDefault(); take(name); }}><code>${name}</code> <span class="soft">${description.split('\n')[0]}</span></li>`)}</ul>`}</div>`;
 }

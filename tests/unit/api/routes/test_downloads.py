@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ray_workers.shared.contracts import Frame
+from ray_workers.shared.contracts import Frame, attempt_prefix
 from tests.unit.api.routes.test_checkpoints import STATE, saved
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.helpers import log
@@ -76,6 +76,7 @@ def test_it_gives_the_file_once_and_needs_no_token(site: Guarded) -> None:
     assert response.content == CONTENT
     assert response.headers["content-length"] == str(len(CONTENT))
     assert response.headers["cache-control"] == "no-store"
+    assert response.headers["accept-ranges"] == "none"
     assert response.headers["content-disposition"] == (
         "attachment; filename*=UTF-8''the%20model%27s.bin"
     )
@@ -113,6 +114,24 @@ def test_files_of_checkpoints_and_logs_come_by_it_too(site: Guarded) -> None:
         *(b"[1:0] line %d" % n for n in range(3)),
         b"[1:1] from the other",
     ]
+
+
+def test_a_file_that_is_not_whole_any_more_is_not_taken_for_it(site: Guarded) -> None:
+    storage = site.server.hands.storage
+    key = f"{attempt_prefix(site.job_id, 1)}/artifacts/out/the model's.bin"
+    url = site.link(artifact=site.artifact_id)
+    storage.write_bytes(key, CONTENT[:-1])
+    try:
+        listed = f"/v1/jobs/{site.job_id}/artifacts/{site.artifact_id}"
+        for response in (
+            site.ask(artifact=site.artifact_id),
+            site.server.ask("GET", url),
+            site.server.ask("GET", listed, headers=ANN),
+        ):
+            assert (response.status_code, response.json()["code"]) == (404, "artifact_not_found")
+            assert f"its file in the storage has {len(CONTENT) - 1}" in response.json()["detail"]
+    finally:
+        storage.write_bytes(key, CONTENT)
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,20 @@ async def test_a_search_that_takes_too_long_is_given_up(
     assert await found(service, "priority = 50") == []  # the connection is as it was
 
 
+async def test_what_follows_a_search_is_not_limited(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "LIMIT_S", 0.001)
+    some = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 50000)"
+
+    def work(session: Session) -> int | None:
+        with search.limited(session):
+            pass
+        return session.scalar(text(f"{some} SELECT count(*) FROM n"))
+
+    assert service.database.read_sync(work) == 50_000
+
+
 # A plain evaluator of the same trees, on random jobs.
 
 KEYS = ("val/a", "loss")

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from dray.requests import AnnotationRequest
-from service.domain.errors import BadCursor, NotFound
+from dray.requests import MAX_NOTES, AnnotationRequest
+from service.db.repositories import search as searches
+from service.domain.errors import BadCursor, InvalidSearch, NotFound
+from service.domain.tracking.mlflow_search import MAX_PATTERN
 from service.tracking.mlflow.queries import MlflowQueries, experiment_id
 from service.tracking.service import Tracking
 from tests.unit.service.helpers import Service, metrics
@@ -149,3 +151,17 @@ async def test_forged_tokens_of_pages_are_refused(
 async def test_a_history_of_a_job_that_is_not_there(mlflow: MlflowQueries) -> None:
     with pytest.raises(NotFound):
         await mlflow.history("job-none", "loss", 10, None)
+
+
+async def test_a_search_that_takes_too_long_is_given_up(
+    service: Service, mlflow: MlflowQueries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pattern that fits late, in notes that are long."""
+    notes = AnnotationRequest(notes="a" * MAX_NOTES)
+    for _ in range(4):
+        await Tracking(service.database).annotate(await service.submit(), notes)
+    late = f"tags.mlflow.note.content LIKE '%{'a' * (MAX_PATTERN - 3)}b%'"
+    monkeypatch.setattr(searches, "LIMIT_S", 0.001)
+    monkeypatch.setattr(searches, "_STEPS", 1)
+    with pytest.raises(InvalidSearch, match="took longer"):
+        await mlflow.search([experiment_id("Default")], late, [], 10, None)

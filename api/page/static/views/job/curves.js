@@ -1,6 +1,7 @@
 // The curves of a job, which grow while it trains.
 
 import { address, adjust } from '../../lib/address.js';
+import { serverNow } from '../../lib/api.js';
 import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
 import { repeat } from '../../lib/live.js';
 import { LiveSeries, bandOf, clockOf, detail, momentsOf } from '../../lib/series.js';
@@ -82,7 +83,7 @@ function momentsAround(job, events, attempts, checkpoints) {
   const moments = attempts.map((one) => ({ step: one.resume_step, time: time(one.started_at) }));
   for (const one of checkpoints) moments.push({ step: one.step, time: time(one.created_at) });
   for (const event of events) if (Number.isFinite(event.data?.step) && event.to_state === 'RUNNING') moments.push({ step: event.data.step, time: time(event.time) });
-  if (job.progress) moments.push({ step: job.progress.step, time: time(job.finished_at) ?? Date.now() / 1000 });
+  if (job.progress) moments.push({ step: job.progress.step, time: time(job.finished_at) ?? serverNow() / 1000 });
   return moments;
 }
 

@@ -4,12 +4,12 @@ import { link } from '../../lib/address.js';
 import { html, useState } from '../../lib/html.js';
 import { usePoll } from '../../lib/live.js';
 import { withoutDefaults } from '../../lib/schema.js';
-import { Copy, Loading } from '../../parts/common.js';
+import { Copy, Failure, Loading } from '../../parts/common.js';
 
 export function Document({ job }) {
   const [whole, setWhole] = useState(false);
-  const { data: schema } = usePoll('v1/schema', {}, 0);
-  if (!schema) return html`<${Loading} />`;
+  const { data: schema, error } = usePoll('v1/schema', {}, 0);
+  if (!schema) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   const shown = whole ? job.spec : withoutDefaults(job.spec, schema);
   const text = JSON.stringify(shown, null, 2);
   return html`<div class="toolbar"><label><input type="checkbox" checked=${whole} onChange=${(event) => setWhole(event.target.checked)} /> with all defaults</label>

@@ -4,7 +4,7 @@ import { download, send } from '../../lib/api.js';
 import { bytes, clock, exactly, number } from '../../lib/format.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { usePoll } from '../../lib/live.js';
-import { Copy, Failure } from '../../parts/common.js';
+import { Copy, Failure, Loading } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
 
 const PICTURE = /\.(png|jpe?g|webp|gif)$/i;
@@ -12,22 +12,27 @@ const TYPES = { png: 'image/png', jpg: 'image/jpeg', jpeg: 'image/jpeg', webp: '
 const MAX_PICTURES = 24;
 const MAX_PICTURE_BYTES = 4 << 20;
 
+// `checkpoints` as they were asked for: {data, error}.
 export function Files({ job, checkpoints }) {
   const artifacts = usePoll(`v1/jobs/${job.id}/artifacts`, {}, ENDED.has(job.state) ? 0 : 8000);
   const [error, setError] = useState(null);
   const items = artifacts.data?.items ?? [];
+  const saved = checkpoints.data?.items ?? [];
   const save = (wanted) => download(job.id, wanted).then(() => setError(null), setError);
   const pictures = items.filter(({ path, size_bytes: size }) => PICTURE.test(path) && size <= MAX_PICTURE_BYTES).slice(-MAX_PICTURES);
-  return html`<${Failure} error=${error ?? artifacts.error} />
+  return html`<${Failure} error=${error ?? artifacts.error ?? checkpoints.error} />
     ${pictures.length > 0 && html`<div class="card"><h2>Pictures</h2><div class="pictures">${pictures.map((one) => html`<${Picture} key=${one.id} jobId=${job.id} artifact=${one} />`)}</div></div>`}
-    <div class="card"><h2>Artifacts</h2>${items.length === 0 ? html`<p class="soft">None yet.</p>` : html`<table><thead><tr><th>Path</th><th class="num">Size</th><th>Stored</th><td></td></tr></thead>
+    <div class="card"><h2>Artifacts</h2>${items.length === 0 ? html`<${None} asked=${artifacts} />` : html`<table><thead><tr><th>Path</th><th class="num">Size</th><th>Stored</th><td></td></tr></thead>
       <tbody>${items.map((one) => html`<tr key=${one.id}><td><code>${one.path}</code></td><td class="num">${bytes(one.size_bytes)}</td><td title=${exactly(one.created_at)}>${clock(one.created_at)}</td>
         <td class="num"><button onClick=${() => save({ artifact: one.id })} aria-label=${`Download ${one.path}`}>Download</button></td></tr>`)}</tbody></table>`}</div>
-    <div class="card"><h2>Checkpoints</h2>${checkpoints.length === 0 ? html`<p class="soft">None.</p>` : html`<table><thead><tr><th class="num">Step</th><th class="num">Attempt</th><th class="num">Metric</th><th class="num">Size</th><th>Stored</th><td></td></tr></thead>
-      <tbody>${checkpoints.map((one) => html`<tr key=${`${one.attempt}-${one.step}`}><td class="num">${number(one.step)}</td><td class="num">${one.attempt}</td><td class="num">${number(one.metric)}</td><td class="num">${bytes(one.size_bytes)}</td>
+    <div class="card"><h2>Checkpoints</h2>${saved.length === 0 ? html`<${None} asked=${checkpoints} />` : html`<table><thead><tr><th class="num">Step</th><th class="num">Attempt</th><th class="num">Metric</th><th class="num">Size</th><th>Stored</th><td></td></tr></thead>
+      <tbody>${saved.map((one) => html`<tr key=${`${one.attempt}-${one.step}`}><td class="num">${number(one.step)}</td><td class="num">${one.attempt}</td><td class="num">${number(one.metric)}</td><td class="num">${bytes(one.size_bytes)}</td>
         <td title=${exactly(one.created_at)}>${clock(one.created_at)}${one.is_latest ? html` <span class="label">latest</span>` : ''}${one.is_best ? html` <span class="label">best</span>` : ''}</td>
         <td><${CheckpointFiles} job=${job} checkpoint=${one} save=${save} /></td></tr>`)}</tbody></table>`}</div>`;
 }
+
+// That there are none is known once the server has said so.
+const None = ({ asked }) => (asked.data ? html`<p class="soft">None.</p>` : !asked.error && html`<${Loading} />`);
 
 function CheckpointFiles({ job, checkpoint, save }) {
   const [open, setOpen] = useState(false);

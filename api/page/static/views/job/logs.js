@@ -7,7 +7,7 @@ import { plural } from '../../lib/format.js';
 import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
 import { repeat, useWhileLooked } from '../../lib/live.js';
 import { useStore } from '../../lib/stores.js';
-import { Empty, Failure } from '../../parts/common.js';
+import { Empty, Failure, Loading } from '../../parts/common.js';
 import { useVirtual } from '../../parts/virtual.js';
 
 const LINE = 19;
@@ -22,7 +22,7 @@ export function Logs({ job }) {
   const text = params.get('find') || '';
   const [alone, setAlone] = useState(false);
   const [follow, setFollow] = useState(true);
-  const { lines, dropped, complete, error } = useLines(job.id, rank, attempt);
+  const { lines, dropped, complete, known, error } = useLines(job.id, rank, attempt);
   const [refused, setRefused] = useState(null);
   const log = { rank: rank ? Number(rank) : null, attempt: attempt ? Number(attempt) : null };
   const save = () => download(job.id, { log }).then(() => setRefused(null), setRefused);
@@ -66,13 +66,14 @@ export function Logs({ job }) {
         <button aria-label="Previous hit" onClick=${() => jump(-1)}>↑</button><button aria-label="Next hit" onClick=${() => jump(1)}>↓</button>
         <label><input type="checkbox" checked=${alone} onChange=${(event) => setAlone(event.target.checked)} /> hits alone</label>`}
       <label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.target.checked)} /> follow</label>
-      <span class="soft" role="status">${plural(lines.length, 'line')}${complete ? '' : ', more may come'}</span>
+      <span class="soft">${plural(lines.length, 'line')}${complete ? '' : ', more may come'}</span>
       <button aria-label="Download the log" onClick=${save}>Download</button>
     </div>
     <${Failure} error=${error ?? refused} />
     ${dropped > 0 && html`<p class="note">The first ${plural(dropped, 'line')} are left out here; the download has all.</p>`}
     <div class="log" ref=${box} tabindex="0" role="log" aria-label="Output" aria-live="off" onScroll=${scrolled}>
-      ${!shown.length && html`<${Empty}>${complete ? 'There is no output.' : 'No output yet.'}<//>`}
+      ${!known && !error && html`<${Loading} />`}
+      ${known && !lines.length && html`<${Empty}>${complete ? 'There is no output.' : 'No output yet.'}<//>`}
       <div class="lines">
         <div style=${{ height: `${above}px` }}></div>
         ${shown.slice(first, last).map((line, i) => html`<${Line} key=${line.n} line=${line} isHit=${hits[hit] === first + i} withRank=${!rank} />`)}
@@ -89,7 +90,7 @@ function Line({ line, isHit, withRank }) {
 
 // All lines so far and then each as it comes, by long polls while the page is looked at.
 function useLines(jobId, rank, attempt) {
-  const empty = { lines: [], dropped: 0, complete: false, error: null };
+  const empty = { lines: [], dropped: 0, complete: false, known: false, error: null };
   const [state, setState] = useState(empty);
   const place = useRef({});
   useEffect(() => {
@@ -112,7 +113,7 @@ function useLines(jobId, rank, attempt) {
           at.lines = at.lines.slice(-MOST);
         }
       }
-      if (page.items.length < PAGE || page.complete || at.lines.length <= PAGE) setState({ lines: at.lines, dropped: at.dropped, complete: page.complete, error: null });
+      if (page.items.length < PAGE || page.complete || at.lines.length <= PAGE) setState({ lines: at.lines, dropped: at.dropped, complete: page.complete, known: true, error: null });
       return page.complete;
     }, { every: 50, signal, onError: (error) => error?.status && setState((was) => ({ ...was, error })) });
   }, [jobId, rank, attempt]);

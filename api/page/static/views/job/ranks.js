@@ -4,7 +4,7 @@ import { clock, duration, number } from '../../lib/format.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { repeat, usePoll } from '../../lib/live.js';
 import { get } from '../../lib/api.js';
-import { Empty, Failure } from '../../parts/common.js';
+import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED, RayLink, gpuOf } from '../../parts/job_parts.js';
 import { link } from '../../lib/address.js';
 import { SAMPLED_MS, USES } from '../../parts/uses.js';
@@ -14,9 +14,9 @@ const MOST = 32;
 const SLOW = 1.2;
 const LATEST = 20;
 
-// The last values of each rank's series.
+// The last values of each rank's series: {ranks, error}.
 function useLatest(job) {
-  const [found, setFound] = useState(null);
+  const [found, setFound] = useState({ ranks: null, error: null });
   useEffect(() => {
     const controller = new AbortController();
     const count = Math.min(job.world_size, MOST);
@@ -27,9 +27,9 @@ function useLatest(job) {
         const { series } = await get(`v1/jobs/${job.id}/metrics`, { rank, after_step: after, max_points: 100 }, signal);
         all.push({ rank, series });
       }
-      setFound(all);
+      if (!signal.aborted) setFound({ ranks: all, error: null });
       return ENDED.has(job.state);
-    }, { every: 8000, signal: controller.signal });
+    }, { every: 8000, signal: controller.signal, onError: (error) => error && setFound((was) => ({ ...was, error })) });
     return () => controller.abort();
   }, [job.id, job.world_size, job.attempt]);
   return found;
@@ -41,7 +41,7 @@ const meanOf = (points) => {
 };
 
 export function Ranks({ job }) {
-  const latest = useLatest(job);
+  const { ranks: latest, error } = useLatest(job);
   const sample = usePoll(`v1/jobs/${job.id}/metrics/system/newest`, {}, ENDED.has(job.state) ? 0 : SAMPLED_MS).data;
   const cluster = usePoll(ENDED.has(job.state) ? null : 'v1/cluster', {}, 15000).data;
   const nodes = cluster?.nodes.filter(({ jobs }) => jobs.includes(job.id)) ?? [];
@@ -58,7 +58,7 @@ export function Ranks({ job }) {
   const times = rows.map(({ time }) => time).filter((time) => time !== null).sort((a, b) => a - b);
   const median = times[Math.floor(times.length / 2)];
   const longest = times.at(-1);
-  return html`<div class="card"><h2>Ranks</h2>
+  return html`<div class="card"><h2>Ranks</h2><${Failure} error=${error} />${!latest && !error && html`<${Loading} />`}
       ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step lately.<//>`}
       <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${uses.map(([name]) => html`<th key=${name} class="num">${name}</th>`)}<td></td></tr></thead>
       <tbody>${rows.map(({ rank, step, time, wait }) => html`<tr key=${rank}><td>${rank}${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>

@@ -3,7 +3,7 @@
 import { clock, duration, exactly, seconds } from '../../lib/format.js';
 import { html, useEffect, useRef, useState } from '../../lib/html.js';
 import { useNow } from '../../lib/live.js';
-import { Empty } from '../../parts/common.js';
+import { Loading } from '../../parts/common.js';
 
 const FAULTS = new Set(['hang', 'straggler', 'divergence', 'drill', 'group_lost', 'ranks_stopped']);
 
@@ -40,7 +40,7 @@ export function Timeline({ job, events, attempts, checkpoints }) {
 }
 
 export function EventList({ events }) {
-  if (!events.length) return html`<${Empty}>There are no events yet.<//>`;
+  if (!events.length) return html`<${Loading} />`; // a job has one at least
   return html`<div class="card"><table class="events"><thead><tr><th>Time</th><th>Event</th><th>What happened</th></tr></thead>
     <tbody>${[...events].reverse().map((event) => html`<tr key=${event.seq}>
       <td title=${exactly(event.time)}>${clock(event.time)}</td>

@@ -1,0 +1,111 @@
+"""axe finds nothing serious in any place of the page, in light and dark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.marks import IN_BROWSER, SOAK
+from tests.page.conftest import TOKEN, Watched
+from tests.page.site import Site
+from tests.unit.api.serving import LiveServer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ColorScheme, Page
+
+pytestmark = [IN_BROWSER, SOAK]
+
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
+    """Each with a selector of what is there once all is shown."""
+    job = f"jobs/{site.everything(6)}"
+
+    def ids(query: str) -> list[str]:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        items = server.ask("GET", f"/v1/jobs?{query}", headers=headers).json()["items"]
+        return [each["array_id"] or each["id"] for each in items]
+
+    baselines = ids("text=baseline")
+    return [
+        ("jobs", ".jobs tbody tr"),
+        ("jobs?text=nothing", ".empty"),
+        ("jobs?where=x", ".where pre"),
+        (job, ".panel .plot"),
+        *((f"{job}?tab={tab}", f"#panel {at}") for tab, at in TABS.items()),
+        *((f"jobs/{one}", ".notes h4") for one in baselines[-1:]),
+        *((f"jobs/{one}", ".why") for one in ids("text=onerror")),
+        ("cluster", ".forecast .when"),
+        ("submit", ".verdict.right"),
+        (f"compare?jobs={','.join(baselines)}", ".panel .plot"),
+        (f"compare?sweep={ids('text=digits-sweep')[0]}", ".lines svg"),
+        ("none", "h1"),
+    ]
+
+
+TABS = {
+    "logs": ".line",
+    "ranks": ".panel .plot",
+    "files": "figure img",
+    "events": "tbody tr",
+    "document": "pre",
+}
+
+
+RULES = {"light": [], "dark": ["color-contrast"]}
+"""By the scheme, those that are looked at; all if none is named."""
+
+
+def violations(page: Page, rules: list[str]) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    options = {"resultTypes": ["violations"], **({"runOnly": rules} if rules else {})}
+    found = Axe().run(page, options=options).response["violations"]
+    return [
+        f"{one['id']}: {one['help']}: {node['html'][:200]}"
+        for one in found
+        if one["impact"] in SERIOUS
+        for node in one["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(
+    browser: Browser, server: LiveServer, places: list[tuple[str, str]], scheme: ColorScheme
+) -> None:
+    pytest.importorskip(
+        "axe_playwright_python", reason="the extra 'dev' is not installed: axe-playwright-python"
+    )
+    context = browser.new_context(viewport={"width": 1280, "height": 860}, color_scheme=scheme)
+    tab = Watched(context.new_page(), server, statuses={401, 404, 422})
+    page = tab.open()
+    page.get_by_role("heading", name="Sign in").wait_for()
+    found = {"sign in": violations(page, RULES[scheme])}
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    for place, selector in places:
+        tab.open(place)
+        page.locator(selector).first.wait_for()
+        for summary in page.locator("main summary").all():
+            summary.click()
+        found[place] = violations(page, RULES[scheme])
+    context.close()
+    assert not {place: said for place, said in found.items() if said}
+    assert not tab.wrong
+
+
+def test_a_phone_shows_all_without_scrolling_sideways(
+    site: Site, places: list[tuple[str, str]], tab: Watched
+) -> None:
+    tab.statuses |= {404, 422}
+    long = site.submit("x" * 63, labels={"k" * 63: "v" * 63}, owner="o" * 60)
+    tab.page.set_viewport_size({"width": 320, "height": 640})
+    beside = {}
+    for place, selector in [*places, (f"jobs/{long}", ".fact")]:
+        page = tab.open(place)
+        page.locator(selector).first.wait_for(state="attached")
+        beside[place] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert not {place: pixels for place, pixels in beside.items() if pixels}
