@@ -25,9 +25,9 @@ from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.spending import UsedUpBudgets
-from service.db.notifications import QUEUE, Signals
+from service.db.notifications import QUEUE, SUBMITTED, Signals
 from service.db.repositories import queues as queues_repository
-from service.db.repositories import storage as storage_repository
+from service.db.repositories import surroundings
 from service.db.repositories.bulk import in_chunks
 from service.db.session import touch
 from service.domain import meter
@@ -125,7 +125,7 @@ class Scheduler:
     async def run(self) -> None:
         """Until cancelled."""
         with (
-            self._signals.subscribe(QUEUE) as woken,
+            self._signals.subscribe(QUEUE, SUBMITTED) as woken,
             contextlib.closing(self._gate),
             contextlib.closing(self._trial_values),
         ):
@@ -206,7 +206,7 @@ class Scheduler:
             queues=queues,
             used_up=self._budgets.get(session, queues, now),
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
-            storage_problem=storage_repository.problem(session),
+            storage_problem=surroundings.seen(session).storage_problem,
             to_come=self._autoscaler.expected(cluster),
             min_run_s=self._settings.min_run_s,
             elastic=elastic_jobs(session) if self._settings.elastic_sizing else {},
