@@ -151,11 +151,12 @@ class Database:
             self._read_engine = _sqlite_engine(self.url, writes=False)
             self._near_engine = _sqlite_engine(self.url, writes=False, pool_size=1)
         else:
+            # Without `pool_pre_ping`, a question before each transaction: a connection that was
+            # lost is replaced, with all that the pool has, and `_retrying` takes another.
             self.engine = create_engine(
                 self.url,
                 pool_size=THREADS,
                 max_overflow=THREADS,
-                pool_pre_ping=True,
                 json_serializer=to_json,
                 json_deserializer=from_json,
             )

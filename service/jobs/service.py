@@ -414,7 +414,7 @@ def _new_row(
     now: datetime,
 ) -> JobRow:
     document: dict[str, Any] = spec.model_dump(mode="json")
-    return JobRow(
+    return repository.unstored(
         id=job_id,
         name=spec.name,
         owner=owner,

@@ -221,8 +221,15 @@ def _state_query() -> Select[Any]:
     )
 
 
+def unstored(**columns: Any) -> JobRow:
+    """An object of these columns, to be read: it is in no session, so nobody is told of each."""
+    row = JobRow()
+    vars(row).update(columns)
+    return row
+
+
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
-    """Store the columns of `row` that are set; the session does not know the object."""
+    """Store the columns of `row` that are set, without making it an object of the session."""
     names = _columns().intersection(vars(row))
     values = {name: getattr(row, name) for name in sorted(names)}
     session.connection().execute(_insert(), [values])
