@@ -143,10 +143,10 @@ def told(session: Session, array_id: str) -> Sequence[ToldRow]:
     return session.execute(query).all()
 
 
-def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The values of those of these jobs that are trials and have some, by job."""
+def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any] | None]:
+    """The values of those of these jobs that are trials, by job; None of one that has none yet."""
     return {
-        row.job_id: row.parameters or {}
+        row.job_id: row.parameters
         for some in in_chunks(sorted(job_ids), CHUNK)
         for row in session.connection().execute(_parameters(), {"job_ids": some})
     }
@@ -155,7 +155,7 @@ def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str
 @cache
 def _parameters() -> Select[Any]:
     c = TrialRow.__table__.c
-    query = select(c.job_id, c.parameters).where(c.parameters.is_not(None))
+    query = select(c.job_id, c.parameters)
     return query.where(c.job_id.in_(bindparam("job_ids", expanding=True)))
 
 

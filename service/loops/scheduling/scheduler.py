@@ -172,8 +172,7 @@ class Scheduler:
                 await self._grow(growing[decision.job_id], decision)
         await self._change_batches(snapshot, decisions, live)
         starts = [d for d in decisions if isinstance(d, policy.Start)]
-        have_values = await self._trial_values.have([start.job_id for start in starts])
-        starts = [start for start in starts if start.job_id in have_values]
+        starts = [start for start in starts if not self._trial_values.is_asked_for(start.job_id)]
         if not starts:
             return 0
         assert cluster is not None, "the plan starts nothing without a cluster"
@@ -317,6 +316,9 @@ class Scheduler:
             self._used.claimed((each.job_id, each.attempt) for each in claimed)
             for each in claimed:
                 self._launches.claimed(each.job_id, each.attempt)
+            if len(claimed) < len(wanted):
+                there = {each.job_id for each in claimed}
+                await self._trial_values.ask(id_ for id_ in under_way if id_ not in there)
             at_once = asyncio.Semaphore(MAX_LAUNCHES)
 
             async def launch(each: Claimed) -> None:
