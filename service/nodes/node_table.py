@@ -88,11 +88,7 @@ def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
         return usable(session, types)
     if not surroundings.seen(session).connected:
         return None
-    return (
-        tuple(
-            node
-            for total, number in repository.usable_totals(session)
-            for node in [policy.Node("", total, total)] * number
-        )
-        or None
-    )
+    found: list[policy.Node] = []
+    for total, number in repository.usable_totals(session):
+        found += [policy.Node("", total, total)] * number
+    return tuple(found) or None

@@ -230,8 +230,7 @@ def unstored(**columns: Any) -> JobRow:
 
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
     """Store the columns of `row` that are set, without making it an object of the session."""
-    names = _columns().intersection(vars(row))
-    values = {name: getattr(row, name) for name in sorted(names)}
+    values = {name: value for name, value in vars(row).items() if name in _columns()}
     session.connection().execute(_insert(), [values])
     if job_labels:
         rows = [{"job_id": row.id, "key": key, "value": job_labels[key]} for key in job_labels]
