@@ -456,5 +456,5 @@ def _sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engin
         connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     # Not by the event of that name: an engine that has one looks for listeners at each statement.
-    engine.dialect.do_begin = begin  # type: ignore[method-assign]
+    engine.dialect.do_begin = begin  # type: ignore[method-assign, assignment]
     return engine

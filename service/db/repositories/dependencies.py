@@ -60,7 +60,9 @@ def waiting_for(
     of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
     queries += [(of_arrays, some) for some in in_chunks(sorted(array_ids), CHUNK)]
     return [
-        tuple(row) for query, some in queries for row in session.execute(query, {"after_ids": some})
+        (waiter, after_id, on_success)
+        for query, some in queries
+        for waiter, after_id, on_success in session.execute(query, {"after_ids": some})
     ]
 
 
