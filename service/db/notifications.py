@@ -24,7 +24,7 @@ QUEUE = "queue"
 something else was asked of it."""
 
 SUBMITTED = "submitted"
-"""The topic of the scheduler alone: a job was submitted, which has no attempt to follow."""
+"""The topic of the loops that plan: a job was submitted, which has no attempt to follow."""
 
 WEBHOOKS = "webhooks"
 """The topic of the sender of webhooks: a message is to be sent."""
