@@ -21,7 +21,7 @@ from benchmarks.queue_speed.instant_cluster import STAYS, InstantCluster
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.config.settings import Settings
-from service.runtime import Runtime
+from service.runtime import Runtime, tune_interpreter
 
 NUM_NODES, CPUS_PER_NODE = 128, 8
 JOB = {"name": "noop", "recipe": "image_classification"}
@@ -61,6 +61,7 @@ async def service(home: Path, database_url: str) -> AsyncIterator[Runtime]:
         for _ in range(WARM_UP):
             await runtime.jobs.submit(one())
         await until_done(runtime)
+        tune_interpreter()
         yield runtime
     finally:
         await runtime.stop()

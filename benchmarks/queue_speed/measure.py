@@ -53,7 +53,8 @@ METHOD = (
     "What limits dray is the processor: a job has a document that is searched, an attempt, events "
     "and a place in a plan, 7 rows in all, where a task of a peer is one row or two. "
     "docs/adr/0038-what-a-job-of-an-array-costs.md divides the time. One at a time each submit is "
-    "a commit, and a round of the scheduler finds few jobs to share its look.",
+    "a commit, and a round of the scheduler finds few jobs to share its look; "
+    "docs/adr/0046-what-a-single-job-costs.md has the parts beside those of a peer.",
     f"Submit to claim: from the call until the caller sees the job claimed. Services with an empty "
     f"table and with {MANY:,} finished jobs, in one process, take turns of {PER_BLOCK} jobs, one "
     "after the other; the first turn does not count. Besides, a queue in which "

@@ -20,7 +20,11 @@ import psycopg
 logger = logging.getLogger(__name__)
 
 QUEUE = "queue"
-"""The topic of the scheduler: a job was submitted, requeued, cancelled or ended."""
+"""The topic of the loops of jobs and attempts: a job was claimed, requeued, cancelled or ended, or
+something else was asked of it."""
+
+SUBMITTED = "submitted"
+"""The topic of the loops that plan: a job was submitted, which has no attempt to follow."""
 
 WEBHOOKS = "webhooks"
 """The topic of the sender of webhooks: a message is to be sent."""

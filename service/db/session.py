@@ -20,7 +20,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +41,7 @@ from service.config.home_lock import make_private
 from service.db import damage
 from service.db.clock import server_now
 from service.db.notifications import CHANNEL, PostgresListener, Signals
-from service.db.types import from_json
+from service.db.types import from_json, to_json
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
 from service.domain.meter import Meter, ServiceMetric, cells_of
@@ -151,11 +151,13 @@ class Database:
             self._read_engine = _sqlite_engine(self.url, writes=False)
             self._near_engine = _sqlite_engine(self.url, writes=False, pool_size=1)
         else:
+            # Without `pool_pre_ping`, a question before each transaction: a connection that was
+            # lost is replaced, with all that the pool has, and `_retrying` takes another.
             self.engine = create_engine(
                 self.url,
                 pool_size=THREADS,
                 max_overflow=THREADS,
-                pool_pre_ping=True,
+                json_serializer=to_json,
                 json_deserializer=from_json,
             )
             self._read_engine = self.engine
@@ -244,13 +246,13 @@ class Database:
         self.engine.dispose()
 
     def _read_once(self, work: Work[T], engine: Engine | None = None) -> T:
-        with Session(engine or self._read_engine, expire_on_commit=False) as session:
+        with _OneTransaction(engine or self._read_engine, expire_on_commit=False) as session:
             if not self.is_sqlite and engine is None:
                 session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             return work(session)
 
     def _write_once(self, work: Work[T]) -> T:
-        with Session(self.engine, expire_on_commit=False) as session:
+        with _OneTransaction(self.engine, expire_on_commit=False) as session:
             result = work(session)
             _finish(session)
             session.flush()
@@ -361,9 +363,24 @@ class _Queued(Generic[T]):
             self.answer.set_exception(error)
 
 
+class _OneTransaction(Session):
+    """A session for one transaction, so that its statements need not look for its connection."""
+
+    _found: Connection | None = None
+
+    def connection(
+        self,
+        bind_arguments: Any = None,
+        execution_options: Mapping[str, Any] | None = None,
+    ) -> Connection:
+        if self._found is None:
+            self._found = super().connection(bind_arguments, execution_options)
+        return self._found
+
+
 def _within_savepoint(connection: Connection, work: Work[T]) -> tuple[T, Session]:
     """The result of `work`, which is kept if the transaction is; on any exception nothing of it."""
-    with Session(
+    with _OneTransaction(
         connection, join_transaction_mode="create_savepoint", expire_on_commit=False
     ) as session:
         result = work(session)
@@ -420,6 +437,7 @@ def _sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engin
         pool_size=1 if writes else pool_size,
         max_overflow=0,
         connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
+        json_serializer=to_json,
         json_deserializer=from_json,
     )
 
@@ -434,8 +452,9 @@ def _sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engin
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
 
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    def begin(connection: Any) -> None:
+        connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
+    # Not by the event of that name: an engine that has one looks for listeners at each statement.
+    engine.dialect.do_begin = begin  # type: ignore[method-assign, assignment]
     return engine

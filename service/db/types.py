@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,11 +34,21 @@ class UtcDateTime(TypeDecorator[datetime]):
         in_utc = value if value.tzinfo is UTC else value.astimezone(UTC)
         return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        assert isinstance(value, datetime)
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        """Rows have many times, most of them None."""
+        parsed = datetime.fromisoformat if dialect.name == "sqlite" else _in_utc
+
+        def process(value: Any) -> datetime | None:
+            if value is None:
+                return None
+            time = parsed(value)
+            return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+
+        return process
+
+
+def _in_utc(time: datetime) -> datetime:
+    return time.astimezone(UTC)
 
 
 class StateType(TypeDecorator[JobState]):
@@ -59,6 +70,14 @@ def from_json(text: str | bytes) -> Any:
         return pydantic_core.from_json(text)
     except ValueError:
         return json.loads(text)  # it takes a lone half of a surrogate pair
+
+
+def to_json(value: Any) -> str:
+    """As `json.dumps`, in a fifth of the time and in another spelling."""
+    try:
+        return pydantic_core.to_json(value).decode()
+    except ValueError:
+        return json.dumps(value)  # a lone half of a surrogate pair, or a value that is none of JSON
 
 
 def storable(text: str) -> bool:

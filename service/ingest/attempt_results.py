@@ -23,6 +23,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as chunks_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
+from service.db.repositories.bulk import change
 from service.db.session import measure, notify, touch
 from service.domain import meter
 from service.domain.attempts import ledger
@@ -222,10 +223,15 @@ class _Recorder:
         """Close the attempt and move the job: to its end, or back to the queue."""
         session, job, row, now = self.session, self.job, self.row, self.now
         message = clean(outcome.message) or str(outcome.cause)
-        row.phase = Phase.ENDED
-        row.finished_at = ended_at
-        row.reason_code, row.reason_message = str(outcome.cause), message
-        row.failed_rank, row.exit_code = outcome.rank, outcome.exit_code
+        change(
+            row,
+            phase=Phase.ENDED,
+            finished_at=ended_at,
+            reason_code=str(outcome.cause),
+            reason_message=message,
+            failed_rank=outcome.rank,
+            exit_code=outcome.exit_code,
+        )
         resume_reports.close(session, job, row, now)
         resizing.close(row)
         goodput.close(session, job, row, outcome.cause, ended_at)

@@ -19,8 +19,8 @@ from service.db.models import (
     EventRow,
     JobRow,
 )
-from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
+from service.db.repositories import surroundings
 from service.domain.documents import shown
 from service.domain.events import ACTOR
 from service.domain.progress import without_rates
@@ -36,8 +36,8 @@ def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
 
 def _cluster(session: Session) -> tuple[str | None, bool]:
     """URL of Ray's dashboard, and whether the cluster does not answer."""
-    cluster = cluster_repository.seen(session)
-    return (None, False) if cluster is None else (cluster.ray_dashboard, not cluster.connected)
+    there = surroundings.seen(session)
+    return there.ray_dashboard, there.connected is False
 
 
 def new_job(session: Session, row: JobRow, labels: Mapping[str, str]) -> views.Job:

@@ -91,15 +91,19 @@ class _Startable:
 def claim(
     session: Session, wanted: Sequence[Wanted], cluster_session: str, now: datetime
 ) -> list[Claimed | None]:
-    """Begin the next attempts of these jobs; None for one that is no longer as it was seen. A job
-    that can't start any more fails."""
+    """Begin the next attempts of these jobs; None for one that is no longer as it was seen, and for
+    a trial that has no values yet. A job that can't start any more fails."""
     rows = repository.lock_waiting(session, [one.job_id for one in wanted])
+    in_arrays = [row.id for row in rows.values() if row.array_id is not None]
+    parameters = sweeps_repository.parameters(session, in_arrays)
     startable = []
     for one in wanted:
         row = rows.get(one.job_id)
         if row is None or row.attempt != one.attempt_seen:
             continue
         if row.held_by is not None or row.queue != one.queue_seen:
+            continue
+        if parameters.get(row.id, {}) is None:
             continue
         found = _check(row)
         if isinstance(found, CheckedDocument):
@@ -112,7 +116,7 @@ def claim(
     if not startable:
         return [None] * len(wanted)
     _begin(session, startable, cluster_session, now)
-    claimed = {each.job_id: each for each in _claimed(session, startable)}
+    claimed = {each.job_id: each for each in _claimed(session, startable, parameters)}
     return [claimed.get(one.job_id) for one in wanted]
 
 
@@ -186,10 +190,14 @@ def _change(row: Row[Any], slices: Sequence[Slice], now: datetime) -> dict[str, 
 CLAIMED = "claimed"
 
 
-def _claimed(session: Session, startable: Sequence[_Startable]) -> list[Claimed]:
-    """All that the launches need; of the database, as little as a batch of first attempts asks."""
-    in_arrays = [each.row.id for each in startable if each.row.array_id is not None]
-    parameters = sweeps_repository.parameters(session, in_arrays)
+def _claimed(
+    session: Session,
+    startable: Sequence[_Startable],
+    parameters: Mapping[str, Mapping[str, Any] | None],
+) -> list[Claimed]:
+    """All that the launches need; of the database, as little as a batch of first attempts asks.
+
+    parameters: of those that are trials, by job."""
     codes = {
         (each.row.owner, each.row.code): code_repository.get(session, each.row.owner, each.row.code)
         for each in startable
@@ -219,7 +227,7 @@ def _claimed(session: Session, startable: Sequence[_Startable]) -> list[Claimed]
                 code=codes.get((row.owner, row.code)),
                 owner=row.owner,
                 array_index=row.array_index,
-                parameters=parameters.get(row.id, {}),
+                parameters=parameters.get(row.id) or {},
             )
         )
     return claimed

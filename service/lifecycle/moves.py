@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from dray.views import DeliveryStatus, JobState
 from service.db.notifications import WEBHOOKS
 from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import surroundings
 from service.db.repositories import webhooks as repository
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.session import at_end, measure, notify
@@ -45,7 +46,7 @@ def ended(session: Session, state: JobState, number: int = 1) -> None:
 def _tell(session: Session) -> None:
     """Write a message for each webhook that is notified of one of the moves."""
     noted = session.info.pop(_NOTED)
-    if not repository.any_enabled(session):
+    if surroundings.seen(session).webhook is None:
         return
     session.flush()
     for some in in_chunks(list(chain.from_iterable(noted)), CHUNK):

@@ -23,6 +23,7 @@ from service.db.notifications import QUEUE
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
+from service.db.repositories.bulk import change
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic import resizing as rules
@@ -301,8 +302,7 @@ def note_stays(session: Session, stays: Sequence[policy.Stay]) -> int:
 
 def close(attempt: AttemptRow) -> None:
     """Clear the size changes of an attempt that has ended."""
-    attempt.lacking, attempt.granted, attempt.growth = 0, None, None
-    attempt.recalled = attempt.recalled_at = None
+    change(attempt, lacking=0, granted=None, growth=None, recalled=None, recalled_at=None)
 
 
 def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tuple[str, list[str]]:

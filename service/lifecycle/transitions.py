@@ -19,6 +19,7 @@ from service.db.notifications import QUEUE, events_of
 from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
+from service.db.repositories.bulk import change
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.limits import BUDGET_USED_UP, HELD
@@ -91,9 +92,7 @@ def move(
         return False
     changes = {**changes_of(job, after, code, message, now), **(values or {})}
     event = state_event(job, changes, now, data)
-    for name, value in changes.items():
-        if getattr(job, name) != value:  # to set a column costs more than to look at it
-            setattr(job, name, value)
+    change(job, **changes)
     if after.is_terminal:
         settled = ends or Ends()
         settled.add(job, before, event)

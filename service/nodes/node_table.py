@@ -11,6 +11,7 @@ from service.cluster.port import ClusterSnapshot
 from service.config.node_types import NodeType
 from service.db.models import ClusterRow, NodeRow
 from service.db.repositories import cluster as repository
+from service.db.repositories import surroundings
 from service.domain.scheduling import autoscaling, policy
 from service.domain.text import clean
 from service.nodes import quarantine
@@ -85,14 +86,9 @@ def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
     """As `usable`, for a question of what the nodes have were they empty: without their names."""
     if types:
         return usable(session, types)
-    cluster = repository.seen(session)
-    if cluster is None or not cluster.connected:
+    if not surroundings.seen(session).connected:
         return None
-    return (
-        tuple(
-            node
-            for total, number in repository.usable_totals(session)
-            for node in [policy.Node("", total, total)] * number
-        )
-        or None
-    )
+    found: list[policy.Node] = []
+    for total, number in repository.usable_totals(session):
+        found += [policy.Node("", total, total)] * number
+    return tuple(found) or None

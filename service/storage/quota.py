@@ -15,6 +15,7 @@ from service.config.settings import Settings
 from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE
 from service.db.repositories import storage as repository
+from service.db.repositories import surroundings
 from service.db.session import Database, notify, touch
 from service.domain import capacity
 from service.domain.errors import QuotaExceeded
@@ -83,7 +84,7 @@ class StorageWatch:
 
 def refuse_if_full(session: Session) -> None:
     """QuotaExceeded while the storage, as it was last seen, is full."""
-    problem = repository.problem(session)
+    problem = surroundings.seen(session).storage_problem
     if problem is not None:
         raise QuotaExceeded(f"no job is taken now: {problem}", hint=capacity.HINT)
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, delete, func, select, union_all
+from sqlalchemy import Insert, Row, Select, bindparam, delete, func, select, union_all
 from sqlalchemy import insert as sql_insert
 from sqlalchemy.orm import Session
 
@@ -33,7 +33,12 @@ def _one() -> Select[AttemptRow]:
 def insert(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
     """The columns of each."""
     if rows:
-        session.connection().execute(sql_insert(table_of(AttemptRow)), list(rows))
+        session.connection().execute(_insert(), list(rows))
+
+
+@cache
+def _insert() -> Insert:
+    return sql_insert(table_of(AttemptRow))
 
 
 def live_of(session: Session, job_ids: Collection[str]) -> dict[str, AttemptRow]:
@@ -123,13 +128,18 @@ def _followed_columns() -> Select[Any]:
 
 def cursors(session: Session, job_ids: Collection[str]) -> dict[tuple[str, int], dict[str, int]]:
     """By (job, attempt), up to where the reports of these jobs' live attempts are stored."""
-    c = table_of(AttemptRow).c
-    query = select(c.job_id, c.attempt, c.cursor).where(c.finished_at.is_(None))
     return {
         (job_id, attempt): cursor
         for some in in_chunks(sorted(job_ids), CHUNK)
-        for job_id, attempt, cursor in session.execute(query.where(c.job_id.in_(some)))
+        for job_id, attempt, cursor in session.connection().execute(_cursors(), {"job_ids": some})
     }
+
+
+@cache
+def _cursors() -> Select[Any]:
+    c = AttemptRow.__table__.c
+    query = select(c.job_id, c.attempt, c.cursor).where(c.finished_at.is_(None))
+    return query.where(c.job_id.in_(bindparam("job_ids", expanding=True)))
 
 
 def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, Any, Any, Any]]:
@@ -165,10 +175,21 @@ def ended_slots_of(session: Session, attempts: Collection[tuple[str, int]]) -> I
         by_number.setdefault(attempt, []).append(job_id)
     for attempt, job_ids in by_number.items():
         for some in in_chunks(job_ids, CHUNK):
-            for query in _ended_slots():
-                c = query.selected_columns
-                these = query.where(c.job_id.in_(some), c.attempt == attempt)
-                yield from session.connection().execute(these)
+            asked = {"job_ids": some, "attempt": attempt}
+            for query in _ended_slots_of():
+                yield from session.connection().execute(query, asked)
+
+
+@cache
+def _ended_slots_of() -> tuple[Select[Any], ...]:
+    """`_ended_slots` of these attempts of this number."""
+    return tuple(
+        query.where(
+            query.selected_columns.job_id.in_(bindparam("job_ids", expanding=True)),
+            query.selected_columns.attempt == bindparam("attempt"),
+        )
+        for query in _ended_slots()
+    )
 
 
 _ENDED = (

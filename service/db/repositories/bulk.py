@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Table
 
@@ -18,6 +18,14 @@ T = TypeVar("T")
 def in_chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def change(row: Base, **columns: Any) -> None:
+    """Set the columns that differ: to set one takes longer than to look at it, also when the row is
+    written."""
+    for name, value in columns.items():
+        if getattr(row, name) != value:
+            setattr(row, name, value)
 
 
 def table_of(kind: type[Base]) -> Table:

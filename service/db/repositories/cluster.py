@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
+from typing import Any
 
-from sqlalchemy import Executable, Row, Select, Text, cast, delete, func, select
+from sqlalchemy import Executable, Select, Text, bindparam, cast, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -19,17 +20,6 @@ THE_CLUSTER = 1
 
 def get(session: Session) -> ClusterRow | None:
     return session.get(ClusterRow, THE_CLUSTER)
-
-
-def seen(session: Session) -> Row[bool, str | None] | None:
-    """(connected, ray_dashboard) of the cluster as it was last seen."""
-    return session.connection().execute(_seen()).one_or_none()
-
-
-@cache
-def _seen() -> Select[bool, str | None]:
-    c = ClusterRow.__table__.c
-    return select(c.connected, c.ray_dashboard).where(c.id == THE_CLUSTER)
 
 
 def usable_totals(session: Session) -> list[tuple[dict[str, float], int]]:
@@ -52,8 +42,15 @@ def nodes(session: Session) -> list[NodeRow]:
 
 def labels(session: Session, node_ids: Sequence[str]) -> dict[str, dict[str, str]]:
     """By node id, of those of these nodes that were seen last."""
-    query = select(NodeRow.node_id, NodeRow.labels).where(NodeRow.node_id.in_(node_ids))
-    return {row.node_id: row.labels for row in session.execute(query)}
+    found = session.connection().execute(_labels(), {"node_ids": node_ids})
+    return {row.node_id: row.labels for row in found}
+
+
+@cache
+def _labels() -> Select[Any]:
+    c = NodeRow.__table__.c
+    query = select(c.node_id, c.labels)
+    return query.where(c.node_id.in_(bindparam("node_ids", expanding=True)))
 
 
 def put(session: Session, row: ClusterRow) -> None:

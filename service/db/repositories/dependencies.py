@@ -6,7 +6,18 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, case, delete, func, insert, literal, select
+from sqlalchemy import (
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+)
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
@@ -45,14 +56,21 @@ def waiting_for(
     The rows of arrays stay locked: of two jobs of an array that end at once, the second one to come
     here sees the end of the first.
     """
-    c = JobDependencyRow.__table__.c
-    query = select(c.waiter, c.after_id, c.on_success).order_by(c.waiter, c.after_id)
-    queries = [query.where(c.after_id.in_(some)) for some in in_chunks(job_ids, CHUNK)]
-    queries += [
-        query.where(c.after_id.in_(some)).with_for_update()
-        for some in in_chunks(sorted(array_ids), CHUNK)
+    queries = [(_waiting_for(), some) for some in in_chunks(job_ids, CHUNK)]
+    of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
+    queries += [(of_arrays, some) for some in in_chunks(sorted(array_ids), CHUNK)]
+    return [
+        (waiter, after_id, on_success)
+        for query, some in queries
+        for waiter, after_id, on_success in session.execute(query, {"after_ids": some})
     ]
-    return [tuple(row) for one in queries for row in session.execute(one)]
+
+
+@cache
+def _waiting_for() -> Select[str, str, bool]:
+    return _all_open().where(
+        JobDependencyRow.__table__.c.after_id.in_(bindparam("after_ids", expanding=True))
+    )
 
 
 def settle(session: Session, after_ids: Iterable[str]) -> None:

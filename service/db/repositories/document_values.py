@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
-from sqlalchemy import delete, exists, select
+from sqlalchemy import Insert, delete, exists, select
 from sqlalchemy import insert as sql_insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
@@ -38,7 +39,12 @@ def insert(session: Session, holder: str, own: Mapping[str, Values]) -> None:
         for job_id, values in own.items()
         for row in _rows(job_id, {SHARES: StoredValue(None, holder), **values})
     ]
-    session.connection().execute(sql_insert(table_of(DocumentValueRow)), rows)
+    session.connection().execute(_insert(), rows)
+
+
+@cache
+def _insert() -> Insert:
+    return sql_insert(table_of(DocumentValueRow))
 
 
 def _rows(holder: str, values: Values) -> list[dict[str, Any]]:

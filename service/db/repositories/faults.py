@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, delete, func, select, text, update
+from sqlalchemy import Row, Select, Update, bindparam, delete, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -75,13 +75,18 @@ def open_drills(session: Session, job_id: str) -> list[DrillRow]:
 
 def with_open_drills(session: Session, job_ids: Collection[str]) -> set[str]:
     """Those of these jobs that have drills that are not over."""
-    query = select(DrillRow.job_id).where(DrillRow.state.in_(_OPEN)).distinct()
-    some_of = in_chunks(sorted(job_ids), CHUNK)
     return {
         job_id
-        for some in some_of
-        for job_id in session.scalars(query.where(DrillRow.job_id.in_(some)))
+        for some in in_chunks(sorted(job_ids), CHUNK)
+        for job_id in session.connection().scalars(_with_open_drills(), {"job_ids": some})
     }
+
+
+@cache
+def _with_open_drills() -> Select[str]:
+    c = DrillRow.__table__.c
+    query = select(c.job_id).where(c.state.in_(_OPEN)).distinct()
+    return query.where(c.job_id.in_(bindparam("job_ids", expanding=True)))
 
 
 def waiting_drills(session: Session) -> Sequence[Row[Any]]:
@@ -100,12 +105,22 @@ def _waiting_drills() -> Select[Any]:
 def fail_drills(session: Session, job_ids: Sequence[str], message: str, now: datetime) -> None:
     """End the drills of these jobs that are not over."""
     for some in in_chunks(job_ids, CHUNK):
-        session.execute(
-            update(DrillRow)
-            .where(DrillRow.job_id.in_(some), DrillRow.state.in_(_OPEN))
-            .values(state=DrillState.FAILED.value, message=message, finished_at=now)
-            .execution_options(synchronize_session=False)
+        asked = {"job_ids": some, "new_message": message, "new_finished_at": now}
+        session.execute(_fail_drills(), asked)
+
+
+@cache
+def _fail_drills() -> Update:
+    return (
+        update(DrillRow)
+        .where(DrillRow.job_id.in_(bindparam("job_ids", expanding=True)), DrillRow.state.in_(_OPEN))
+        .values(
+            state=DrillState.FAILED.value,
+            message=bindparam("new_message"),
+            finished_at=bindparam("new_finished_at"),
         )
+        .execution_options(synchronize_session=False)
+    )
 
 
 def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:

@@ -110,18 +110,23 @@ def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> No
     """Change jobs that `lock_waiting` has found: each with `job_id` and the same other columns."""
     if not changes:
         return
+    names = tuple(name for name in changes[0] if name != "job_id")
+    rows = [
+        {"job_id": one["job_id"], **{f"new_{name}": one[name] for name in names}} for one in changes
+    ]
+    changed = session.connection().execute(_change_waiting(names), rows).rowcount
+    assert changed == len(rows), "the rows are locked, so nobody changed them meanwhile"
+
+
+@cache
+def _change_waiting(names: tuple[str, ...]) -> Update:
+    """Sets these columns of a waiting job to parameters, each with `new_` before its name."""
     table = table_of(JobRow)
-    names = [name for name in changes[0] if name != "job_id"]
-    statement = (
+    return (
         update(table)
         .where(table.c.id == bindparam("job_id"), table.c.state == JobState.QUEUED)
         .values({name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names})
     )
-    rows = [
-        {"job_id": one["job_id"], **{f"new_{name}": one[name] for name in names}} for one in changes
-    ]
-    changed = session.connection().execute(statement, rows).rowcount
-    assert changed == len(rows), "the rows are locked, so nobody changed them meanwhile"
 
 
 @cache
@@ -216,12 +221,30 @@ def _state_query() -> Select[Any]:
     )
 
 
+def unstored(**columns: Any) -> JobRow:
+    """An object of these columns, to be read: it is in no session, so nobody is told of each."""
+    row = JobRow()
+    vars(row).update(columns)
+    return row
+
+
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
-    session.add(row)
-    session.flush()
+    """Store the columns of `row` that are set, without making it an object of the session."""
+    values = {name: value for name, value in vars(row).items() if name in _columns()}
+    session.connection().execute(_insert(), [values])
     if job_labels:
         rows = [{"job_id": row.id, "key": key, "value": job_labels[key]} for key in job_labels]
         session.connection().execute(sql_insert(table_of(JobLabelRow)), rows)
+
+
+@cache
+def _insert() -> Insert:
+    return sql_insert(table_of(JobRow))
+
+
+@cache
+def _columns() -> frozenset[str]:
+    return frozenset(column.key for column in table_of(JobRow).columns)
 
 
 def count_event(session: Session, row: JobRow) -> int:
@@ -322,12 +345,16 @@ def waiting_notes(session: Session) -> dict[str, Row[Any]]:
 
 def waiting_notes_of(session: Session, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
     """The same of those of these jobs that wait."""
-    of_some = _waiting_notes().where(JobRow.id.in_(bindparam("job_ids", expanding=True)))
     found: dict[str, Row[Any]] = {}
     for some in in_chunks(job_ids, CHUNK):
-        rows = session.connection().execute(of_some, {"job_ids": some})
+        rows = session.connection().execute(_waiting_notes_of(), {"job_ids": some})
         found.update((row.id, row) for row in rows)
     return found
+
+
+@cache
+def _waiting_notes_of() -> Select[Any]:
+    return _waiting_notes().where(JobRow.id.in_(bindparam("job_ids", expanding=True)))
 
 
 @cache
@@ -340,15 +367,19 @@ def _waiting_notes() -> Select[Any]:
 def step_times(session: Session, most: int) -> Sequence[Row[Any]]:
     """(id, owner, state, num_workers, min_workers, yields, bundle, progress, step_times) of the
     newest jobs that have reported step times, newest first, with those that have ended."""
+    return session.connection().execute(_step_times(), {"most": most}).all()
+
+
+@cache
+def _step_times() -> Select[Any]:
     c = JobRow.__table__.c
     names = ("id", "owner", "state", "num_workers", "min_workers", "yields", "bundle", "progress")
-    query = (
+    return (
         select(*(c[name] for name in (*names, "step_times")))
         .where(c.step_times.is_not(None), c.deleted_at.is_(None))
         .order_by(c.number.desc())
-        .limit(most)
+        .limit(bindparam("most"))
     )
-    return session.connection().execute(query).all()
 
 
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
@@ -365,30 +396,32 @@ def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
 
 def documents(session: Session, job_ids: Collection[str]) -> dict[str, tuple[dict[str, Any], str]]:
     """The document and the owner of each of these jobs, as far as they are there."""
+    return {
+        row.id: (row.spec, row.owner)
+        for some in in_chunks(sorted(job_ids), CHUNK)
+        for row in session.connection().execute(_documents(), {"job_ids": some})
+    }
+
+
+@cache
+def _documents() -> Select[Any]:
     c = JobRow.__table__.c
-    found = session.connection().execute(select(c.id, c.spec, c.owner).where(c.id.in_(job_ids)))
-    return {row.id: (row.spec, row.owner) for row in found}
+    query = select(c.id, c.spec, c.owner)
+    return query.where(c.id.in_(bindparam("job_ids", expanding=True)))
 
 
 def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
     """Store why jobs wait, each note with `job_id` and the columns that say it, as one statement:
     when a job starts, all that wait behind it move up."""
     if notes:
-        session.connection().execute(_note_waiting(), list(notes))
+        session.connection().execute(_change_waiting(_NOTE), list(notes))
 
 
-@cache
-def _note_waiting() -> Update:
-    table = table_of(JobRow)
-    names = (
-        *("reason_code", "reason_message", "position", "blocked_by"),
-        *("kept_back_s", "kept_back_since"),
-    )
-    return (
-        update(table)
-        .where(table.c.id == bindparam("job_id"), table.c.state == JobState.QUEUED)
-        .values({name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names})
-    )
+_NOTE = (
+    *("reason_code", "reason_message", "position", "blocked_by"),
+    *("kept_back_s", "kept_back_since"),
+)
+"""Columns of a note."""
 
 
 def count_events_of_waiting(

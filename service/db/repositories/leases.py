@@ -25,6 +25,14 @@ _RENEW = (
     .returning(_TABLE.c.term)
 )
 
+_LOCK = {
+    alone: select(take(ADVISORY_LOCK))
+    for alone, take in (
+        (False, func.pg_advisory_xact_lock_shared),
+        (True, func.pg_advisory_xact_lock),
+    )
+}
+
 # A bigint key is shown in two halves; ours has no upper one.
 _END_WRITES = text(
     "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
@@ -43,8 +51,7 @@ def lock(session: Session, *, alone: bool) -> None:
     process writes.
     """
     if session.get_bind().dialect.name == "postgresql":
-        take = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared
-        session.execute(select(take(ADVISORY_LOCK)))
+        session.connection().execute(_LOCK[alone])
 
 
 def end_writes(session: Session) -> None:

@@ -33,6 +33,11 @@ def get(session: Session, name: str) -> Queue | None:
     return _found(session, _named(), name)
 
 
+def is_locked_by_any_write(session: Session) -> bool:
+    """Whether a transaction that writes keeps all queues as they are without a lock."""
+    return session.get_bind().dialect.name == "sqlite"
+
+
 def lock(session: Session, name: str, *, shared: bool = False) -> Queue | None:
     """The queue as it is now; its rules stay, and it exists, until this transaction ends.
 

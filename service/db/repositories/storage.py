@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from functools import cache
 
 from sqlalchemy import ColumnElement, Float, Select, and_, cast, func, select
 from sqlalchemy.orm import Session, aliased
@@ -24,18 +23,6 @@ MOST_BYTES = 2**63 - 1
 def state(session: Session) -> StorageStateRow | None:
     """As it was last seen; None before that."""
     return session.get(StorageStateRow, THE_STORAGE)
-
-
-def problem(session: Session) -> str | None:
-    """Why no job is taken or started; None while there is room."""
-    found: str | None = session.connection().execute(_problem()).scalar()
-    return found
-
-
-@cache
-def _problem() -> Select[str | None]:
-    c = StorageStateRow.__table__.c
-    return select(c.problem).where(c.id == THE_STORAGE)
 
 
 def put_state(session: Session, row: StorageStateRow) -> None:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, delete, exists, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
@@ -131,29 +143,46 @@ def told(session: Session, array_id: str) -> Sequence[ToldRow]:
     return session.execute(query).all()
 
 
-def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The values of those of these jobs that are trials and have some, by job."""
-    query = select(TrialRow.job_id, TrialRow.parameters).where(TrialRow.parameters.is_not(None))
+def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any] | None]:
+    """The values of those of these jobs that are trials, by job; None of one that has none yet."""
     return {
-        row.job_id: row.parameters or {}
+        row.job_id: row.parameters
         for some in in_chunks(sorted(job_ids), CHUNK)
-        for row in session.execute(query.where(TrialRow.job_id.in_(some)))
+        for row in session.connection().execute(_parameters(), {"job_ids": some})
     }
+
+
+@cache
+def _parameters() -> Select[Any]:
+    c = TrialRow.__table__.c
+    query = select(c.job_id, c.parameters)
+    return query.where(c.job_id.in_(bindparam("job_ids", expanding=True)))
 
 
 def without_values(session: Session, job_ids: Collection[str]) -> dict[str, str]:
     """Those of these jobs that are trials without values, each with its sweep."""
-    return _without_values(session, TrialRow.job_id.in_(job_ids))
+    return _without_values(session, "job_id", job_ids)
 
 
 def without_values_of(session: Session, array_ids: Collection[str]) -> dict[str, str]:
     """The trials of these sweeps that have no values yet, each with its sweep."""
-    return _without_values(session, TrialRow.array_id.in_(array_ids))
+    return _without_values(session, "array_id", array_ids)
 
 
-def _without_values(session: Session, which: ColumnElement[bool]) -> dict[str, str]:
-    query = select(TrialRow.job_id, TrialRow.array_id).where(which, TrialRow.parameters.is_(None))
-    return {row.job_id: row.array_id for row in session.execute(query)}
+def _without_values(session: Session, column: str, ids: Collection[str]) -> dict[str, str]:
+    return {
+        row.job_id: row.array_id
+        for some in in_chunks(sorted(ids), CHUNK)
+        for row in session.connection().execute(_lacking(column), {"ids": some})
+    }
+
+
+@cache
+def _lacking(column: str) -> Select[Any]:
+    """Trials without values of which this column is one of `ids`."""
+    c = TrialRow.__table__.c
+    query = select(c.job_id, c.array_id).where(c.parameters.is_(None))
+    return query.where(c[column].in_(bindparam("ids", expanding=True)))
 
 
 def set_values(

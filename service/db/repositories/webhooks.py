@@ -29,17 +29,6 @@ from service.db.repositories.bulk import table_of
 _WAITING: ColumnElement[bool] = WebhookDeliveryRow.next_try_at.is_not(None)
 
 
-def any_enabled(session: Session) -> bool:
-    """Whether anybody wants to be told anything. Asked at every change of a job's state."""
-    return session.connection().execute(_any_enabled()).first() is not None
-
-
-@cache
-def _any_enabled() -> Select[Any]:
-    c = WebhookRow.__table__.c
-    return select(c.id).where(c.disabled_at.is_(None)).limit(1)
-
-
 def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]:
     """(id, owner, all_users, states, queue, labels) of those that are notified of jobs of these
     owners."""

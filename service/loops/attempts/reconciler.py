@@ -11,9 +11,12 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Cause, Frame, Outcome, Phase, PollReply
 from service.checkpoints import unreported
@@ -97,9 +100,7 @@ class Reconciler:
     async def run_once(self) -> None:
         """Start the missing followers, pass on commands, end attempts that nobody owns."""
         self._closed.clear()
-        found = await self._database.read(queue_view.followed)
-        live = [a for a in found if not self._launches.is_under_way(a.job_id, a.attempt)]
-        cursors = await self._cursors([a for a in live if a.key not in self._followers])
+        live, cursors = await self._database.read(self._look)
         for attempt in live:
             key = attempt.key
             if key in self._closed or (key not in self._followers and key not in cursors):
@@ -114,14 +115,15 @@ class Reconciler:
         if asyncio.get_running_loop().time() >= self._deleted_at:
             self._begin(("deleted",), self._drop_deleted())
 
-    async def _cursors(
-        self, attempts: Sequence[queue_view.FollowedAttempt]
-    ) -> Mapping[tuple[str, int], Mapping[str, int]]:
-        """Up to where the reports of those of these attempts that live are stored."""
-        job_ids = [attempt.job_id for attempt in attempts]
-        if not job_ids:
-            return {}
-        return await self._database.read(lambda s, _: attempts_repository.cursors(s, job_ids))
+    def _look(
+        self, session: Session, now: datetime
+    ) -> tuple[list[queue_view.FollowedAttempt], Mapping[tuple[str, int], Mapping[str, int]]]:
+        """The live attempts that are launched, and up to where the reports of those are stored that
+        nobody follows yet."""
+        found = queue_view.followed(session, now)
+        live = [a for a in found if not self._launches.is_under_way(a.job_id, a.attempt)]
+        new = [attempt.job_id for attempt in live if attempt.key not in self._followers]
+        return live, attempts_repository.cursors(session, new)
 
     def _begin_to_follow(
         self, attempt: queue_view.FollowedAttempt, cursor: Mapping[str, int]

@@ -25,20 +25,14 @@ from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.spending import UsedUpBudgets
-from service.db.notifications import QUEUE, Signals
+from service.db.notifications import QUEUE, SUBMITTED, Signals
 from service.db.repositories import queues as queues_repository
-from service.db.repositories import storage as storage_repository
+from service.db.repositories import surroundings
 from service.db.repositories.bulk import in_chunks
 from service.db.session import touch
 from service.domain import meter
 from service.domain.scheduling import policy
-from service.domain.scheduling.placement import slots
-from service.domain.scheduling.placement.slots import (
-    count,
-    is_part_of_gpu,
-    parts_on,
-    with_shared_gpus,
-)
+from service.domain.scheduling.placement.slots import count, is_part_of_gpu
 from service.domain.scheduling.policy.batch_changes import batch_changes
 from service.jobs import data_policy
 from service.lifecycle import claims, preemption, resizing, transitions
@@ -48,6 +42,7 @@ from service.loops.scheduling.autoscaler import Autoscaler
 from service.loops.scheduling.cluster_watcher import ClusterWatcher
 from service.loops.scheduling.decision_recorder import DecisionRecorder
 from service.loops.scheduling.forecaster import SchedulerView
+from service.loops.scheduling.seen_nodes import SeenNodes
 from service.loops.scheduling.trial_values import TrialValues
 from service.loops.scheduling.used_shares import UsedShares
 from service.loops.shared import queue_view
@@ -56,7 +51,6 @@ from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.launches import Launches
 from service.loops.shared.pace import rest_after
 from service.loops.shared.timings import LoopTimings
-from service.nodes import quarantine
 from service.outlook.decisions import SeenRound
 from service.outlook.earlier_runs import EarlierRuns
 from service.outlook.step_times import elastic_jobs
@@ -107,6 +101,7 @@ class Scheduler:
         self._impossible_since: dict[str, datetime] = {}
         self._earlier = EarlierRuns()
         self._used = UsedShares()
+        self._nodes = SeenNodes()
         self._budgets = UsedUpBudgets(prices)
         self._held: dict[tuple[str, int], int] = {}
         """Slots that attempts held in the last round."""
@@ -125,7 +120,7 @@ class Scheduler:
     async def run(self) -> None:
         """Until cancelled."""
         with (
-            self._signals.subscribe(QUEUE) as woken,
+            self._signals.subscribe(QUEUE, SUBMITTED) as woken,
             contextlib.closing(self._gate),
             contextlib.closing(self._trial_values),
         ):
@@ -177,8 +172,7 @@ class Scheduler:
                 await self._grow(growing[decision.job_id], decision)
         await self._change_batches(snapshot, decisions, live)
         starts = [d for d in decisions if isinstance(d, policy.Start)]
-        have_values = await self._trial_values.have([start.job_id for start in starts])
-        starts = [start for start in starts if start.job_id in have_values]
+        starts = [start for start in starts if not self._trial_values.is_asked_for(start.job_id)]
         if not starts:
             return 0
         assert cluster is not None, "the plan starts nothing without a cluster"
@@ -198,15 +192,14 @@ class Scheduler:
     ) -> tuple[policy.Snapshot, tuple[queue_view.LiveAttempt, ...], datetime]:
         """All that the plan goes by, the live attempts, and the time."""
         waiting, live = queue_view.snapshot(session, now, self._earlier.get(session, now))
-        nodes = () if cluster is None else cluster.nodes
-        total = slots.total_of(node.resources for node in nodes if node.accepted)
+        total = self._nodes.total(cluster)
         queues = queues_repository.every(session)
         snapshot = replace(
-            _snapshot(cluster, waiting, live),
+            _snapshot(self._nodes, cluster, waiting, live),
             queues=queues,
             used_up=self._budgets.get(session, queues, now),
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
-            storage_problem=storage_repository.problem(session),
+            storage_problem=surroundings.seen(session).storage_problem,
             to_come=self._autoscaler.expected(cluster),
             min_run_s=self._settings.min_run_s,
             elastic=elastic_jobs(session) if self._settings.elastic_sizing else {},
@@ -323,6 +316,9 @@ class Scheduler:
             self._used.claimed((each.job_id, each.attempt) for each in claimed)
             for each in claimed:
                 self._launches.claimed(each.job_id, each.attempt)
+            if len(claimed) < len(wanted):
+                there = {each.job_id for each in claimed}
+                await self._trial_values.ask(id_ for id_ in under_way if id_ not in there)
             at_once = asyncio.Semaphore(MAX_LAUNCHES)
 
             async def launch(each: Claimed) -> None:
@@ -429,6 +425,7 @@ def _code_of(claimed: Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | 
 
 
 def _snapshot(
+    seen: SeenNodes,
     cluster: ClusterSnapshot | None,
     waiting: tuple[policy.WaitingJob, ...],
     live: tuple[queue_view.LiveAttempt, ...],
@@ -437,30 +434,13 @@ def _snapshot(
     holders = tuple(policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner) for a in live)
     if cluster is None:
         return policy.Snapshot(waiting, (), connected=False, holders=holders)
-    nodes = []
     bundles = (*(job.request.bundle for job in waiting), *(each.bundle for each in holders))
     shares_gpus = any(map(is_part_of_gpu, bundles))
-    held_by_node = slots.held_by_node(holders)
     alive = {(attempt.job_id, attempt.attempt) for attempt in live}
-    for node in cluster.nodes:
-        # Where nobody else takes slots our own books are exact, and Ray's lag behind.
-        available = node.available if cluster.shared else node.resources
-        ours = held_by_node.get(node.node_id, {})
-        stuck = node.quarantined or ()
-        # Those of an attempt that lives are among the slots that it holds.
-        held = quarantine.with_kept(ours, [e for e in stuck if (e.job_id, e.attempt) not in alive])
-        free = slots.offered(node.resources, available, held)
-        if shares_gpus and node.resources.get("GPU"):
-            free = with_shared_gpus(free, parts_on(node.node_id, holders))
-        kept = quarantine.with_kept({}, stuck)
-        seen = (node.node_id, node.resources, free)
-        nodes.append(
-            policy.Node.labelled(*seen, node.labels, accepted=node.accepted, quarantined=kept)
-        )
     here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
     return policy.Snapshot(
         waiting,
-        tuple(nodes),
+        seen.of(cluster, holders, alive, shares_gpus=shares_gpus),
         connected=True,
         holders=holders,
         growing=tuple(a.growing for a in here if a.growing is not None),

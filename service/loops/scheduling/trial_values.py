@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -93,17 +93,24 @@ class TrialValues:
             return decision
         return replace(decision, reason=policy.Reason(UNAVAILABLE, said))
 
-    async def have(self, job_ids: Sequence[str]) -> set[str]:
-        """Those of these jobs that have all values that they need. The samplers are asked for the
-        others, and the scheduler is woken when they have answered."""
-        if not job_ids:
-            return set()
-        lacking = await self._database.read(lambda s, _: repository.without_values(s, job_ids))
-        for job_id in job_ids:
+    def is_asked_for(self, job_id: str) -> bool:
+        """Whether its sampler has not answered yet."""
+        return job_id in self._asking
+
+    async def ask(self, job_ids: Iterable[str]) -> None:
+        """Ask the samplers of those of these jobs that lack values, for which they could not be
+        claimed. The scheduler is woken when they have answered. Never raises: who is not asked now
+        fails its next claim, too, and others are about to be launched."""
+        asked = list(job_ids)
+        try:
+            lacking = await self._database.read(lambda s, _: repository.without_values(s, asked))
+        except Exception:
+            logger.exception("the trials that lack values could not be read")
+            return
+        for job_id in asked:
             if job_id in lacking and job_id not in self._asking:
                 asking = self._ask(job_id, lacking[job_id])
                 self._asking[job_id] = asyncio.create_task(asking)
-        return set(job_ids).difference(lacking)
 
     async def _ask(self, job_id: str, sweep_id: str) -> None:
         """Ask until the trial needs no more values."""

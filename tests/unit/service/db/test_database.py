@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -17,13 +18,14 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import IntegrityError, OperationalError, StatementError
 from sqlalchemy.orm import Session
 
+from dray.views import JobState
 from service.db import session as db_session
 from service.db.migrate import SchemaTooNew, migrate
 from service.db.models import Base, DeploymentRow
 from service.db.notifications import Signals
 from service.db.repositories.cluster import ensure_deployment
 from service.db.session import Database, normalise_url, notify
-from service.db.types import from_json
+from service.db.types import from_json, to_json
 from service.domain.errors import DatabaseUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -274,6 +276,33 @@ async def test_a_lost_connection_to_postgresql_is_not_seen_by_the_caller(
         database.close()
 
 
+async def test_connections_that_were_lost_while_idle_are_replaced(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db_session, "FIRST_PAUSE_S", 0.0)
+    database = Database(postgres_url)
+    gate = threading.Barrier(3)
+
+    def work(session: Session) -> int:
+        pid: int = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        gate.wait(PATIENCE_S)
+        return pid
+
+    try:
+        before = await asyncio.gather(*(database.write(work) for _ in range(3)))
+        with psycopg.connect(postgres_url, autocommit=True) as killer:
+            killer.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", (before,))
+        gate = threading.Barrier(1)
+        found = [
+            await database.read(work),
+            await database.look_up(work),
+            await database.write(work),
+        ]
+        assert not set(found) & set(before)
+    finally:
+        database.close()
+
+
 async def test_a_listener_that_lost_its_connection_listens_again(postgres_url: str) -> None:
     database = Database(postgres_url)
     try:
@@ -350,6 +379,18 @@ async def test_a_subscription_ends_with_its_block() -> None:
         assert await woken.wait(PATIENCE_S)
     signals.publish("a")
     assert signals._subscribers == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, 2.5, None, True, math.nan, -math.inf, 1e16, 5e-324, -0.0], "é\u2028": "\0😀"},
+        [10**400, -(10**30), (1, 2), {1: {1.5: {True: {}}}}, JobState.QUEUED],
+        "half of a pair: \ud800",
+    ],
+)
+def test_json_means_what_python_writes(value: object) -> None:
+    assert repr(json.loads(to_json(value))) == repr(json.loads(json.dumps(value)))
 
 
 def test_half_of_a_surrogate_pair_is_read_as_it_was_stored() -> None:

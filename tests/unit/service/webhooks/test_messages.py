@@ -160,7 +160,7 @@ async def test_where_nobody_has_a_webhook_a_change_costs_one_statement(service: 
 
     service.claim(job_id)
     (asked,) = [one for one in statements if "webhook" in one]
-    assert asked.startswith("SELECT webhooks.id")
+    assert asked.startswith("SELECT (SELECT cluster.connected")
     statements.clear()
     service.report(job_id, 1, phase=Phase.RUNNING)
     service.report(job_id, 1, [metrics(1, {"x": 1.0})])

@@ -1,0 +1,42 @@
+"""SQL on what nearly every change of a job asks: few rows that change seldom, in one statement."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Row, Select, select
+from sqlalchemy.orm import Session
+
+from service.db.models import ClusterRow, StorageStateRow, WebhookRow
+from service.db.repositories.cluster import THE_CLUSTER
+from service.db.repositories.storage import THE_STORAGE
+
+_FOUND = "surroundings"
+
+
+def seen(session: Session) -> Row[Any]:
+    """As this transaction first looked at it: whether the cluster is `connected` (None before it
+    was first seen), its `ray_dashboard`, the `storage_problem` for which no job is taken or
+    started (None while there is room), and `webhook`, one that is enabled, or None."""
+    found: Row[Any] | None = session.info.get(_FOUND)
+    if found is None:
+        found = session.info[_FOUND] = session.connection().execute(_seen()).one()
+    return found
+
+
+@cache
+def _seen() -> Select[Any]:
+    cluster, storage = ClusterRow.__table__.c, StorageStateRow.__table__.c
+    hooks = WebhookRow.__table__.c
+    of_cluster = (cluster.connected, cluster.ray_dashboard)
+    problem = select(storage.problem).where(storage.id == THE_STORAGE)
+    enabled = select(hooks.id).where(hooks.disabled_at.is_(None)).limit(1)
+    return select(
+        *(
+            select(column).where(cluster.id == THE_CLUSTER).scalar_subquery().label(column.key)
+            for column in of_cluster
+        ),
+        problem.scalar_subquery().label("storage_problem"),
+        enabled.scalar_subquery().label("webhook"),
+    )
