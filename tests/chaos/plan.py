@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dray import spec
-
 EMBEDDED = "embedded"
 CLUSTER = "cluster"
 
@@ -20,8 +18,7 @@ LONG_RECIPE = frozenset({"long"})
 LONG = LONG_RECIPE | {"long script"}
 """What lasts until a process that is stopped has been replaced."""
 GOSSIP = ("d_psgd", "sgp", "ad_psgd")
-# A document takes them where the kind of `sync` is there.
-SERVERS = ("synchronous servers", "asynchronous servers") * hasattr(spec, "ParameterServer")
+SERVERS = ("synchronous servers", "asynchronous servers")
 RECIPES = READ_BY_LOADERS | {
     *("one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"),
     *(*GOSSIP, *SERVERS),
