@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 from ray.exceptions import RayActorError
 
@@ -66,7 +67,8 @@ class RecoveryController:
         self._taking_in: asyncio.Task[None] | None = None
         self._giving_back: asyncio.Task[None] | None = None
         self._giving_rest: asyncio.Task[None] | None = None
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[None]] = set()
+        """What is done for lost members while the others train on."""
         self.taken_in = asyncio.Event()
         """Set when members have got a place that they did not have, whose ends matter from then."""
         self._recovers_in_place = spec.recovers_in_place
@@ -152,16 +154,30 @@ class RecoveryController:
             return False
         for member in lost:
             if member in self._group.members:
-                task = asyncio.create_task(self._replace_beside(member))
-                self._replacing.add(task)
-                task.add_done_callback(self._replacing.discard)
+                self._do_beside(self._replace_beside(member))
         return True
 
+    def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
     async def _lose(self, dead: Set[str]) -> None:
-        """Give up the slots on nodes that are gone."""
+        """Give up the slots on nodes that are gone, and ask for others for a while."""
         if await self._group.lose_nodes(dead):
             self._report_size("goes on without the workers of a lost node")
+            self._do_beside(self._ask_no_more())
         self._nodes.forget(dead)
+
+    async def _ask_no_more(self) -> None:
+        """Do without workers for which no slots came in time: for a group that lacks workers, slots
+        are held back from the whole queue."""
+        until = self._pace.time() + self._timings.stand_by_limit_s
+        while self._pace.time() < until or self.state.grants or self.state.is_taking_in:
+            await asyncio.sleep(self._timings.ready_period_s)
+        if self._num_lacking:
+            self._least = len(self._group.members)
+            self._report_size("goes on without workers for which no slots came")
 
     async def _replace_beside(self, member: Member) -> None:
         """Have a lost member come back with another process, once that is ready for its place."""
@@ -404,7 +420,7 @@ class RecoveryController:
 
     async def stop(self) -> None:
         """The attempt ends: nothing more is taken in or given back."""
-        for task in tuple(self._replacing):
+        for task in tuple(self._beside):
             await _end(task)
         await _end(self._taking_in)
         await _end(self._giving_back)

@@ -344,6 +344,11 @@ class GossipGroup(SlowGroup):
     def running(self, _: Any) -> None:
         pass
 
+    async def lose_nodes(self, node_ids: Any) -> list[Any]:
+        gone, self.lost_with_nodes = self.lost_with_nodes, []
+        self.members = [member for member in self.members if member not in gone]
+        return gone
+
     async def replace(self, members: Any, round_number: int) -> None:
         self.asked.set()
         if self.failures:
@@ -399,6 +404,23 @@ async def test_of_gossip_the_others_go_on_where_no_replacement_can_be_started() 
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert "goes on without a lost worker, for which no process can be started" in size["message"]
     assert group.sizes == [[1]]
+
+
+async def test_of_gossip_slots_for_the_workers_of_a_lost_node_are_asked_for_a_while() -> None:
+    """No longer: they are held back from the whole queue, and the others train."""
+    group = GossipGroup()
+    group.lost_with_nodes = [group.lost]
+    job = Recovering(spec=GOSSIP, group=group)
+    job.nodes.seen = [observation(1)]
+    assert await job.recover()
+    assert group.sizes == [[1]]
+    (size,) = job.reports.of(FrameKind.RESIZED)
+    assert (size["world_size"], size["lacking"]) == (1, 1)
+    await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
+    assert job.now > QUICK.stand_by_limit_s
+    assert job.reports.of(FrameKind.RESIZED)[-1]["lacking"] == 0
+    assert not group.asked.is_set(), "its slot is gone"
+    await job.recovery.stop()
 
 
 class SpreadGroup(SlowGroup):
