@@ -116,7 +116,12 @@ def check_values(document: Any) -> None:
                     _check_text(key, pointer)
                     below.append((f"{pointer}/{_escaped(key)}", inner))
             elif isinstance(value, list):
-                below += [(f"{pointer}/{index}", inner) for index, inner in enumerate(value)]
+                # A pointer for each of thousands of numbers would take long.
+                below += [
+                    (f"{pointer}/{index}", inner)
+                    for index, inner in enumerate(value)
+                    if isinstance(inner, str | Mapping | list)
+                ]
         level = below
     if level:
         raise Fault("malformed_request", TOO_DEEP)
@@ -221,6 +226,7 @@ def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
         listed = f"its fields are {', '.join(candidates)}" if candidates else None
         return (
             _meant(str(name), pointer, root)
+            or _of_another_kind(parents, str(name), root)
             or _elsewhere(str(name), pointer, root)
             or nearest(str(name), candidates)
             or listed
@@ -245,6 +251,20 @@ def nearest(name: str, candidates: Sequence[str]) -> str | None:
     # A long name is similar to none, and comparing it would take long.
     close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
     return f"did you mean {close[0]!r}?" if close else None
+
+
+def _of_another_kind(parents: Sequence[Any], name: str, root: type[BaseModel]) -> str | None:
+    """Suggest the other types of a union, if these have the field and the chosen one does not."""
+    if not parents:
+        return None
+    models = _models_at(parents[:-1], root)
+    chosen = _tagged(models, parents[-1])
+    others = [m for m in models if m is not chosen and name in m.model_fields]
+    if chosen is None or not others:
+        return None
+    tag = next(field for field in TAG_FIELDS if field in chosen.model_fields)
+    names = " or ".join(str(model.model_fields[tag].default) for model in others)
+    return f"it is a field of {tag} {names}: set {tag}"
 
 
 def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
@@ -277,11 +297,17 @@ def _meant(name: str, pointer: str, root: type[BaseModel]) -> str | None:
 
 def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:
     """Names of the fields of the part of the document at `parents`."""
+    models = _models_at(parents, root)
+    yield from dict.fromkeys(name for model in models for name in model.model_fields)
+
+
+def _models_at(parents: Iterable[Any], root: type[BaseModel]) -> Sequence[type[BaseModel]]:
+    """The models of the part of the document at `parents`."""
     models = [root]
     for parent in parents:
         chosen = _tagged(models, parent)
         models = [chosen] if chosen is not None else _models_of(models, parent)
-    yield from dict.fromkeys(name for model in models for name in model.model_fields)
+    return models
 
 
 def _tagged(models: Sequence[type[BaseModel]], part: Any) -> type[BaseModel] | None:

@@ -10,7 +10,9 @@ from pydantic import Field, StrictBool, model_validator
 from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign, wrong
 from dray.spec.parallel import MAX_WORKERS
 
-MAX_EDGES: Final = 65536
+MAX_EDGES: Final = 4 * MAX_WORKERS
+"""Each rank of the largest group may have eight neighbours; a document with more edges would take
+long to check."""
 
 
 class Compression(Document):
@@ -130,15 +132,17 @@ class Gossip(Document):
                 "two sides in turn, which needs an even number. Take random or complete",
             )
         for number, (one, other) in enumerate(self.edges or ()):
-            at = f"/sync/edges/{number}"
             if max(one, other) >= num_workers:
                 raise wrong(
-                    at,
+                    f"/sync/edges/{number}",
                     f"names rank {max(one, other)}, and the ranks are 0 to {num_workers - 1}: "
                     "change the edge, or resources.num_workers",
                 )
             if one == other:
-                raise wrong(at, "joins a rank with itself: leave it out, each keeps a part anyway")
+                raise wrong(
+                    f"/sync/edges/{number}",
+                    "joins a rank with itself: leave it out, each keeps a part anyway",
+                )
         if self.edges is not None:
             self._check_reach(self.edges, num_workers)
 

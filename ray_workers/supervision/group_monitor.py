@@ -168,10 +168,15 @@ class GroupMonitor:
         handled: set[asyncio.Future[RankExit]] = set()
         while (running := self._exits() - handled) and self._awaited() - handled:
             timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            either: set[asyncio.Future[Any]] = {*ends, *running}
-            done, _ = await asyncio.wait(
-                either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-            )
+            taken_in = asyncio.ensure_future(self._recovery.taken_in.wait())
+            either: set[asyncio.Future[Any]] = {*ends, *running, taken_in}
+            try:
+                done, _ = await asyncio.wait(
+                    either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                taken_in.cancel()
+            self._recovery.taken_in.clear()
             for end in ends:
                 if end in done:
                     return end.result()

@@ -3,7 +3,8 @@
 A group comes into its next rendezvous round in three ways. A lost rank is replaced in its slot. A
 lost node is done without, or its workers get slots elsewhere while the others stand by with the
 whole state. And slots that are granted are taken in once the workers in them are ready, so that no
-rank waits for them.
+rank waits for them. Where ranks need no other in particular (gossip), they go on without the lost
+ones at once, and take the replacements in like these.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 from ray.exceptions import RayActorError
 
@@ -65,8 +67,13 @@ class RecoveryController:
         self._taking_in: asyncio.Task[None] | None = None
         self._giving_back: asyncio.Task[None] | None = None
         self._giving_rest: asyncio.Task[None] | None = None
+        self._beside: set[asyncio.Task[None]] = set()
+        """What is done for lost members while the others train on."""
+        self.taken_in = asyncio.Event()
+        """Set when members have got a place that they did not have, whose ends matter from then."""
         self._recovers_in_place = spec.recovers_in_place
         self._is_script = bool(spec.spec.get("script"))
+        self._goes_on = recovery_rules.goes_on_without_lost(spec.spec)
         self._servers = frozenset() if self._is_script else serving_ranks(spec.spec)
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
@@ -96,6 +103,8 @@ class RecoveryController:
             await self._begin([end.rank for end in ends], began_at)
             self._report_loss(ends, kind)
             try:
+                if self._goes_on:
+                    return await self._go_on_without(lost, dead)
                 return await self._make_whole(lost, dead)
             except _NOT_STARTED:
                 traceback.print_exc()
@@ -136,6 +145,78 @@ class RecoveryController:
             self._report_size("goes on without the workers of a lost node")
         return await self._go_on()
 
+    async def _go_on_without(self, lost: Sequence[Member], dead: Set[str]) -> bool:
+        """Have the others go on at once, and replace the lost members beside their training."""
+        for member in lost:
+            member.is_placed = False
+        await self._lose(dead)
+        if not await self._go_on():
+            return False
+        for member in lost:
+            if member in self._group.members:
+                self._do_beside(self._replace_beside(member))
+        return True
+
+    def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    async def _lose(self, dead: Set[str]) -> None:
+        """Give up the slots on nodes that are gone, and ask for others for a while."""
+        if await self._group.lose_nodes(dead):
+            self._report_size("goes on without the workers of a lost node")
+            self._do_beside(self._ask_no_more())
+        self._nodes.forget(dead)
+
+    async def _ask_no_more(self) -> None:
+        """Do without workers for which no slots came in time: for a group that lacks workers, slots
+        are held back from the whole queue."""
+        until = self._pace.time() + self._timings.stand_by_limit_s
+        while self._pace.time() < until or self.state.grants or self.state.is_taking_in:
+            await asyncio.sleep(self._timings.ready_period_s)
+        if self._num_lacking:
+            self._least = len(self._group.members)
+            self._report_size("goes on without workers for which no slots came")
+
+    async def _replace_beside(self, member: Member) -> None:
+        """Have a lost member come back with another process, once that is ready for its place."""
+        for _ in range(recovery_rules.MOST_STARTS):
+            try:
+                if not await self._restart(member):
+                    return
+                async with self._one_at_a_time:
+                    if not member.is_running:
+                        raise ForkFailed("a replacement ended before it had a place")
+                    # Rank 0, which reports and saves, stays with a process that does so already.
+                    member.rank = len(self._group.placed)
+                    await self._place([member], "takes in the replacement of a lost worker")
+                return
+            except _NOT_STARTED:
+                traceback.print_exc()
+            await asyncio.sleep(self._timings.give_back_pause_s)
+        self._report_size("goes on without a lost worker, for which no process can be started")
+
+    async def _restart(self, member: Member) -> bool:
+        """Whether the member has a process that is ready for a place; False if its node is gone."""
+        limit_s = self._timings.replace_limit_s
+        if dead := await self._pace.within(limit_s, self._replace([member])):
+            async with self._one_at_a_time:
+                await self._lose(dead)
+            return False
+        limit_s = self._timings.ready_limit_s
+        await self._pace.within(limit_s, self._wait_until_ready([member]))
+        return True
+
+    async def _place(self, newcomers: Sequence[Member], how: str) -> None:
+        """Give members that are ready a place in the next round."""
+        await self._begin([], time.time())
+        for member in newcomers:
+            member.is_placed = True
+        self.taken_in.set()
+        self._report_size(how)
+        await self._go_on()
+
     async def _replace_or_release(self, lost: Sequence[Member], dead: Set[str]) -> bool:
         """Whether the group is smaller now."""
         shrunk = False
@@ -148,10 +229,11 @@ class RecoveryController:
             if not dead:
                 return shrunk
 
-    async def _dead_nodes(self) -> Set[str]:
-        """Nodes of the group that are gone."""
+    async def _dead_nodes(self, members: Sequence[Member] = ()) -> Set[str]:
+        """Nodes of the group, and of members that may have left it, that are gone."""
         alive = await asyncio.to_thread(placement_groups.alive_nodes)
-        return {slots.part.node_id for slots in self._group.slots} - alive
+        slots = [*self._group.slots, *(member.slots for member in members)]
+        return {each.part.node_id for each in slots} - alive
 
     async def _replace(self, members: Sequence[Member]) -> Set[str]:
         """Replace these members; empty if that was done, else the nodes that turned out dead."""
@@ -160,7 +242,7 @@ class RecoveryController:
         try:
             while not replacing.done():
                 await asyncio.wait({replacing}, timeout=self._timings.dead_node_period_s)
-                if vanished and not replacing.done() and (dead := await self._dead_nodes()):
+                if vanished and not replacing.done() and (dead := await self._dead_nodes(members)):
                     return dead
             await replacing
         finally:
@@ -169,14 +251,17 @@ class RecoveryController:
 
     @property
     def _num_lacking(self) -> int:
-        return max(0, self._least - len(self._group.running))
+        """Workers for which the group needs slots."""
+        there = self._group.members if self._goes_on else self._group.running
+        return max(0, self._least - len(there))
 
     async def _go_on(self) -> bool:
         """Announce the round, or stand by for the workers that are lacking; False if no rank is
         left."""
         if not self._group.running:
             return False
-        self.state = self.state.lack(self._num_lacking, self._pace.time())
+        num_awaited = 0 if self._goes_on else self._num_lacking
+        self.state = self.state.lack(num_awaited, self._pace.time())
         # Ranks that have just been lost are recovered next, and the round is announced then.
         if not self.state.num_lacking and len(self._group.running) == len(self._group.placed):
             await self._group.announce(self.state.round, self.state.batch_size)
@@ -233,13 +318,9 @@ class RecoveryController:
             self._give_rest_back()
             return
         async with self._one_at_a_time:
-            await self._begin([], time.time())
             self._change_batch(grant)
-            for member in newcomers:
-                member.is_placed = True
             grows = f"grows by {len(newcomers)}" if newcomers else "goes on with another batch"
-            self._report_size(grows)
-            await self._go_on()
+            await self._place(newcomers, grows)
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
         """Members in these slots that are ready for a place; nothing is held if that fails. None of
@@ -339,6 +420,8 @@ class RecoveryController:
 
     async def stop(self) -> None:
         """The attempt ends: nothing more is taken in or given back."""
+        for task in tuple(self._beside):
+            await _end(task)
         await _end(self._taking_in)
         await _end(self._giving_back)
         await _end(self._giving_rest)  # the others may begin it as they end
@@ -350,12 +433,13 @@ class RecoveryController:
             how = "; ".join(recovery_rules.how(rank) for rank in lost)
         else:
             how = "ranks lost each other, though all of them live"
+        others = "go on" if self._goes_on and lost else "keep their state"
         self._reporter.report(
             RegroupingReport(
                 generation=self.state.round,
                 ranks=[rank.rank for rank in lost],
                 code=kind,
-                message=f"{how}; the others keep their state{self._pace.why()}",
+                message=f"{how}; the others {others}{self._pace.why()}",
             )
         )
 

@@ -370,20 +370,23 @@ class WorkerGroup:
         return [member.end for member in self.placed if not member.is_running]
 
     async def replace(self, members: Sequence[Member], round_number: int) -> None:
-        """Give each of these members, whose processes are gone, another one.
+        """Give each of these members another process; what runs in its place still is ended.
 
         A member whose actor is gone too gets another actor in the same slot. Raises RayActorError
         or ForkFailed if one can't be replaced.
         """
 
         async def replace_one(member: Member) -> None:
+            if member.is_running and member.exit is not None:
+                await _end_actors([member])
+                await member.exit
+            # A process that never came into the round has left files under its number.
+            number = max(round_number, member.incarnation + 1)
             if member.end.exit_code is None:
                 with contextlib.suppress(RayActorError):
                     ray.kill(member.actor)
-                member.actor = self._create_actor(
-                    member.seat, round_number, member.slots, member.bundle
-                )
-            await self._start_process(member, round_number)
+                member.actor = self._create_actor(member.seat, number, member.slots, member.bundle)
+            await self._start_process(member, number)
 
         await asyncio.gather(*map(replace_one, members))
 

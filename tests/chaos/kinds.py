@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dray.views import JobState
+from tests.chaos.plan import GOSSIP, SERVERS
 from tests.integration.harness import digits, script
 
 ALL, SOME = "takes all", "takes some"
@@ -37,6 +38,8 @@ class Kind:
     is_recipe: bool = True
     keeps_weights: bool = True
     """A recipe's weights must be those of a run without faults, to the bit."""
+    reports_all: bool = True
+    """Each step has a `train/loss`; else those that one of several workers took."""
     cancel: bool = False
     """It is cancelled when all faults have struck."""
     is_trial: bool = False
@@ -107,6 +110,22 @@ def _clients() -> Kind:
     return replace(kind, num_steps=CLIENT_ROUNDS)
 
 
+def _gossip(mode: str) -> Kind:
+    kind = _digits(mode, 4, 16, 25, keeps_weights=False)
+    kind.spec["sync"] = {"kind": "gossip", "mode": mode, "graph": "ring"}
+    return kind
+
+
+def _served(mode: str) -> Kind:
+    """Two workers, and two ranks that are parameter servers."""
+    is_synchronous = mode == "synchronous"
+    promised = {"keeps_weights": is_synchronous, "reports_all": is_synchronous}
+    kind = _digits(f"{mode} servers", 4, 16, 25, **promised)
+    kind.spec["sync"] = {"kind": "parameter_server", "servers": 2, "mode": mode}
+    kind.spec["train"]["optimizer"] = {"name": "sgd", "lr": 0.05}
+    return kind
+
+
 def _sweep() -> Kind:
     """Trials of one rank, two at a time, which leave the victim its slots."""
     kind = _digits("sweep", 1, 6, 25)
@@ -148,6 +167,8 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("often saved", 2, 20, 3),
         _read_by_loaders(folder),
         _clients(),
+        *(_gossip(mode) for mode in GOSSIP),
+        *(_served(name.removesuffix(" servers")) for name in SERVERS),
         # So long that what is stopped is noticed, and replaced, before its end.
         _digits("long", 2, 90, 100),
         _digits("short", 2, 3, 25),

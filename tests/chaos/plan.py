@@ -17,9 +17,12 @@ READ_BY_LOADERS = frozenset({"read by loaders"})
 LONG_RECIPE = frozenset({"long"})
 LONG = LONG_RECIPE | {"long script"}
 """What lasts until a process that is stopped has been replaced."""
-RECIPES = READ_BY_LOADERS | frozenset(
-    {"one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"}
-)
+GOSSIP = ("d_psgd", "sgp", "ad_psgd")
+SERVERS = ("synchronous servers", "asynchronous servers")
+RECIPES = READ_BY_LOADERS | {
+    *("one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"),
+    *(*GOSSIP, *SERVERS),
+}
 ANY = RECIPES | {"script"}
 GROUPS = RECIPES - {"one rank"}
 
@@ -126,9 +129,10 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
 VICTIMS = (
     *("two ranks", "long", "four ranks", "often saved", "long script", "elastic"),
     *("long", "read by loaders", "one rank", "long", "script", "clients"),
+    *(*GOSSIP, *SERVERS),
 )
 BYSTANDERS = ("short", "sweep", "fails", "cancelled", "script")
-TURNS = 22
+TURNS = 24
 """Of a whole run, on each ground."""
 BLOWS_OF_A_TURN = 4
 LONG_UNTIL = 0.5

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ from tests.integration.harness import (
 
 NOTHING_LEFT_WITHIN_S = 60.0
 LOSS = "train/loss"
+PUSH_WEIGHT_ERROR = 1e-4
+WEIGHT_ERROR = 1e-4
+"""Of a mean of weights of about 1, in float32."""
 DECLARED = frozenset({"unavailable", "database_unavailable", "storage_unavailable"})
 """Codes of the 503s that the API says it may answer."""
 PAUSE_S = 0.25
@@ -53,7 +56,7 @@ def breaches(
     yield from of_attempts(patiently(lambda: client.attempts(job_id)))
     yield from of_events(patiently(lambda: list(client.events(job_id))))
     yield from of_series(client, job, kind)
-    yield from of_newest_checkpoint(client, job_id)
+    yield from of_newest_checkpoint(client, job_id, kind.num_steps)
     yield from of_what_is_left(ground, job, let_go_at)
 
 
@@ -82,18 +85,48 @@ def of_series(client: Client, job: Job, kind: Kind) -> Iterator[str]:
             yield f"I5: {key} has steps twice, or out of order"
     if job.state is JobState.SUCCEEDED:
         steps = series[LOSS].steps if LOSS in series else []
-        if steps != list(range(1, kind.num_steps + 1)):
+        if kind.reports_all and steps != list(range(1, kind.num_steps + 1)):
             missing = sorted(set(range(1, kind.num_steps + 1)) - set(steps))
             yield f"I5: {LOSS} has {len(steps)} of {kind.num_steps} steps; missing {missing[:10]}"
 
 
-def of_newest_checkpoint(client: Client, job_id: str) -> Iterator[str]:
+def of_newest_checkpoint(client: Client, job_id: str, num_steps: int) -> Iterator[str]:
     listed = patiently(lambda: client.checkpoints(job_id))
     for newest in (each for each in listed if each.is_latest):
         ref = CheckpointRef(newest.url, newest.step, newest.sha256)
-        for verdict in checkpoint_files.load_each([ref]):
-            if isinstance(verdict, SkippedCheckpoint):
-                yield f"I6: the newest checkpoint does not load: {verdict.why}"
+        for found in checkpoint_files.load_each([ref]):
+            if isinstance(found, SkippedCheckpoint):
+                yield f"I6: the newest checkpoint does not load: {found.why}"
+            else:
+                yield from of_copies(found.state)
+                yield from of_batches(found.state, newest.step, is_last=newest.step == num_steps)
+
+
+def of_copies(state: Mapping[str, Any]) -> Iterator[str]:
+    """I13: the model of gossip is the mean of all copies, and none weighs more than it holds."""
+    if "gossip" not in state:
+        return
+    copies = state["gossip"]["copies"]
+    total = sum(copy["push_weight"] for copy in copies)
+    if abs(total - len(copies)) > PUSH_WEIGHT_ERROR:
+        yield f"I13: the push weights of {len(copies)} copies sum to {total}"
+    for name, value in state["model"].items():
+        if value.is_floating_point():
+            held = (copy["model"][name].double() * copy["push_weight"] for copy in copies)
+            error = (value - sum(held) / total).abs().max().item()
+            if not error < WEIGHT_ERROR:
+                yield f"I13: {name} is {error} off the mean of the copies"
+
+
+def of_batches(state: Mapping[str, Any], step: int, *, is_last: bool) -> Iterator[str]:
+    """I13: what parameter servers have counted are so many batches as there were steps, and at the
+    end each of them."""
+    for number, (all_up_to, above) in enumerate(state.get("servers", {}).get("done", ())):
+        # Each server has a state of one moment, and server 0 says which step it is.
+        if number == 0 and all_up_to + len(above) != step:
+            yield f"I13: {all_up_to} and {above} are not {step} batches"
+        if is_last and (all_up_to, list(above)) != (step, []):
+            yield f"I13: server {number} has not all of {step} batches: {all_up_to} and {above}"
 
 
 def of_what_is_left(ground: Ground, job: Job, let_go_at: float) -> Iterator[str]:

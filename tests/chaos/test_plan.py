@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from dray.spec import JobSpec
 from tests.chaos import plan, report
 from tests.chaos.faults import FAULTS, UNDISTURBED
 from tests.chaos.kinds import kinds
 from tests.chaos.plan import Strike, Turn
+from tests.chaos.promises import of_batches, of_copies
 from tests.chaos.turn import FROM_CHECKPOINT, IN_PLACE, Blown, Result
 
 GROUNDS = [plan.EMBEDDED, plan.CLUSTER]
@@ -51,6 +55,9 @@ def test_two_different_processes_are_stopped_together_and_some_briefly(ground: s
 @pytest.mark.parametrize("ground", GROUNDS)
 def test_a_blow_strikes_only_whom_it_fits_and_in_order(ground: str, tmp_path: Path) -> None:
     known = kinds(tmp_path)
+    assert {*plan.VICTIMS, *plan.BYSTANDERS} <= set(known)
+    for kind in known.values():
+        JobSpec.model_validate(kind.spec)
     for turn in islice(plan.turns(7, ground), 50):
         assert {turn.victim, turn.bystander} <= set(known)
         assert all(turn.victim in fits(strike.blow, ground) for strike in turn.strikes)
@@ -58,6 +65,29 @@ def test_a_blow_strikes_only_whom_it_fits_and_in_order(ground: str, tmp_path: Pa
         assert shares == sorted(shares)
         assert 0 < shares[0] < shares[-1] < 1
         assert not any(strike.blow in plan.LAST for strike in turn.strikes[:-1])
+
+
+def test_copies_whose_mean_is_not_the_model_are_a_breach() -> None:
+    copies = [
+        {"model": {"w": torch.full((2,), value)}, "push_weight": weight}
+        for value, weight in ((1.0, 0.5), (3.0, 1.5))
+    ]
+    state: dict[str, Any] = {"model": {"w": torch.full((2,), 2.5)}, "gossip": {"copies": copies}}
+    assert not list(of_copies(state))
+    assert not list(of_copies({"model": {}}))
+    copies[0]["push_weight"] = 1.0
+    told = list(of_copies(state))
+    assert len(told) == 2
+    assert all("I13" in breach for breach in told)
+
+
+def test_servers_that_have_not_all_batches_at_the_end_are_a_breach() -> None:
+    whole: dict[str, Any] = {"servers": {"done": [(9, []), (9, [])]}}
+    assert not list(of_batches(whole, 9, is_last=True))
+    late: dict[str, Any] = {"servers": {"done": [(7, [9, 10]), (6, [8])]}}
+    assert not list(of_batches(late, 9, is_last=False))
+    assert len(list(of_batches(late, 9, is_last=True))) == 2
+    assert len(list(of_batches(late, 8, is_last=False))) == 1
 
 
 def test_every_fault_of_the_plan_can_be_injected() -> None:

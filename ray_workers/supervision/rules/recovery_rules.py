@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray_workers.shared.contracts import Cause, Frame, Grant, Slice
 from ray_workers.shared.heartbeat import RankObservation
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_WITHOUT_A_STEP = 3
 """Recoveries in a row without a step in between; a group that breaks again does not recover."""
+MOST_STARTS = 3
+"""Processes that are started for a lost rank beside the training of the others."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,13 @@ def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
     is_one_program = script.framework == "torch" and not script.roles
     # No rank has the whole state of a divided model.
     return is_one_program and not document.is_divided and num_workers > 1 and not has_gpus
+
+
+def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
+    """Whether the others go on at once when ranks are lost, and take the replacements in when these
+    are there: of gossip each rank has a copy and needs no other in particular. document: the job's,
+    as it was stored."""
+    return (document.get("sync") or {}).get("kind") == "gossip"
 
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:

@@ -40,6 +40,16 @@ MEANT_BATCH = "did you mean 'global_batch_size'?"
         ({**JOB, "model": {"name": "resnet", "dept": 8}}, "/model/dept", "did you mean 'depth'?"),
         ({**JOB, "model": {"name": "resnt"}}, "/model/name", "did you mean 'resnet'?"),
         ({**JOB, "model": {"name": 3}}, "/model/name", None),
+        (
+            {**JOB, "sync": {"graph": "ring"}},
+            "/sync/graph",
+            "it is a field of kind gossip: set kind",
+        ),
+        (
+            {**JOB, "model": {"name": "mlp", "num_heads": 2}},
+            "/model/num_heads",
+            "it is a field of name gpt: set name",
+        ),
         ({"script": {"entrypoint": "a.py"}, "model": {"width": 3}}, "/model/name", None),
         ({**JOB, "model": "cnn"}, "/model", None),
         ({**JOB, "model": {"name": "resnet", "depth": 9}}, "/model/depth", None),

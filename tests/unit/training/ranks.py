@@ -33,7 +33,7 @@ from dray.train.checkpoints import CheckpointRef
 from dray.train.spool import segments
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import AWAITING, RankTask
-from ray_workers.shared.heartbeat import RankAssignment, RankStatus
+from ray_workers.shared.heartbeat import RankAssignment, RankPhase, RankStatus
 from ray_workers.shared.spool_reader import parse_key, spool_key
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.loop import rank_main
@@ -97,10 +97,12 @@ def run_ranks(
     device: str = "cpu",
     before: Callable[[RankTask], None] | None = None,
     recovers: bool = False,
+    goes_on: bool = False,
 ) -> list[int | None]:
     """Train to the end; each rank's exit code, negative for a signal. `before` runs in each
     process ahead of the training, to arrange for a fault. With `recovers` a rank that is killed is
-    replaced, as a supervisor would do, and the exit code is its last process's."""
+    replaced, as a supervisor would do, and the exit code is its last process's. With `goes_on` the
+    others go on without it at once, and take its replacement in when that is ready."""
 
     def train() -> list[int | None]:
         store = loopback_store()
@@ -118,7 +120,7 @@ def run_ranks(
         gang = Gang(make, world_size, before)
         try:
             gang.start()
-            gang.wait(recovers=recovers)
+            gang.wait(recovers=recovers or goes_on, goes_on=goes_on)
         finally:
             gang.kill()
         return [process.exitcode for process in gang.processes]
@@ -201,6 +203,10 @@ class Gang:
         self._before = before
         self.round_number = 0
         self.tasks = [make(rank=rank) for rank in range(world_size)]
+        self._placed = list(self.tasks)
+        """Those in the group, by rank, where it goes on without lost ones."""
+        self._coming: list[RankTask] = []
+        """Their replacements, as long as these are not ready."""
         self.processes = [self._process(task) for task in self.tasks]
 
     def _process(self, task: RankTask) -> Any:
@@ -210,12 +216,13 @@ class Gang:
         for process in self.processes:
             process.start()
 
-    def wait(self, *, recovers: bool) -> None:
+    def wait(self, *, recovers: bool, goes_on: bool = False) -> None:
         """Until all have ended. Segfault if one of several was killed so and none is replaced."""
         deadline = time.monotonic() + DEADLINE_S
         running = dict(enumerate(self.processes))
         while running:
-            ended = connection.wait([p.sentinel for p in running.values()], 1.0)
+            look_s = 0.01 if self._take_in() else 1.0
+            ended = connection.wait([p.sentinel for p in running.values()], look_s)
             if time.monotonic() > deadline:
                 raise AssertionError(f"a rank did not end in time\n{self._whereabouts()}")
             lost = []
@@ -229,7 +236,7 @@ class Gang:
                     if recovers and process.exitcode < 0:
                         lost.append(rank)
             if lost:
-                self._replace(lost)
+                self._replace(lost, goes_on=goes_on)
                 running |= {rank: self.processes[rank] for rank in lost}
 
     def _whereabouts(self) -> str:
@@ -243,14 +250,33 @@ class Gang:
                 found.append(seen.stdout or seen.stderr)
         return "\n".join(found)
 
-    def _replace(self, lost: Sequence[int]) -> None:
+    def _replace(self, lost: Sequence[int], *, goes_on: bool) -> None:
+        gone, number = [self.tasks[rank] for rank in lost], self.round_number + 1
+        if goes_on:
+            self._coming = [task for task in self._coming if task not in gone]
+            self._placed = [task for task in self._placed if task not in gone]
+            self.next_generation(self._placed)
         for rank in lost:
-            self.tasks[rank] = self._make(
-                rank=rank, incarnation=self.round_number + 1, generation=AWAITING
-            )
+            self.tasks[rank] = self._make(rank=rank, incarnation=number, generation=AWAITING)
             self.processes[rank] = self._process(self.tasks[rank])
             self.processes[rank].start()
-        self.next_generation(self.tasks)
+        if goes_on:
+            self._coming += [self.tasks[rank] for rank in lost]
+        else:
+            self.next_generation(self.tasks)
+
+    def _take_in(self) -> bool:
+        """Give replacements that are ready a place; whether some are not."""
+        if not self._coming:
+            return False
+        seen = heartbeat.observe_ranks(Path(self._coming[0].page_prefix).parent)
+        ready = {(s.rank, s.incarnation) for s in seen if s.status.phase is RankPhase.STAND_BY}
+        newcomers = [task for task in self._coming if (task.rank, task.incarnation) in ready]
+        self._coming = [task for task in self._coming if task not in newcomers]
+        if newcomers:
+            self._placed += newcomers
+            self.next_generation(self._placed)
+        return bool(self._coming)
 
     def add(self, **options: Any) -> RankTask:
         """One more process."""

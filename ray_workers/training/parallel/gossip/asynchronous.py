@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -28,7 +29,6 @@ from torch import Tensor
 from ray_workers.training.core import compat_torch
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.data.sampler import derive_seed
-from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.ddp import Ddp, engine_parts
 from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
 from ray_workers.training.parallel.gossip.copies import GossipSync, weights_of
@@ -40,6 +40,8 @@ from ray_workers.training.parallel.turns import SharedTurns
 
 ASK_TAG, COPY_TAG, ANSWER_TAG = 1, 2, 3
 """Tags of the messages between two ranks."""
+MEET_LOOK_S = 0.001
+"""The pause between two looks whether all ranks have come, and whether the thread has failed."""
 AVERAGE, END = 1, 0
 """The requests of an active rank to a passive one."""
 
@@ -121,35 +123,47 @@ class Averaging:
 
     def want(self) -> None:
         """Have an active rank average once more, beside the next step. Raises the error that ended
-        the thread."""
+        the thread, as `pause`, `meet` and `end` do."""
         with self._changed:
-            if self._error is not None:
-                raise self._error
+            self._check()
             self._wanted = True
             self._changed.notify()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def pause(self) -> None:
         """Begin no averaging until `go_on`; returns when none that this rank began is under way."""
         with self._changed:
             self._pauses += 1
             self._changed.wait_for(lambda: not self._busy)
-            if self._error is not None:
-                raise self._error
+            self._check()
+
+    def meet(self) -> None:
+        """Return when every rank has called it. An active rank does not come as long as it waits
+        for an answer, which it never gets if the thread of a passive one has failed."""
+        came = dist.all_reduce(torch.ones(()), group=self._group, async_op=True)
+        while not came.is_completed():
+            self._check()
+            time.sleep(MEET_LOOK_S)
+        came.wait()
 
     def go_on(self) -> None:
         with self._changed:
             self._pauses -= 1
             self._changed.notify_all()
 
-    def end(self, meet: Callable[[], None]) -> None:
-        """End the averaging: the training is over on all ranks. meet: waits for all of them, and
-        raises if one is gone, from which a passive rank would await word for good."""
+    def end(self) -> None:
+        """End the averaging: the training is over on all ranks. A collective: if one of them is
+        gone, a passive rank would await word from it for good."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
         if self._asked:
             self._thread.join()
-        meet()
+            self._check()
+        self.meet()
         self._thread.join()
 
     def abandon(self) -> None:
@@ -292,7 +306,7 @@ class AsynchronousGossip(GossipSync):
     def settle(self) -> None:
         super().settle()
         if self._averaging is not None:
-            self._averaging.end(self._meet)
+            self._averaging.end()
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -302,14 +316,11 @@ class AsynchronousGossip(GossipSync):
             return
         self._averaging.pause()
         try:
-            self._meet()
+            self._averaging.meet()
             self._copy.refresh()
             yield
         finally:
             self._averaging.go_on()
-
-    def _meet(self) -> None:
-        process_group.wait_for_all(self.given.device, self.world_size)
 
 
 def asynchronous_gossip(given: StrategyContext) -> Ddp:

@@ -15,6 +15,7 @@ from dray.spec import Gossip
 from ray_workers.training.data.prefetcher import Feed
 from ray_workers.training.elastic import process_group, state_transfer
 from ray_workers.training.parallel.data_parallel.ddp import ReplicaSync
+from ray_workers.training.parallel.gossip.graphs import without_missing
 from ray_workers.training.parallel.gossip.mixing import FlatCopy
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.parallel.strategy import StrategyContext
@@ -36,7 +37,9 @@ class GossipSync(ReplicaSync):
         super().__init__(given)
         options = given.spec.sync
         assert isinstance(options, Gossip)
+        self._document = options
         self.options = options
+        """The graph of the ranks that are in the group."""
         self._model, self._update = given.workload.model, update
         buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
         self._weights, self._buffers = weights_of(self._model), FlatCopy(buffers)
@@ -46,6 +49,10 @@ class GossipSync(ReplicaSync):
     def prepare(self, feed: Feed, step: int) -> None:
         if step == 0 and self.world_size > 1:  # unlike machines may draw unlike weights
             process_group.have_rank_0s([*self._model.parameters(), *self._model.buffers()])
+        given, place = self.given, (self.given.device, self.world_size)
+        seats = state_transfer.everyones(given.seat, *place)
+        num_places = given.spec.resources.num_workers
+        self.options = without_missing(self._document, seats, num_places)
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -99,10 +106,10 @@ class GossipSync(ReplicaSync):
             self._update.load_state_dict(copies[place])
 
     def peer_state_dict(self) -> dict[str, Any]:
-        return {"push_weight": self.push_weight}
+        return {}
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        self.push_weight = state["push_weight"]
+        """A newcomer has the copy of a peer, and a push weight of its own."""
 
     def _own_copy(self) -> dict[str, Any]:
         return {"model": self._model.state_dict(), "push_weight": self.push_weight}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dray.spec import Gossip
 from dray.spec.sync import distances
@@ -162,22 +162,47 @@ def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
     return Static(pushed_rows(edges, num_ranks) if pushes else shared_rows(edges, num_ranks))
 
 
+def without_missing(options: Gossip, seats: Sequence[int], num_places: int) -> Gossip:
+    """The document's graph without the ranks that are missing.
+
+    seats: the number of each rank's worker, which it keeps as long as the attempt lasts. The first
+    workers have the places in the graph that are their numbers; a later one has one that is free.
+    num_places: ranks of the document.
+
+    Only a custom graph has places. The neighbours of one that is missing are joined in a circle, so
+    that where a path led through it, there is one around it.
+    """
+    if options.edges is None or list(seats) == list(range(num_places)):
+        return options
+    free = iter(sorted(set(range(num_places)).difference(seats)))
+    places = [seat if seat < num_places else next(free) for seat in seats]
+    edges = {(one, other) for one, other in options.edges}
+    for gone in set(range(num_places)).difference(places):
+        near = sorted({place for edge in edges if gone in edge for place in edge} - {gone})
+        edges = {edge for edge in edges if gone not in edge}
+        edges |= set(zip(near, [*near[1:], *near[:1]], strict=True))
+    rank_at = {place: rank for rank, place in enumerate(places)}
+    left = sorted([rank_at[one], rank_at[other]] for one, other in edges if one != other)
+    return options.model_copy(update={"edges": left})
+
+
 def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
     """The neighbours of a rank with ad_psgd: (those that it asks to average, those that ask it).
-    One of the two is empty: the graph has two sides, and the one of rank 0 asks."""
+    One of the two is empty: the graph has two sides, and the one of rank 0 asks. Edges within a
+    side, which there may be where ranks are missing, are left out."""
+    side = {other: other % 2 for other in range(num_ranks)}
     match options.graph:
         case "complete" | "random":
-            near = {other for other in range(num_ranks) if (other - rank) % 2}
-            asks = rank % 2 == 0
+            near = set(range(num_ranks))
         case "custom":
             assert options.edges is not None
             both = [*options.edges, *((other, one) for one, other in options.edges)]
             near = {other for one, other in both if one == rank}
-            asks = distances(both, num_ranks)[rank] % 2 == 0
+            side = {other: away % 2 for other, away in distances(both, num_ranks).items()}
         case _:
             near = {(rank - 1) % num_ranks, (rank + 1) % num_ranks}
-            asks = rank % 2 == 0
-    return (sorted(near), []) if asks else ([], sorted(near))
+    others = sorted(other for other in near if side[other] != side[rank])
+    return (others, []) if side[rank] == 0 else ([], others)
 
 
 def pushed_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:

@@ -11,6 +11,10 @@ from torch import Tensor
 
 from ray_workers.training.parallel.gossip.graphs import Complete, Graph
 
+ROUNDING = 1e-6
+"""Push weights whose sum is off by this part are not touched, so that a job that resumes is equal
+to the bit to one that went on."""
+
 
 class FlatCopy:
     """Tensors as one row of numbers for each dtype, which travels as one message."""
@@ -72,6 +76,20 @@ class Mixing:
         self._graph, self._rank, self.next_step = graph, rank, next_step
         self.leaves_after = None
         self._works: list[Any] = []
+
+    def make_whole(self, num_ranks: int) -> None:
+        """Have the push weights of all ranks sum to their number again. A collective.
+
+        They don't where ranks died or came, or where a mixture was done on one side only when a
+        group broke. The weights of the model stay, so the mean moves only by what is gone.
+        """
+        if not self.pushes:
+            return  # each has 1
+        total = self.own[0].new_tensor(self.push_weight, dtype=torch.float64)
+        dist.all_reduce(total)
+        factor = num_ranks / total.item()
+        if abs(factor - 1.0) > ROUNDING:
+            self.push_weight *= factor
 
     @torch.no_grad()
     def begin(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import AttemptSpec, FrameKind, Grant, Recall, Slice
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
@@ -121,11 +122,14 @@ class SlowGroup:
 class Recovering:
     """A group that has just lost rank 1, and the monitor that watches it."""
 
-    def __init__(self, slowness: float = 1.0, spec: AttemptSpec = SPEC) -> None:
+    def __init__(
+        self, slowness: float = 1.0, spec: AttemptSpec = SPEC, group: SlowGroup | None = None
+    ) -> None:
         self.now = 0.0
         self.pace = MachinePace(lambda: self.now)
         self.pace.learn(slowness)
-        self.group, self.nodes, self.reports = SlowGroup(), Nodes(), Reports()
+        self.group = SlowGroup() if group is None else group
+        self.nodes, self.reports = Nodes(), Reports()
         self.prepared: list[list[str]] = []
         self.unprepared: Exception | None = None
         for member in self.group.placed:
@@ -289,8 +293,134 @@ async def test_a_node_that_does_not_say_who_holds_the_state_is_excused_by_its_pa
     assert job.pace.overrun == slowness
 
 
-def stands_by(rank: int, *, round_number: int = 0) -> Any:
-    return observation(rank, RankPhase.STAND_BY, round_number=round_number, first_at=0.0)
+def stands_by(rank: int, *, round_number: int = 0, incarnation: int = 0) -> Any:
+    return observation(
+        *(rank, RankPhase.STAND_BY),
+        round_number=round_number,
+        incarnation=incarnation,
+        first_at=0.0,
+    )
+
+
+GOSSIP = attempt_spec(
+    spec={
+        "recipe": "image_classification",
+        "resources": {"num_workers": 2},
+        "sync": {"kind": "gossip"},
+    },
+    slices=(Slice("n", 2),),
+    recovers_in_place=True,
+)
+
+
+class GossipGroup(SlowGroup):
+    """A group that has lost rank 0, which need not be there for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        survivor, lost = self.members = list(self.placed)
+        survivor.__dict__.update(is_placed=True, is_running=True, seat=1, rank=1)
+        lost.__dict__.update(is_placed=True, is_running=False, seat=0, rank=0)
+        lost.end = RankExit.of(0, -9)
+        self.failures: list[Exception] = []
+        """Of the next starts."""
+        self.sizes: list[list[int]] = []
+        """The seats of each round, by rank."""
+
+    @property
+    def placed(self) -> list[Any]:
+        there = [m for m in self.members if m.is_placed] if hasattr(self, "members") else self._two
+        return sorted(there, key=lambda member: member.rank)
+
+    @placed.setter
+    def placed(self, two: list[Any]) -> None:
+        self._two = two
+
+    @property
+    def running(self) -> list[Any]:
+        return [member for member in self.placed if member.is_running]
+
+    @running.setter
+    def running(self, _: Any) -> None:
+        pass
+
+    async def lose_nodes(self, node_ids: Any) -> list[Any]:
+        gone, self.lost_with_nodes = self.lost_with_nodes, []
+        self.members = [member for member in self.members if member not in gone]
+        return gone
+
+    async def replace(self, members: Any, round_number: int) -> None:
+        self.asked.set()
+        if self.failures:
+            raise self.failures.pop()
+        await self.replaced.wait()
+        for member in members:
+            member.is_running, member.incarnation = True, round_number
+            member.exit = asyncio.get_running_loop().create_future()
+
+    async def announce(self, round_number: int, batch_size: int | None) -> None:
+        await super().announce(round_number, batch_size)
+        self.sizes.append([member.seat for member in self.running])
+        for rank, member in enumerate(self.running):
+            member.rank = rank
+
+
+async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as_the_last() -> None:
+    group = GossipGroup()
+    group.failures = [ForkFailed("not now")]
+    job = Recovering(spec=GOSSIP, group=group)
+    job.nodes.seen = [observation(1)]
+    assert await job.recover(), "its replacement is not there yet"
+    assert group.sizes == [[1]]
+    (told,) = job.reports.of(FrameKind.REGROUPING)
+    assert told["message"] == "rank 0 was killed by SIGKILL; the others go on"
+    watching = job.watch()
+    job.nodes.seen = [observation(1, round_number=1, first_at=6.5)]
+    await job.until(lambda: job.recovery.state.regrouping is None)
+    (report,) = job.reports.of(FrameKind.REGROUPED)
+    assert (report["ranks"], report["world_size"], report["recovery_s"]) == ([0], 1, 1.5)
+    await asyncio.wait_for(group.asked.wait(), PATIENCE_S)
+    group.replaced.set()
+    job.nodes.seen.append(stands_by(0, incarnation=1))
+    await job.until(lambda: len(group.sizes) == 2)
+    assert group.sizes == [[1], [1, 0]]
+    (size,) = job.reports.of(FrameKind.RESIZED)
+    assert (size["world_size"], size["lacking"]) == (2, 0)
+    # The end of a process that has just got its place is not missed.
+    lost = group.members[1]
+    lost.is_running, lost.end = False, RankExit.of(1, 1)
+    lost.exit.set_result(lost.end)
+    await job.until(watching.done)
+    assert watching.result() is None
+
+
+async def test_of_gossip_the_others_go_on_where_no_replacement_can_be_started() -> None:
+    group = GossipGroup()
+    group.failures = [ForkFailed("no memory")] * 3
+    job = Recovering(spec=GOSSIP, group=group)
+    job.nodes.seen = [observation(1)]
+    assert await job.recover()
+    await until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
+    (size,) = job.reports.of(FrameKind.RESIZED)
+    assert "goes on without a lost worker, for which no process can be started" in size["message"]
+    assert group.sizes == [[1]]
+
+
+async def test_of_gossip_slots_for_the_workers_of_a_lost_node_are_asked_for_a_while() -> None:
+    """No longer: they are held back from the whole queue, and the others train."""
+    group = GossipGroup()
+    group.lost_with_nodes = [group.lost]
+    job = Recovering(spec=GOSSIP, group=group)
+    job.nodes.seen = [observation(1)]
+    assert await job.recover()
+    assert group.sizes == [[1]]
+    (size,) = job.reports.of(FrameKind.RESIZED)
+    assert (size["world_size"], size["lacking"]) == (1, 1)
+    await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
+    assert job.now > QUICK.stand_by_limit_s
+    assert job.reports.of(FrameKind.RESIZED)[-1]["lacking"] == 0
+    assert not group.asked.is_set(), "its slot is gone"
+    await job.recovery.stop()
 
 
 class SpreadGroup(SlowGroup):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,8 +20,9 @@ from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.loop.trainer import Batch, Trainer
-from ray_workers.training.parallel.gossip.asynchronous import SharedCopy
+from ray_workers.training.parallel.gossip.asynchronous import Averaging, SharedCopy
 from ray_workers.training.parallel.gossip.graphs import sides_of
+from ray_workers.training.parallel.gossip.mixing import FlatCopy
 from tests.marks import SOAK, soak
 from tests.unit.training.jobs import series, weights
 from tests.unit.training.parallel.gossip.test_synchronous import (
@@ -33,7 +34,7 @@ from tests.unit.training.parallel.gossip.test_synchronous import (
     copies,
     job,
 )
-from tests.unit.training.ranks import checkpoint_refs, replaced, run_ranks
+from tests.unit.training.ranks import checkpoint_refs, run_in_group, run_ranks
 
 SLOW = 1
 Event = tuple[str, Any]
@@ -180,18 +181,34 @@ def _end_once_all_left(trainer: Trainer) -> None:
         os._exit(0)
 
 
-@pytest.mark.parametrize("victim", [soak(1), 2], ids=["passive", "active"])
-def test_a_rank_that_dies_is_replaced(tmp_path: Path, victim: int) -> None:
-    spec = job(4, {"mode": "ad_psgd"})
-    die = functools.partial(_die, victim=victim)
-    assert run_ranks(tmp_path, spec, world_size=4, before=die, recovers=True) == [0] * 4
-    assert replaced(tmp_path) == [victim]
-    assert series(tmp_path, "val/loss")[16] < series(tmp_path, "val/loss")[8]
+def test_a_passive_rank_whose_thread_fails_does_not_wait_for_those_that_it_leaves_waiting() -> None:
+    run_in_group(_fail_to_answer, 2)
 
 
-def _die(task: RankTask, victim: int) -> None:
-    if task.rank == victim and task.incarnation == 0:
-        arm(FaultPoint.STEP_BEGINS, lambda: os.kill(os.getpid(), signal.SIGKILL), at_step=5)
+def _fail_to_answer(rank: int) -> None:
+    copy = SharedCopy(FlatCopy([torch.ones(4)]))
+    copy.begin()
+    if rank == 0:
+        averaging = Averaging(copy, rank, ([1], []))
+        averaging.want()
+        while not averaging._busy:
+            time.sleep(0.001)
+        with pytest.raises(RuntimeError, match="onnection"):  # rank 1 has ended
+            averaging.pause()
+        os._exit(0)
+    is_paused = threading.Event()
+
+    def fail(theirs: Any) -> Any:
+        is_paused.wait()
+        raise ValueError("no memory")
+
+    copy.meet = fail  # type: ignore[method-assign]
+    averaging = Averaging(copy, rank, ([], [0]))
+    averaging.pause()
+    is_paused.set()
+    with pytest.raises(ValueError, match="no memory"):
+        averaging.meet()
+    os._exit(0)
 
 
 @SOAK

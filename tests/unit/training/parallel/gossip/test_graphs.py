@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dray.spec import Gossip
-from ray_workers.training.parallel.gossip.graphs import Graph, all_have_heard, graph_of
+from ray_workers.training.parallel.gossip.graphs import (
+    Graph,
+    all_have_heard,
+    graph_of,
+    sides_of,
+    without_missing,
+)
 
 KINDS = [
     {"graph": graph, "mode": mode}
@@ -59,7 +66,9 @@ def test_matrices_keep_the_mean_and_reach_everyone(options: dict[str, str], num_
 
 @settings(max_examples=20)
 @given(st.data())
-def test_any_connected_graph_has_such_matrices(data: st.DataObject) -> None:
+def test_any_connected_graph_has_such_matrices_also_without_some_ranks(
+    data: st.DataObject,
+) -> None:
     num_ranks = data.draw(st.integers(2, 5))
     pushes = data.draw(st.booleans())
     order = data.draw(st.permutations(range(num_ranks)))
@@ -70,6 +79,44 @@ def test_any_connected_graph_has_such_matrices(data: st.DataObject) -> None:
     options = Gossip(graph="custom", mode="sgp" if pushes else "d_psgd", edges=edges)
     options.check(num_ranks)
     check_matrices(graph_of(options, num_ranks, 0), are_rows_of_one=not pushes)
+    seats = data.draw(st.lists(st.integers(0, num_ranks - 1), min_size=2, unique=True))
+    left = without_missing(options, seats, num_ranks)
+    check_matrices(graph_of(left, len(seats), 0), are_rows_of_one=not pushes)
+
+
+def test_a_rank_keeps_its_place_and_a_later_one_takes_a_free_one() -> None:
+    options = Gossip(graph="custom", edges=[[0, 1], [1, 2], [2, 3]])
+    assert without_missing(options, [0, 1, 2, 3], 4) is options
+    # Rank 1 was lost and came back as the last; rank 2 then was lost for good.
+    assert without_missing(options, [0, 2, 3, 1], 4).edges == [[0, 3], [1, 2], [3, 1]]
+    assert without_missing(options, [0, 3, 1], 4).edges == [[0, 2], [1, 2], [2, 1]]
+    assert without_missing(options, [0, 3, 1, 7], 4).edges == [[0, 2], [2, 3], [3, 1]]
+
+
+SIDES: list[tuple[dict[str, Any], int]] = [
+    ({"graph": "ring"}, 3),
+    ({"graph": "complete"}, 3),
+    ({"graph": "random"}, 5),
+    ({"graph": "custom", "edges": [[0, 1], [0, 2], [0, 3], [4, 1]]}, 5),
+]
+
+
+@pytest.mark.parametrize(("options", "num_ranks"), SIDES, ids=lambda one: str(one)[:20])
+def test_no_rank_of_ad_psgd_asks_one_that_asks_also_where_some_are_missing(
+    options: dict[str, Any], num_ranks: int
+) -> None:
+    whole = Gossip(mode="ad_psgd", **options)
+    for seats in ([*range(num_ranks)], [*range(1, num_ranks)], [0, *range(2, num_ranks)]):
+        left, size = without_missing(whole, seats, num_ranks), len(seats)
+        asked, asking = zip(*(sides_of(left, rank, size) for rank in range(size)), strict=True)
+        assert {(a, b) for a in range(size) for b in asked[a]} == {
+            (a, b) for b in range(size) for a in asking[b]
+        }
+        assert not any(asked[a] and asking[a] for a in range(size))
+        reached = {0}
+        for _ in range(size):
+            reached |= {b for a in reached for b in (*asked[a], *asking[a])}
+        assert len(reached) == size, "some copy never comes to some rank"
 
 
 def test_one_turn_of_the_exponential_graph_averages_exactly() -> None:
