@@ -78,7 +78,11 @@ class GroupMonitor:
         self._serving = serving_ranks(spec.spec)
         self._silence = SilenceWatch(spec, group, pace, timings)
         self._policy = GroupPolicy(
-            timings, spec.recovers_in_place, self._is_script, spec.min_workers is not None
+            timings,
+            spec.recovers_in_place,
+            self._is_script,
+            is_elastic=spec.min_workers is not None,
+            has_servers=bool(self._serving) and not self._is_script,
         )
         self._memory = GroupMemory()
         self._hung: set[int] = set()
