@@ -2,7 +2,7 @@
 
 import { address, adjust } from '../lib/address.js';
 import { get } from '../lib/api.js';
-import { duration, number } from '../lib/format.js';
+import { bytes, duration, number } from '../lib/format.js';
 import { html, useEffect, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
 import { LiveSeries } from '../lib/series.js';
@@ -73,11 +73,31 @@ function Comparison({ params }) {
     <div class="panels">${keys.map((key) => html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
       <${Chart} curves=${jobs.map((job) => ({ name: nameOf(job), xs: series[job.id][key]?.steps ?? [], ys: (series[job.id][key]?.values ?? []).map(asNumber) }))}
         log=${log} smooth=${smooth} range=${range} onZoom=${setRange} sync="compare" label=${`${key} of ${jobs.length} jobs`} /></section>`)}</div>
+    <${KeepingInStep} jobs=${jobs} baseline=${baseline} sync=${found.sync} />
     <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference to the baseline,' : ''} and the best one, or the range, with steps.</p>
     <${Table} label="Metrics of each job" jobs=${jobs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
     <h2>What differs in the documents</h2>
     ${found.differences.length ? html`<${Table} label="Fields that differ" jobs=${jobs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ said: valueText(value) })) }))} />` : html`<p class="soft">Nothing.</p>`}
   </section>`;
+}
+
+// What keeping the copies of the model in step cost, if the jobs did it in different ways, or told of it.
+function KeepingInStep({ jobs, baseline, sync }) {
+  const told = sync.some((one) => one && one.sent_bytes !== null);
+  if (!told && new Set(sync.map((one) => one?.topology)).size < 2) return null;
+  const row = (name, of) => ({ name, cells: sync.map((one) => ({ said: one ? of(one) : '–' })) });
+  const rows = [
+    row('kept in step by', (one) => one.topology),
+    row('steps', (one) => number(one.steps)),
+    row('samples a second', (one) => number(one.samples_per_s)),
+    row('bytes sent a step', (one) => bytes(one.sent_bytes)),
+    row('staleness, mean', (one) => number(one.staleness_mean)),
+    row('staleness, most', (one) => number(one.staleness_max)),
+    row('distance from consensus', (one) => number(one.consensus_distance)),
+    row('val/loss', (one) => number(one.loss)),
+  ];
+  return html`<h2>Cost of keeping in step</h2><p class="soft">Bytes are those of all ranks together. Staleness counts what others changed between the reading of weights and the update with their gradient.</p>
+    <${Table} label="Cost of keeping in step" jobs=${jobs} baseline=${baseline} rows=${rows} />`;
 }
 
 function inOrderBy(metrics) {
