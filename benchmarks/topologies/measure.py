@@ -49,18 +49,18 @@ METHOD = [
     "and a cosine after it, the same for all. Each seed also chooses the validation split of 359 "
     "images, so that one image is 0.28 points. A parameter server is one of the ranks, and leaves "
     "the others to compute.",
-    f"A rank sleeps for {SHARE_S * 1e3:g} ms for each quarter of a batch that it computes, as while "
-    f"a GPU computes it: the ranks share fewer cores than they are. The slow one, rank {SLOW_RANK}, "
-    f"sleeps {SLOWNESS} times as long. Timed is from the first step to the last evaluation, for "
-    "which all ranks meet.",
+    f"A rank sleeps for {SHARE_S * 1e3:g} ms for each quarter of a batch that it computes, as "
+    "while a GPU computes it: the ranks share fewer cores than they are. The slow one, rank "
+    f"{SLOW_RANK}, sleeps {SLOWNESS} times as long. Timed is from the first step to the last "
+    "evaluation, for which all ranks meet.",
     "The topologies take turns, seed by seed. Samples a second are the median over the seeds, "
     f"accuracy is the mean. The goal with a slow rank: at least {GOAL_TIMES:g} times the samples a "
     f"second of {DEFAULT}, and an accuracy within {GOAL_POINTS} points of it.",
-    f"Bytes, staleness and the curves are of one more run each, with {NUM_EVALUATIONS} evaluations: "
-    "`sync/sent_bytes`, what all ranks together send in a step, as the kernel counts it (of "
-    "parameter servers weights and gradients as they count them); `sync/staleness_mean` and "
-    "`_max`; `train/consensus_distance` at the end. An evaluation makes a slow rank's neighbours "
-    "wait, so these runs are slower than those that are timed.",
+    "Bytes, staleness and the curves are of one more run each, with "
+    f"{NUM_EVALUATIONS} evaluations: `sync/sent_bytes`, what all ranks together send in a step, as "
+    "the kernel counts it (of parameter servers weights and gradients, as they count them); "
+    "`sync/staleness_mean` and `_max`; `train/consensus_distance` at the end. Evaluations make "
+    "ranks wait for the slow one, so these runs are slower than those that are timed.",
 ]
 
 

@@ -51,9 +51,9 @@ METHOD = [
     "step is one worker's, which computes all of its three samples. Servers are further processes "
     "on the same cores, so the times are those of a machine where nothing but the cores limits "
     "sending.",
-    f"Bytes are those that all ranks send in a step (`sync/sent_bytes`), and of a worker the median "
+    "Bytes are those that all ranks send in a step (`sync/sent_bytes`), and of a worker the median "
     f"of `perf/sent_bytes` from step {FIRST_STEP} on. The limit is what the algorithm sends: "
-    f"2 (n - 1) gradients for a ring of n, a gradient and the weights for each worker with servers. "
+    "2 (n - 1) gradients for a ring of n; a gradient and the weights for each worker with servers. "
     "1% is allowed for headers and the loss.",
     f"Time is the median step of rank 0 from step {FIRST_STEP} to {NUM_STEPS}, of an asynchronous "
     "worker divided by the number of workers; the contenders take turns, and the ratio is the "

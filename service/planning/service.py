@@ -147,9 +147,7 @@ def _sync_choice(
         shapes = shapes_of(spec)
     except Unknown as unknown:
         return choose_sync(spec, f"nothing else can be compared with it: {unknown}")
-    facts = facts_of(
-        spec, shapes, machine, around.paces, around.nodes, is_measured=is_measured
-    )
+    facts = facts_of(spec, shapes, machine, around.paces, around.nodes, is_measured=is_measured)
     return choose_sync(spec, facts)
 
 

@@ -23,8 +23,8 @@ from service.db.repositories import tracking as repository
 from service.db.repositories.metric_summaries import MetricSummary
 from service.domain import documents
 from service.domain.errors import NotComparable
-from service.domain.tracking.differences import differences
 from service.domain.topologies import topology_of
+from service.domain.tracking.differences import differences
 from service.domain.tracking.search import EXPERIMENT
 from service.ingest import goodput
 from service.jobs.service import found

@@ -174,14 +174,14 @@ def graph(way: Way) -> list[str]:
         end_x, end_y = to_x - dx * (size + 6), to_y - dy * (size + 6)
         lines.append(f'<path class="send" d="M{from_x:.1f} {from_y:.1f}L{end_x:.1f} {end_y:.1f}"/>')
         tip_x, tip_y = to_x - dx * size, to_y - dy * size
-        wings = f"{end_x - dy * 3.5:.1f} {end_y + dx * 3.5:.1f}L{end_x + dy * 3.5:.1f} {end_y - dx * 3.5:.1f}"
-        lines.append(f'<path class="tip" d="M{tip_x:.1f} {tip_y:.1f}L{wings}Z"/>')
+        wings = [(end_x - dy * 3.5, end_y + dx * 3.5), (end_x + dy * 3.5, end_y - dx * 3.5)]
+        corners = "L".join(f"{a:.1f} {b:.1f}" for a, b in ((tip_x, tip_y), *wings))
+        lines.append(f'<path class="tip" d="M{corners}Z"/>')
     for rank, (x, y) in enumerate(places):
-        kind, name = looks(rank, way)
+        kind, _ = looks(rank, way)
         lines.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>')
         short = "S" if kind == "server" else str(rank)
         lines.append(f'<text class="name" x="{x:.1f}" y="{y + 4:.1f}">{short}</text>')
-        del name
     return lines
 
 
@@ -201,6 +201,11 @@ def timeline(way: Way) -> list[str]:
         lines.append(f'<text x="{GRAPH:g}" y="{y(rank) + 4:g}">{name}</text>')
         ends = f'x1="{left:g}" y1="{y(rank):g}" x2="{x(SPAN):g}" y2="{y(rank):g}"'
         lines.append(f'<line class="row" {ends}/>')
+    for each in play.sendings:
+        if each.at + each.width / 2 < SPAN:
+            middle = x(each.at + each.width / 2)
+            reach = f"V{y(each.last):g}"
+            lines.append(f'<path class="send" d="M{middle:.1f} {y(each.first):g}{reach}"/>')
     for block in play.blocks:
         if block.start < SPAN - 0.05:
             kind, _ = looks(block.rank, way)
@@ -208,11 +213,6 @@ def timeline(way: Way) -> list[str]:
             at = f'x="{x(block.start) + 1:.1f}" y="{y(block.rank) - BLOCK / 2:g}"'
             size = f'width="{width:.1f}" height="{BLOCK}" rx="3"'
             lines.append(f'<rect class="{kind}" {at} {size}/>')
-    for each in play.sendings:
-        if each.at + each.width / 2 < SPAN:
-            middle = x(each.at + each.width / 2)
-            reach = f"V{y(each.last):g}"
-            lines.append(f'<path class="send" d="M{middle:.1f} {y(each.first):g}{reach}"/>')
     lines.append(f'<text x="{left:g}" y="{HEIGHT - MARGIN + 4:g}">time →</text>')
     return lines
 
@@ -222,7 +222,9 @@ def picture(way: Way) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" '
         f'width="{WIDTH:g}">'
     )
-    return "\n".join([head, f"<style>{STYLE}</style>", *graph(way), *timeline(way), "</svg>"]) + "\n"
+    return (
+        "\n".join([head, f"<style>{STYLE}</style>", *graph(way), *timeline(way), "</svg>"]) + "\n"
+    )
 
 
 def main() -> None:

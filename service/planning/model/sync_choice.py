@@ -22,6 +22,9 @@ from service.planning.model.sync_costs import SyncCost, Work, sync_costs
 GAIN = 1.5
 """How many times as fast as all-reduce a way must be to be taken instead: its copies differ, or its
 gradients are stale, so that a run may need more steps, and ends with other weights."""
+STRAGGLES, LARGE = 1.25, 0.25
+"""A rank that takes so many times as long as the middle one, and a share of a step that sending
+takes, which are told as reasons."""
 LONGEST = 0.05
 """Ways whose times differ by less count as equally fast: then the one nearer to all-reduce goes."""
 _SYNC: TypeAdapter[Sync] = TypeAdapter(Sync)
@@ -83,7 +86,9 @@ def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
     options = []
     for cost, (found, against) in zip(costs, tried, strict=True):
         why = against or _why(cost, best, first, facts)
-        options.append(SyncOption(name_of_sync(_SYNC.validate_python(cost.sync)), found, cost.sync, cost, why))
+        options.append(
+            SyncOption(name_of_sync(_SYNC.validate_python(cost.sync)), found, cost.sync, cost, why)
+        )
     return SyncChoice(tuple(options), options[costs.index(best)], _sentences(facts, spec))
 
 
@@ -140,14 +145,15 @@ def _why(cost: SyncCost, best: SyncCost, first: SyncCost, facts: SyncFacts) -> s
 def _reason(first: SyncCost, facts: SyncFacts) -> str:
     """Why all-reduce takes long."""
     paces, share = facts.work.paces, 1 - first.compute_s / first.step_time_s
-    slow = (
-        f"its slowest rank, which all wait for, takes {paces.slowest:.1f} times as long as the "
-        f"middle one, as {paces.job_id} measured"
-    )
-    sending = f"sending is {share:.0%} of all-reduce's step"
-    if not facts.knows_network or paces.slowest >= GAIN:
-        return slow if share < 0.5 or not facts.knows_network else f"{slow}, and {sending}"
-    return sending
+    reasons = []
+    if paces.slowest >= STRAGGLES:
+        reasons.append(
+            f"its slowest rank, which all wait for, takes {paces.slowest:.1f} times as long as the "
+            f"middle one, as {paces.job_id} measured"
+        )
+    if not reasons or (facts.knows_network and share >= LARGE):
+        reasons.append(f"sending is {share:.0%} of all-reduce's step")
+    return ", and ".join(reasons)
 
 
 def _sentences(facts: SyncFacts, spec: JobSpec) -> tuple[str, ...]:

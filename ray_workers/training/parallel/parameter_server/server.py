@@ -61,6 +61,8 @@ class ShardServer:
         """The chief's state besides the weights, for the process that may take its place."""
         self._fingerprint: str | None = None
         self._is_finished = False
+        self.began_at = 0
+        """The version of the first weights, which a checkpoint may have."""
         self.sent_bytes = self.received_bytes = 0
         """Weights that were pulled, and gradients that were pushed."""
 
@@ -177,7 +179,7 @@ class ShardServer:
             )
             done = DoneBatches(header["done"][0], set(header["done"][1]))
             shard.load(unpacked(header["tensors"], payload), done)
-            self._shard = shard
+            self._shard, self.began_at = shard, shard.version
             self._notes = dict(header["notes"])
             if self._index == 0:
                 self._dealer = self._dealer_of(header)
@@ -243,10 +245,8 @@ class SentReport:
         self._sent = 0
 
     def look(self, server: ShardServer) -> None:
-        """Report, where steps were done since the last look. The first look finds a server that may
-        go on from a checkpoint: it only says where counting begins."""
         step, sent = server.version, server.sent_bytes
-        if self._step is not None and step > self._step:
-            train.report(step, {SENT_BYTES: (sent - self._sent) / (step - self._step)})
-        if step:
+        before = server.began_at if self._step is None else self._step
+        if step > before:
+            train.report(step, {SENT_BYTES: (sent - self._sent) / (step - before)})
             self._step, self._sent = step, sent

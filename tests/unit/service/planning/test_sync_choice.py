@@ -24,9 +24,7 @@ ONE_SLOW = RankPaces(slowest=10.0, mean_speed=3.1 / 4, job_id="job-1")
 
 
 def facts(*, is_known: bool = True, spot: bool = False, **work: Any) -> SyncFacts:
-    return replace(
-        FAST, work=replace(ALIKE, **work), knows_network=is_known, may_get_spot=spot
-    )
+    return replace(FAST, work=replace(ALIKE, **work), knows_network=is_known, may_get_spot=spot)
 
 
 def document(num_workers: int = 4, **parts: Any) -> JobSpec:
@@ -88,7 +86,14 @@ def test_each_way_that_is_not_taken_says_what_speaks_against_it() -> None:
 
 def test_facts_are_told_as_sentences() -> None:
     told = " | ".join(choose_sync(document(), facts(spot=True)).facts)
-    for part in ("4.0 MiB", "100 ms", "953.7 MiB/s", "count as equal", "1 node holds all 4", "spot"):
+    for part in (
+        "4.0 MiB",
+        "100 ms",
+        "953.7 MiB/s",
+        "count as equal",
+        "1 node holds all 4",
+        "spot",
+    ):
         assert part in told
     assert "10.00 times" in " ".join(choose_sync(document(), facts(paces=ONE_SLOW)).facts)
 
