@@ -90,13 +90,17 @@ def _job(row: JobRow, experiment: str | None, tags: list[str], now: datetime) ->
 
 
 def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigures | None:
-    spec = documents.read(row.spec)
+    try:
+        spec = documents.checked(row.spec).spec
+    except documents.DocumentRefused:
+        return None
     topology = topology_of(spec)
     if topology is None:
         return None
 
     def last(key: str) -> float | None:
-        return None if key not in summaries else summaries[key].last_value
+        value = None if key not in summaries else summaries[key].last_value
+        return value if value is not None and math.isfinite(value) else None
 
     is_one_step = not spec.copies_differ and (
         not isinstance(spec.sync, ParameterServer) or spec.sync.mode == "synchronous"
