@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dray.spec import JobSpec, Sync
+from dray.spec import AutoSync, JobSpec, Sync
 from dray.validation import Fault, check_as
 from service.domain.topologies import name_of_sync
 from service.planning.model.choice import human, spoken
 from service.planning.model.meshes import document_with
-from service.planning.model.sync_costs import SyncCost, Work, sync_costs
+from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
 
 GAIN = 1.5
 """How many times as fast as all-reduce a way must be to be taken instead: its copies differ, or its
@@ -93,13 +93,21 @@ def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
 
 
 def _only_all_reduce(spec: JobSpec, why: str) -> SyncOption:
-    sync = {"kind": "all_reduce"}
-    found = check_as(JobSpec, document_with(spec, {"sync": sync}))
-    return SyncOption(name_of_sync(found.sync), found, sync, None, why)
+    return SyncOption(name_of_sync(None), _as_all_reduce(spec), ALL_REDUCE, None, why)
+
+
+def _as_all_reduce(spec: JobSpec) -> JobSpec:
+    """Only a document with `auto` is to be changed; any other takes all-reduce as it is, or has
+    chosen another way."""
+    if not isinstance(spec.sync, AutoSync):
+        return spec
+    return check_as(JobSpec, document_with(spec, {"sync": ALL_REDUCE}))
 
 
 def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | None, str | None]:
     """The document with this way, and None; or None and the reason why it can't be."""
+    if cost.sync == ALL_REDUCE:
+        return _as_all_reduce(spec), None
     try:
         found = check_as(JobSpec, document_with(spec, {"sync": dict(cost.sync)}))
     except Fault as fault:
@@ -148,7 +156,7 @@ def _reason(first: SyncCost, facts: SyncFacts) -> str:
     reasons = []
     if paces.slowest >= STRAGGLES:
         reasons.append(
-            f"its slowest rank, which all wait for, takes {paces.slowest:.1f} times as long as the "
+            f"the slowest rank, which all wait for, takes {paces.slowest:.1f} times as long as the "
             f"middle one, as {paces.job_id} measured"
         )
     if not reasons or (facts.knows_network and share >= LARGE):

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+ALL_REDUCE = {"kind": "all_reduce"}
 INTERVALS = (4, 8, 16, 32)
 """Local steps between two averages: the fewest that make sending small."""
 SMALL = 0.1
@@ -78,7 +79,7 @@ def sync_costs(work: Work) -> list[SyncCost]:
 def _all_reduce(work: Work) -> SyncCost:
     compute_s = work.compute_s * work.paces.slowest
     sent = 2 * (work.num_ranks - 1) * work.weights_bytes
-    return SyncCost({"kind": "all_reduce"}, sent, compute_s, compute_s + _all_reduce_s(work), 0)
+    return SyncCost(ALL_REDUCE, sent, compute_s, compute_s + _all_reduce_s(work), 0)
 
 
 def _all_reduce_s(work: Work) -> float:
