@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from benchmarks.report import Picture
 
@@ -55,8 +56,11 @@ def draw(name: str, title: str, curves: Mapping[str, Curve]) -> Picture:
             for (topology, curve), (color, mark) in zip(curves.items(), LOOKS, strict=True):
                 axes.plot(of[topology], curve.loss, color=color, marker=mark, label=topology)
             axes.set_xlabel(label)
-            axes.set_xscale("log")
+            if label != "steps":
+                axes.set_xscale("log")
+                axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_yscale("log")
+            axes.yaxis.set_minor_formatter(NullFormatter())
         panels[0].set_ylabel("val/loss")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
