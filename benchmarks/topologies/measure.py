@@ -44,9 +44,9 @@ TIMEOUT_S = 900.0
 MOST_SPOOL_BYTES = 64 << 20
 METHOD = [
     f"{NUM_RANKS} ranks on CPU over gloo teach an mlp of width 128 `sklearn://digits`: {EPOCHS} "
-    "epochs of batches of 64, sgd without momentum, a rate of 0.3 with a warm-up over one epoch and "
-    "a cosine after it, the same for all: with a momentum of 0.9 and a rate of 0.1 asynchronous "
-    "updates diverge. Each seed also chooses the validation split of 359 "
+    "epochs of batches of 64, sgd without momentum, a rate of 0.3 with a warm-up over one epoch "
+    "and a cosine after it, the same for all: with a momentum of 0.9 and a rate of 0.1 "
+    "asynchronous updates diverge. Each seed also chooses the validation split of 359 "
     "images, so that one image is 0.28 points. A parameter server is one of the ranks, and leaves "
     "the others to compute.",
     f"A rank sleeps for {SHARE_S * 1e3:g} ms for each quarter of a batch that it computes, as "
