@@ -105,6 +105,7 @@ def _is_alike(document: Mapping[str, Any], spec: JobSpec) -> bool:
         document.get("recipe") == spec.recipe
         and document.get("sync") is not None
         and resources.get("num_workers", 1) > 1
+        and resources.get("gpus_per_worker", 0) == spec.resources.gpus_per_worker
         and resources.get("node_labels", {}) == spec.resources.node_labels
     )
 
