@@ -116,18 +116,21 @@ def pairs() -> Play:
 
 def served(bound: float) -> Play:
     """A worker pushes to the server, pulls, and goes on, if it is not too far ahead."""
-    play, ends, clocks = Play([], []), [0.0] * 3, [0] * 3
-    while min(ends) < SPAN:
-        free = [r for r in range(3) if clocks[r] - min(clocks) <= bound]
-        rank = min(free, key=lambda r: ends[r])
-        ahead = [r for r in range(3) if r not in free]
-        end = ends[rank] + PACES[rank]
-        play.blocks.append(Block(rank, ends[rank], end))
-        play.sendings.append(Sending(rank, 3, end))
-        ends[rank], clocks[rank] = end + SEND / 2, clocks[rank] + 1
-        for other in ahead:  # those waited for the slowest, which may have come on
-            if clocks[other] - min(clocks) <= bound:
-                ends[other] = max(ends[other], ends[rank])
+    play, clocks = Play([], []), [0] * 3
+    ready = dict.fromkeys(range(3), 0.0)
+    """Workers that compute nothing, and from when on they could."""
+    running: list[tuple[float, int]] = []
+    now = 0.0
+    while now < SPAN:
+        for rank in [r for r in ready if clocks[r] - min(clocks) <= bound]:
+            start = max(now, ready.pop(rank))
+            play.blocks.append(Block(rank, start, start + PACES[rank]))
+            running.append((start + PACES[rank], rank))
+        now, rank = min(running)
+        running.remove((now, rank))
+        play.sendings.append(Sending(rank, 3, now))
+        clocks[rank] += 1
+        ready[rank] = now + SEND / 2
     return play
 
 

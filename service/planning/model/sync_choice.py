@@ -22,6 +22,9 @@ from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_c
 GAIN = 1.5
 """How many times as fast as all-reduce a way must be to be taken instead: its copies differ, or its
 gradients are stale, so that a run may need more steps, and ends with other weights."""
+MOST_MOMENTUM = 0.5
+"""Of sgd with stale updates, which act like momentum by themselves (Mitliagkas et al. 2016,
+arXiv:1605.09774): with 0.9 the job of `benchmarks/topologies` diverges."""
 STRAGGLES, LARGE = 1.25, 0.25
 """A rank that takes so many times as long as the middle one, and a share of a step that sending
 takes, which are told as reasons."""
@@ -112,6 +115,12 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
         found = check_as(JobSpec, document_with(spec, {"sync": dict(cost.sync)}))
     except Fault as fault:
         return None, f"this document does not take it: {fault.detail}"
+    optimizer, is_stale = spec.train.optimizer, cost.sync.get("mode") in ("asynchronous", "bounded")
+    if is_stale and optimizer.name == "sgd" and optimizer.momentum > MOST_MOMENTUM:
+        return None, (
+            f"with train.optimizer.momentum {optimizer.momentum:g} stale updates may diverge: it "
+            f"would be considered with {MOST_MOMENTUM} or less, or with adamw"
+        )
     if cost.sync["kind"] == "parameter_server" and facts.may_get_spot:
         return None, (
             "workers may get spot nodes, and when a node with a server is taken away, the job goes "

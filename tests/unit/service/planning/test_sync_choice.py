@@ -35,6 +35,9 @@ def document(num_workers: int = 4, **parts: Any) -> JobSpec:
 
 SLOW_LINK = {"bandwidth_bytes_per_s": 10e6}
 NO_COPIES = document(checkpoint={"every_steps": "auto"})
+STALE = document(
+    checkpoint={"every_steps": "auto"}, train={"optimizer": {"name": "sgd", "momentum": 0.9}}
+)
 PAIRS = "gossip, ad_psgd, ring"
 
 
@@ -50,6 +53,7 @@ PAIRS = "gossip, ad_psgd, ring"
         (document(), facts(paces=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending is"),
         (NO_COPIES, facts(paces=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
         (NO_COPIES, facts(paces=ONE_SLOW, spot=True), "all-reduce", "no other way is known"),
+        (STALE, facts(paces=ONE_SLOW), "all-reduce", "no other way is known"),
         (document(3), facts(num_ranks=3, paces=ONE_SLOW), "gossip, ad_psgd, random", "10.0"),
         (document(elastic={"min_workers": 1}), facts(paces=ONE_SLOW), "all-reduce", "no other"),
         (document(), "of the model nothing is known", "all-reduce", "of the model nothing"),
