@@ -210,6 +210,12 @@ def _wire(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _parameter_servers(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.wire.servers import measure
+
+    return measure(num_rounds, progress)
+
+
 def _large_batch(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.large_batch.measure import measure
 
@@ -264,6 +270,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "goodput": _goodput,
     "equality": _equality,
     "wire": _wire,
+    "parameter_servers": _parameter_servers,
     "strategies": _strategies,
     "large_batch": _large_batch,
     "federated": _federated,

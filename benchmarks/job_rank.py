@@ -14,11 +14,8 @@ import torch
 
 from benchmarks.step_time.rank import rank_task
 from dray.spec import JobSpec
-from ray_workers.recipes import RECIPES
 from ray_workers.shared.heartbeat import HeartbeatPage
-from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.loop import rank_main
-from ray_workers.training.loop.run import run
 
 
 def main() -> None:
@@ -32,13 +29,12 @@ def main() -> None:
 def train(document: Path, folder: Path, dtype: str = "float32") -> None:
     """Train as the rank that the environment names, and end this process."""
     spec = JobSpec.model_validate_json(document.read_text())
-    assert spec.recipe is not None
     torch.set_default_dtype(getattr(torch, dtype))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     task = rank_task(spec, rank, world_size, folder)
     os.environ.update(rank_main.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
-    run(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy.open()), HeartbeatPage(None))
+    rank_main.run_recipe(task, spec, HeartbeatPage(None))
     # As dray's training processes end: gloo's threads and the interpreter's end don't get on.
     sys.stdout.flush()
     os._exit(0)

@@ -104,7 +104,7 @@ def markdown(content: Mapping[str, Any]) -> str:
     if content["comparisons"]:
         parts.append(_comparisons(content["comparisons"]))
     for table in content["tables"]:
-        parts.append(f"**{table['title']}**\n\n" + _table(table["columns"], table["rows"]))
+        parts.append(f"**{table['title']}**\n\n" + table_of(table["columns"], table["rows"]))
     for picture in content.get("pictures", ()):
         caption = picture["caption"]
         parts.append(f"**{caption}**\n\n![{caption}]({picture['name']}.svg)")
@@ -119,7 +119,7 @@ def seconds(value: float) -> str:
 def _spreads(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ("p50", "p25", "p75", "lowest", "highest")
     cells = [[row["label"], str(row["n"]), *(seconds(row[name]) for name in names)] for row in rows]
-    return _table(["", "n", *names], cells)
+    return table_of(["", "n", *names], cells)
 
 
 def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> str:
@@ -134,10 +134,11 @@ def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> str:
         ]
         for each in comparisons
     ]
-    return _table(["ratio of", "n", "ratio [95%]", "A/A [95%]", "goal", "met"], cells)
+    return table_of(["ratio of", "n", "ratio [95%]", "A/A [95%]", "goal", "met"], cells)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """As markdown."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     lines = [columns, ["-" * max(width, 3) for width in widths], *rows]
     return "\n".join(

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from benchmarks.job_rank import train
-from benchmarks.topologies.work import SHARE_S, SLOW_RANK
+from benchmarks.topologies.work import NUM_RANKS, SHARE_S, SLOW_RANK
+from dray.spec import JobSpec, ParameterServer
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 
 
@@ -23,22 +24,33 @@ def main() -> None:
     parser.add_argument("slowness", type=float, help="of the slow rank")
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
-    share_s = SHARE_S * (options.slowness if rank == SLOW_RANK else 1.0)
-    arm(FaultPoint.SHARE_BEGINS, lambda: time.sleep(share_s))
+    spec = JobSpec.model_validate_json(options.document.read_text())
+    slowness = options.slowness if rank == SLOW_RANK else 1.0
+    computed_s = SHARE_S * quarters_of(spec) * slowness
+    arm(FaultPoint.SHARE_BEGINS, lambda: time.sleep(computed_s))
     if rank == 0:
         began = time.perf_counter()
+        evaluated_s: list[float] = []
 
         def begin() -> None:
             nonlocal began
             began = time.perf_counter()
 
-        def end() -> None:
-            took_s = time.perf_counter() - began
-            (options.folder / "seconds.json").write_text(json.dumps(took_s))
+        def evaluate() -> None:
+            evaluated_s.append(time.perf_counter() - began)
+            (options.folder / "seconds.json").write_text(json.dumps(evaluated_s))
 
         arm(FaultPoint.RESTORED, begin)
-        arm(FaultPoint.BEFORE_EVALUATION, end)  # there is one, after the last step
+        arm(FaultPoint.BEFORE_EVALUATION, evaluate)
     train(options.document, options.folder)
+
+
+def quarters_of(spec: JobSpec) -> float:
+    """Of a batch, that a rank computes in a step of its own."""
+    sync = spec.sync
+    if isinstance(sync, ParameterServer) and sync.mode != "synchronous":
+        return NUM_RANKS
+    return NUM_RANKS / spec.num_ranks_that_train
 
 
 if __name__ == "__main__":

@@ -6,24 +6,28 @@ from typing import Any
 
 NUM_RANKS, SLOW_RANK = 4, 1
 SHARE_S = 0.01
-"""How long a rank computes a share for, besides what the loop itself takes: it sleeps, as while a
-GPU computes, because four ranks here share fewer cores."""
+"""How long a rank computes a quarter of a batch for, besides what the loop itself takes: it sleeps,
+as while a GPU computes, because four ranks here share fewer cores."""
 SLOWNESS = 10
 NUM_SAMPLES, EPOCHS = 1437, 16
 """Of `sklearn://digits` without a fifth for validation."""
 DEFAULT = "all-reduce"
+SERVERS = {"kind": "parameter_server", "servers": 1}
 TOPOLOGIES: dict[str, dict[str, Any]] = {
     DEFAULT: {"kind": "all_reduce"},
     "local steps, every 8": {"kind": "all_reduce", "every": 8},
     "gossip, D-PSGD on a ring": {"kind": "gossip", "mode": "d_psgd", "graph": "ring"},
     "gossip, SGP, exponential": {"kind": "gossip", "mode": "sgp", "graph": "exponential"},
     "gossip, AD-PSGD on a ring": {"kind": "gossip", "mode": "ad_psgd", "graph": "ring"},
+    "parameter server, synchronous": {**SERVERS, "mode": "synchronous"},
+    "parameter server, bounded": {**SERVERS, "mode": "bounded", "max_staleness": 4},
+    "parameter server, asynchronous": {**SERVERS, "mode": "asynchronous"},
 }
-CLAIMED = ("gossip, AD-PSGD on a ring",)
+CLAIMED = ("gossip, AD-PSGD on a ring", "parameter server, asynchronous")
 """Those that a slow rank is not to delay."""
 
 
-def document(topology: str, seed: int) -> dict[str, Any]:
+def document(topology: str, seed: int, *, num_evaluations: int = 1) -> dict[str, Any]:
     return {
         "name": "topologies",
         "recipe": "image_classification",
@@ -31,9 +35,9 @@ def document(topology: str, seed: int) -> dict[str, Any]:
         "data": {"source": "sklearn://digits"},
         "train": {
             "epochs": EPOCHS,
-            "eval_every_epochs": EPOCHS,
+            "eval_every_epochs": EPOCHS // num_evaluations,
             "global_batch_size": 64,
-            "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+            "optimizer": {"name": "sgd", "lr": 0.3, "momentum": 0.0},
             "schedule": {"name": "cosine", "warmup_steps": 23},
             "seed": seed,
         },

@@ -12,6 +12,7 @@ from benchmarks.equality.work import write_text
 from benchmarks.report import Result, Table
 from benchmarks.torchrun import train
 from ray_workers.shared import spool_reader
+from ray_workers.shared.contracts import SENT_BYTES
 from ray_workers.shared.frames import MetricsReport
 from service.ingest.decoding import decode
 
@@ -66,24 +67,31 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 def _median_sent(compression: dict[str, Any] | None) -> float:
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         folder = Path(home)
-        job = {
-            "recipe": "language_model",
-            "model": {"num_layers": 8, "num_heads": 8, "width": 512, "context_length": 32},
-            "data": {"source": write_text(folder).as_uri(), "validation_fraction": 0.01},
-            "train": {
-                "global_batch_size": NUM_RANKS,
-                "max_steps": NUM_STEPS,
-                "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
-            },
-            "sync": {"compression": compression},
-            "resources": {"num_workers": NUM_RANKS},
-        }
-        train(job, folder, num_ranks=NUM_RANKS, timeout_s=TIMEOUT_S)
+        document = job(folder, {"compression": compression}, NUM_RANKS, NUM_RANKS, NUM_STEPS)
+        train(document, folder, num_ranks=NUM_RANKS, timeout_s=TIMEOUT_S)
         content = spool_reader.read(folder / "spool-0", 0, MOST_SPOOL_BYTES)
         frames = spool_reader.decode("r0.0.metrics", content)
         sent = {
-            report.step: report.values["perf/sent_bytes"]
+            report.step: report.values[SENT_BYTES]
             for report in map(decode, frames)
-            if isinstance(report, MetricsReport) and "perf/sent_bytes" in report.values
+            if isinstance(report, MetricsReport) and SENT_BYTES in report.values
         }
     return statistics.median(sent[step] for step in range(FIRST_STEP, NUM_STEPS + 1))
+
+
+def job(
+    folder: Path, sync: dict[str, Any], num_ranks: int, batch_size: int, num_steps: int
+) -> dict[str, Any]:
+    """The document; its text is written into the folder."""
+    return {
+        "recipe": "language_model",
+        "model": {"num_layers": 8, "num_heads": 8, "width": 512, "context_length": 32},
+        "data": {"source": write_text(folder).as_uri(), "validation_fraction": 0.01},
+        "train": {
+            "global_batch_size": batch_size,
+            "max_steps": num_steps,
+            "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
+        },
+        "sync": sync,
+        "resources": {"num_workers": num_ranks},
+    }

@@ -42,6 +42,7 @@ from dray.spec.script import Script
 from dray.spec.sweep import Parameter, SuccessiveHalving, Sweep, Values, with_values
 from dray.spec.sync import (
     AllReduce,
+    AutoSync,
     Compression,
     Correction,
     Gossip,
@@ -68,6 +69,7 @@ __all__ = [
     "After",
     "AllReduce",
     "Array",
+    "AutoSync",
     "Checkpoint",
     "Cnn",
     "Compression",
@@ -205,9 +207,12 @@ class JobSpec(Document):
         Parallel, BeforeValidator(written_out, json_schema_input_type=Parallel | Literal["auto"])
     ] = Parallel()
     """How the model is divided; `auto`: the planner chooses the axes at the submit."""
-    sync: Annotated[Sync | None, BeforeValidator(with_kind)] = None
+    sync: Annotated[
+        Sync | None,
+        BeforeValidator(with_kind, json_schema_input_type=Sync | Literal["auto"] | None),
+    ] = None
     """How the ranks keep their copies of the model in step; unset, by an all-reduce of the
-    gradients in every step, uncompressed."""
+    gradients in every step, uncompressed. `auto`: the service chooses the kind at the submit."""
     federated: Federated | None = None
     """Whether clients with data of their own train; unset, all ranks train on all samples."""
     resources: Resources = Resources()
@@ -633,6 +638,13 @@ class JobSpec(Document):
         compression = self.compression
         if self.sync is not None and self.script is not None:
             raise wrong("/sync", "is for recipes; a script exchanges its gradients itself")
+        continues = self.init_from is not None and self.init_from.take == "everything"
+        if isinstance(self.sync, AutoSync) and continues:
+            raise wrong(
+                "/sync",
+                "must not be auto with init_from.take everything: give the other job's sync, with "
+                "which the job goes on",
+            )
         if self.copies_differ:
             self._check_differing_copies()
         if isinstance(self.sync, Gossip):

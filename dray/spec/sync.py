@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StrictBool, model_validator
 
-from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign, wrong
+from dray.spec.fields import MAX_STEPS, Document, Int, Number, Size, refuse_foreign, wrong
 from dray.spec.parallel import MAX_WORKERS
 
 MAX_EDGES: Final = 4 * MAX_WORKERS
@@ -245,6 +245,19 @@ class ParameterServer(Document):
             )
 
 
+class AutoSync(Document):
+    """The service chooses the kind when the job is submitted, and the job is stored with the chosen
+    kind: all_reduce, unless another is expected to be much faster by what is known of the workers
+    and their network. The event `submitted` says which one and why."""
+
+    kind: Literal["auto"] = "auto"
+    """Leaves the choice to the service; `sync: auto` is the short form."""
+    bandwidth_bytes_per_s: Size | None = None
+    """Bytes that each worker can send to others in a second while all of them send; a number, or a
+    size such as `100MiB`. Unset, the network is not known, and alone is no reason to choose
+    another kind than all_reduce."""
+
+
 def distances(ways: Iterable[Sequence[int]], num_workers: int) -> dict[int, int]:
     """How many edges each rank that can be reached from rank 0 is away from it."""
     following: list[list[int]] = [[] for _ in range(num_workers)]
@@ -259,9 +272,12 @@ def distances(ways: Iterable[Sequence[int]], num_workers: int) -> dict[int, int]
     return found
 
 
-Sync = Annotated[AllReduce | Gossip | ParameterServer, Field(discriminator="kind")]
+Sync = Annotated[AllReduce | Gossip | ParameterServer | AutoSync, Field(discriminator="kind")]
 
 
 def with_kind(given: Any) -> Any:
-    """`kind: all_reduce`, the default, where a document names none."""
+    """`kind: all_reduce`, the default, where a document names none; the field that `auto` stands
+    for."""
+    if given == "auto":
+        return {"kind": "auto"}
     return {"kind": "all_reduce", **given} if isinstance(given, Mapping) else given

@@ -62,6 +62,8 @@ from dray.views.planner import Calibration as Calibration
 from dray.views.planner import Plan as Plan
 from dray.views.planner import PlannedMemory as PlannedMemory
 from dray.views.planner import PlannedMesh as PlannedMesh
+from dray.views.planner import SyncOption as SyncOption
+from dray.views.planner import SyncPlan as SyncPlan
 from dray.views.queues import CostItem as CostItem
 from dray.views.queues import CostReport as CostReport
 from dray.views.queues import Price as Price
@@ -90,6 +92,7 @@ from dray.views.tracking import ExperimentSummary as ExperimentSummary
 from dray.views.tracking import FieldDifference as FieldDifference
 from dray.views.tracking import FinalMetric as FinalMetric
 from dray.views.tracking import MetricRange as MetricRange
+from dray.views.tracking import SyncFigures as SyncFigures
 from dray.views.webhooks import DeliveryAnswer as DeliveryAnswer
 from dray.views.webhooks import DeliveryStatus as DeliveryStatus
 from dray.views.webhooks import Webhook as Webhook

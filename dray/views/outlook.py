@@ -6,6 +6,7 @@ from datetime import datetime
 
 from dray.views.base import Reason, View
 from dray.views.jobs import JobState, OtherJob
+from dray.views.planner import SyncPlan
 
 
 class Forecast(View):
@@ -85,6 +86,9 @@ class Explanation(View):
     """Changes that would have a waiting job start, or start earlier."""
     forecast_error: ForecastError | None = None
     """Of earlier forecasts of starts, or of ends while the job has slots."""
+    sync: SyncPlan | None = None
+    """The choice of `sync: auto`, as it was made at the submit; null if the document gave another
+    `sync`, or none."""
 
 
 class Decision(View):

@@ -1,4 +1,4 @@
-"""How a job could be divided among its workers."""
+"""How a job could be divided among its workers, and how these could keep in step."""
 
 from __future__ import annotations
 
@@ -49,6 +49,32 @@ class Calibration(View):
     """Origin of the numbers."""
 
 
+class SyncOption(View):
+    """One way to keep the ranks' copies in step. Figures are null where the model is not known, or
+    nothing can be chosen."""
+
+    name: str
+    sync: dict[str, Any]
+    """The field `sync` of a job document."""
+    sent_bytes: int | None
+    """Expected bytes that all ranks together send in a step."""
+    step_time_s: float | None
+    staleness_steps: int | None
+    """Steps that may pass until an update of one rank is in the weights of every other."""
+    why: str
+    """The reason for it, or against it."""
+
+
+class SyncPlan(View):
+    """The ways to keep the ranks' copies in step, and the one that `sync: auto` chooses."""
+
+    chosen: str
+    """Name of the chosen option."""
+    options: list[SyncOption]
+    facts: list[str]
+    """Sentences about what is known of the workers and their network."""
+
+
 class Plan(View):
     """How a job could be divided among its workers."""
 
@@ -64,3 +90,5 @@ class Plan(View):
     calibration: Calibration
     assumed: list[str] = []
     """Properties of the data that are not in the document and were assumed."""
+    sync: SyncPlan
+    """Of the first mesh."""

@@ -66,6 +66,28 @@ class ComparedMetric(View):
     without a baseline."""
 
 
+class SyncFigures(View):
+    """The price that a job's ranks paid for keeping their copies of the model in step. A figure is
+    null where the job has not reported it."""
+
+    topology: str
+    """The way in which they did, such as `all-reduce`."""
+    steps: int
+    """Steps that are done."""
+    samples_per_s: float | None
+    """Of the newest steps."""
+    sent_bytes: float | None
+    """Bytes that all ranks together sent in a step, on average before the last evaluation."""
+    staleness_mean: float | None
+    """Updates of others that came between the reading of weights and the update with their
+    gradient; 0 where all ranks take one step together."""
+    staleness_max: float | None
+    consensus_distance: float | None
+    """Distance of the copies from their mean; 0 where all are equal."""
+    loss: MetricValue | None
+    """The newest `val/loss`."""
+
+
 class Comparison(View):
     """Jobs side by side."""
 
@@ -74,6 +96,9 @@ class Comparison(View):
     baseline: str | None
     """Id of the job that is pinned as the baseline of their experiment."""
     differences: list[FieldDifference]
+    sync: list[SyncFigures | None]
+    """Of each job, in the order of `jobs`; null of a script, of one rank, and of a job whose ranks
+    share a model or are clients."""
     metrics: list[ComparedMetric]
 
 

@@ -250,6 +250,14 @@ class FrameKind(StrEnum):
 BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale"
 """Metrics that ranks report and the scheduler goes by."""
 
+COMPUTE_TIME = "perf/compute_time_s"
+"""How long a rank computed a share of the batch until it had to do with others."""
+SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"
+"""Sent by a rank in a step; and by all ranks together, on average since the last evaluation."""
+STALENESS_MEAN, STALENESS_MAX = "sync/staleness_mean", "sync/staleness_max"
+CONSENSUS_DISTANCE = "train/consensus_distance"
+"""The root of the mean, over the ranks, of the squared distance of a copy from the mean of all."""
+
 LEFT_EXIT_CODE = 75
 """Exit code of a rank that saved a checkpoint and left when asked (EX_TEMPFAIL of sysexits(3))."""
 

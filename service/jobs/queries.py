@@ -24,6 +24,7 @@ from service.db.session import Database
 from service.db.types import storable
 from service.domain.attempts.lineage import NO_END
 from service.domain.errors import ArtifactNotFound, CodeNotFound
+from service.domain.events import SYNC_PLAN
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.ingest import hangs, silent_processes
@@ -318,6 +319,7 @@ class Queries:
                     self._answers.counterfactuals(session, row, now) if is_queued else []
                 ),
                 forecast_error=answers.error_of(session, row.state),
+                sync=_sync_plan(session, job_id),
             )
 
         return await self._database.read(work)
@@ -433,6 +435,13 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
         )
         for node in cluster_repository.nodes(session)
     ]
+
+
+def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:
+    """The choice of `sync: auto`, which the job's first event has."""
+    first = repository.events_after(session, job_id, 0, 1)
+    found = first[0].data.get(SYNC_PLAN) if first else None
+    return None if found is None else views.SyncPlan.model_validate(found)
 
 
 def _must_exist(session: Session, job_id: str) -> JobState:

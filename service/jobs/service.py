@@ -35,7 +35,7 @@ from service.domain.errors import (
     StorageUnavailable,
     Unsatisfiable,
 )
-from service.domain.events import ACTOR, ANONYMOUS
+from service.domain.events import ACTOR, ANONYMOUS, SYNC_PLAN
 from service.domain.ids import new_job_id
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
@@ -143,7 +143,7 @@ class Jobs:
                 if earlier is not None:
                     return serializers.job(session, found(session, earlier)), False
             row, after = self._accepted(session, prepared, job_id, owner, project, now)
-            event = _submitted(row, prepared.resolved.explanation, actor, now)
+            event = _submitted(row, prepared.resolved, actor, now)
             arrays.insert(session, row, prepared.resolved.spec, prepared.trials, event, now)
             dependencies_repository.insert_all(session, row.array_id or job_id, after)
             notify(session, job_id, SUBMITTED)
@@ -170,14 +170,15 @@ class Jobs:
             await self._database.write(check)
         except _NothingStored as accepted:
             row, after = accepted.row, accepted.after
-        return await self._database.read(
+        explanation = await self._database.read(
             lambda s: self._answers.of_unsubmitted(s, row, after, self._database.time(s))
         )
+        return explanation.model_copy(update={"sync": prepared.resolved.sync})
 
     async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
         """The checks that need no transaction."""
         await data_policy.refuse_forbidden(spec, data_policy.policy_of(self._settings))
-        resolved = await self._plans.resolve_parallelism(spec)
+        resolved = await self._plans.resolve(spec)
         spec = resolved.spec
         unfit = await entrypoints.why_unfit(self.code, spec.script, owner)
         unfit = unfit or await models.why_unfit(self.code, spec, owner, self._settings.storage_url)
@@ -457,8 +458,14 @@ def _new_row(
     )
 
 
-def _submitted(row: JobRow, planned: str | None, actor: str, now: datetime) -> dict[str, Any]:
+def _submitted(row: JobRow, resolved: Resolved, actor: str, now: datetime) -> dict[str, Any]:
     message = f"submitted to the queue {row.queue!r}"
+    data: dict[str, Any] = {ACTOR: actor}
+    if resolved.explanation is not None:
+        message = f"{message}; {resolved.explanation}"
+        data["planned"] = row.spec["parallel"]
+    if resolved.sync is not None:
+        data[SYNC_PLAN] = resolved.sync.model_dump(mode="json")
     return {
         "job_id": row.id,
         "seq": row.event_seq,
@@ -468,6 +475,6 @@ def _submitted(row: JobRow, planned: str | None, actor: str, now: datetime) -> d
         "to_state": JobState.QUEUED,
         "attempt": 0,
         "code": "submitted",
-        "message": message if planned is None else f"{message}; {planned}",
-        "data": {ACTOR: actor} | ({} if planned is None else {"planned": row.spec["parallel"]}),
+        "message": message,
+        "data": data,
     }

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.requests import PlanRequest
-from dray.spec import JobSpec
+from dray.spec import AutoSync, JobSpec
 from dray.spec.parallel import AXES
 from service.db.session import Database
 from service.domain.errors import NotPlannable, OutOfMemory
@@ -31,6 +31,9 @@ from service.planning.model.cost import Machine, machine_of
 from service.planning.model.memory import pieces_of
 from service.planning.model.meshes import name_of
 from service.planning.model.shapes import Shapes, Unknown, shapes_of
+from service.planning.model.sync_choice import SyncChoice, SyncOption, choose_sync
+from service.planning.model.sync_costs import RankPaces
+from service.planning.sync_facts import Nodes, facts_of, nodes_for, paces_of
 
 TOLERANCE = 0.15
 """How far a plan's memory may be from the truth; the tests hold the plans to it. A job is refused
@@ -55,7 +58,9 @@ class Resolved:
 
     spec: JobSpec
     explanation: str | None = None
-    """The choice, in a sentence; None if there was nothing to choose."""
+    """The choices, in a sentence; None if there was nothing to choose."""
+    sync: views.SyncPlan | None = None
+    """The choice of `sync: auto`, if the document has it."""
     refusal: OutOfMemory | None = None
     """Why the job can't be taken."""
 
@@ -69,20 +74,38 @@ class Plans:
     async def plan(self, request: PlanRequest) -> views.Plan:
         """NotPlannable if the document tells too little."""
         spec = request.job
-        known, machine = await self._database.read(lambda session: _look_up(session, spec))
+        known, machine, around = await self._database.read(
+            lambda session: (*_look_up(session, spec), _look_around(session, spec))
+        )
         if request.memory_bytes_per_rank is not None:
             given = request.memory_bytes_per_rank
             known = replace(
                 known, least_bytes=given, most_bytes=given, source="given with the request"
             )
-        return await asyncio.to_thread(_answer, request, spec, known, machine)
+        return await asyncio.to_thread(_answer, request, spec, known, machine, around)
 
-    async def resolve_parallelism(self, spec: JobSpec) -> Resolved:
-        """The document with sizes for the axes that are `auto`. NotPlannable if there are none.
+    async def resolve(self, spec: JobSpec) -> Resolved:
+        """The document with a choice for all that is `auto`. NotPlannable if there is none.
 
-        The result has a refusal if the job is known not to fit. A document that leaves nothing to
-        choose and whose workers' memory is not known is returned unchanged.
+        The result has a refusal if the job is known not to fit.
         """
+        resolved = await self._resolve_parallelism(spec)
+        if not isinstance(spec.sync, AutoSync) or resolved.refusal is not None:
+            return resolved
+        spec = resolved.spec
+        machine, around = await self._database.read(
+            lambda session: (_look_up(session, spec)[1], _look_around(session, spec))
+        )
+        choice = await asyncio.to_thread(_sync_choice, spec, machine, around)
+        chosen = choice.chosen
+        assert chosen.spec is not None
+        told = f"sync: auto became {chosen.name}: {chosen.why}"
+        explanation = "; ".join(filter(None, (resolved.explanation, told)))
+        return Resolved(chosen.spec, explanation, _sync_plan(choice))
+
+    async def _resolve_parallelism(self, spec: JobSpec) -> Resolved:
+        """The document with sizes for the axes that are `auto`. A document that leaves nothing to
+        choose and whose workers' memory is not known is returned unchanged."""
         automatic = bool(spec.parallel.auto)
         if spec.script is not None or not (automatic or _may_know_memory(spec)):
             return Resolved(spec)
@@ -102,6 +125,50 @@ def _look_up(
     if needs_speed:
         machine = calibrated(session, machine, spec, known.accelerator)
     return known, machine
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What else there is to know for `sync: auto`."""
+
+    paces: RankPaces
+    nodes: Nodes
+
+
+def _look_around(session: Session, spec: JobSpec) -> _Around:
+    return _Around(paces_of(session, spec), nodes_for(session, spec))
+
+
+def _sync_choice(
+    spec: JobSpec, machine: Machine, around: _Around, *, is_measured: bool = False
+) -> SyncChoice:
+    """is_measured: somebody has given the machine's bandwidth."""
+    try:
+        shapes = shapes_of(spec)
+    except Unknown as unknown:
+        return choose_sync(spec, f"nothing else can be compared with it: {unknown}")
+    facts = facts_of(spec, shapes, machine, around.paces, around.nodes, is_measured=is_measured)
+    return choose_sync(spec, facts)
+
+
+def _sync_plan(choice: SyncChoice) -> views.SyncPlan:
+    return views.SyncPlan(
+        chosen=choice.chosen.name,
+        options=[_sync_option(each) for each in choice.options],
+        facts=list(choice.facts),
+    )
+
+
+def _sync_option(option: SyncOption) -> views.SyncOption:
+    cost = option.cost
+    return views.SyncOption(
+        name=option.name,
+        sync=dict(option.sync),
+        sent_bytes=None if cost is None else round(cost.sent_bytes),
+        step_time_s=None if cost is None else cost.step_time_s,
+        staleness_steps=None if cost is None else cost.staleness_steps,
+        why=option.why,
+    )
 
 
 def _may_know_memory(spec: JobSpec) -> bool:
@@ -149,7 +216,8 @@ def _resolved(spec: JobSpec, known: WorkerMemory, machine: Machine) -> Resolved:
         refusal = _refusal(best, known, known.most_bytes, change)
     if not automatic:
         return Resolved(spec, refusal=refusal)
-    return Resolved(best.spec, f"{_auto(spec)} became {best.name}: {plan.why(best)}", refusal)
+    explanation = f"{_auto(spec)} became {best.name}: {plan.why(best)}"
+    return Resolved(best.spec, explanation, refusal=refusal)
 
 
 def _least_divided(spec: JobSpec, unknown: Unknown) -> Resolved:
@@ -210,7 +278,7 @@ def _refusal(best: Candidate, known: WorkerMemory, there: int, change: str | Non
 
 
 def _answer(
-    request: PlanRequest, spec: JobSpec, known: WorkerMemory, machine: Machine
+    request: PlanRequest, spec: JobSpec, known: WorkerMemory, machine: Machine, around: _Around
 ) -> views.Plan:
     try:
         shapes = shapes_of(spec)
@@ -218,6 +286,9 @@ def _answer(
         raise NotPlannable(f"{unknown}") from None
     machine = _as_asked(machine, request)
     plan = _plan(spec, shapes, machine, known, all_of_them=True)
+    best = plan.candidates[0].spec
+    has_bandwidth = request.bandwidth_bytes_per_s is not None
+    sync = _sync_choice(best, machine, around, is_measured=has_bandwidth)
     return views.Plan(
         chosen=plan.chosen.name if plan.chosen else None,
         meshes=[_mesh(each, plan) for each in plan.candidates],
@@ -231,6 +302,7 @@ def _answer(
             source=machine.source,
         ),
         assumed=list(shapes.assumed),
+        sync=_sync_plan(sync),
     )
 
 

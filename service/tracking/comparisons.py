@@ -9,18 +9,28 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from dray import views
+from dray.spec import ParameterServer
+from ray_workers.shared.contracts import (
+    ALL_SENT_BYTES,
+    CONSENSUS_DISTANCE,
+    STALENESS_MAX,
+    STALENESS_MEAN,
+)
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories import metric_summaries
 from service.db.repositories import tracking as repository
 from service.db.repositories.metric_summaries import MetricSummary
-from service.domain.documents import shown
+from service.domain import documents
 from service.domain.errors import NotComparable
+from service.domain.topologies import topology_of
 from service.domain.tracking.differences import differences
 from service.domain.tracking.search import EXPERIMENT
 from service.ingest import goodput
 from service.jobs.service import found
 from service.telemetry.chunk_columns import by_name
+
+LOSS = "val/loss"
 
 
 def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Comparison:
@@ -38,15 +48,17 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
             "dray experiment baseline EXPERIMENT JOB",
         )
     ids = [row.id for row in rows]
+    summaries = metric_summaries.of_jobs(session, ids)
     labels, tags = jobs_repository.labels(session, ids), jobs_repository.tags(session, ids)
     return views.Comparison(
         jobs=[_job(row, labels[row.id].get(EXPERIMENT), tags[row.id], now) for row in rows],
         baseline=baseline,
         differences=[
             views.FieldDifference(pointer=pointer, values=values)
-            for pointer, values in differences([shown(row.spec) for row in rows]).items()
+            for pointer, values in differences([documents.shown(row.spec) for row in rows]).items()
         ],
-        metrics=_metrics(session, ids, has_baseline=baseline is not None),
+        sync=[_sync(row, summaries[row.id]) for row in rows],
+        metrics=_metrics([summaries[each] for each in ids], has_baseline=baseline is not None),
     )
 
 
@@ -77,15 +89,43 @@ def _job(row: JobRow, experiment: str | None, tags: list[str], now: datetime) ->
     )
 
 
+def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigures | None:
+    try:
+        spec = documents.checked(row.spec).spec
+    except documents.DocumentRefused:
+        return None
+    topology = topology_of(spec)
+    if topology is None:
+        return None
+
+    def last(key: str) -> float | None:
+        value = None if key not in summaries else summaries[key].last_value
+        return value if value is not None and math.isfinite(value) else None
+
+    is_one_step = not spec.copies_differ and (
+        not isinstance(spec.sync, ParameterServer) or spec.sync.mode == "synchronous"
+    )
+    loss = summaries.get(LOSS)
+    progress = row.progress or {}
+    return views.SyncFigures(
+        topology=topology,
+        steps=progress.get("step", 0),
+        samples_per_s=progress.get("samples_per_s"),
+        sent_bytes=last(ALL_SENT_BYTES),
+        staleness_mean=0.0 if is_one_step else last(STALENESS_MEAN),
+        staleness_max=0.0 if is_one_step else last(STALENESS_MAX),
+        consensus_distance=0.0 if is_one_step else last(CONSENSUS_DISTANCE),
+        loss=None if loss is None else _final(loss).last,
+    )
+
+
 def _metrics(
-    session: Session, job_ids: Sequence[str], *, has_baseline: bool
+    of_jobs: Sequence[Mapping[str, MetricSummary]], *, has_baseline: bool
 ) -> list[views.ComparedMetric]:
     """has_baseline: the first of the jobs is it."""
-    by_job = metric_summaries.of_jobs(session, job_ids)
-    keys = sorted({key for of_job in by_job.values() for key in of_job})
     metrics = []
-    for key in keys:
-        values = [by_job[job_id].get(key) for job_id in job_ids]
+    for key in sorted({key for of_job in of_jobs for key in of_job}):
+        values = [of_job.get(key) for of_job in of_jobs]
         first = values[0] if has_baseline else None
         metrics.append(
             views.ComparedMetric(

@@ -448,6 +448,11 @@ def test_jobs_are_compared(site: Site, job_id: str, tab: Watched) -> None:
     assert "baseline-bert" in page.locator(".compared .baseline").inner_text()
     cells = page.locator(".differs tr", has_text="val/accuracy").locator("td").all_inner_texts()
     assert cells[1:] == ["0.6018\nbest 0.6018 at 201", "0.5368 -0.06496\nbest 0.5368 at 151"]
+    for name in ("seconds", "bytes", "steps"):
+        axis = page.get_by_role("group", name="Axis").get_by_role("button", name=name)
+        axis.click()
+        page.get_by_role("region", name="train/loss").locator("canvas").wait_for()
+        assert axis.get_attribute("aria-pressed") == "true"
 
 
 @SOAK

@@ -11,7 +11,7 @@ from dray.cli.base import AsJson, app, connect
 from dray.cli.quantities import num_bytes
 
 if TYPE_CHECKING:
-    from dray.views import Plan, PlannedMesh
+    from dray.views import Plan, PlannedMesh, SyncPlan
 
 
 @app.command()
@@ -75,6 +75,33 @@ def _show(found: Plan) -> None:
         say(f"chosen: {found.chosen}")
     else:
         say(f"none fits; {found.change or 'no single change'} would make it fit")
+    write("")
+    show_sync(found.sync)
+
+
+def show_sync(found: SyncPlan) -> None:
+    """The ways to keep copies in step, and the one that `sync: auto` chooses."""
+    from dray.cli.display.output import number, say, size
+    from dray.cli.display.tables import table
+
+    table(
+        ("KEPT IN STEP BY", "SENT A STEP", "TIME", "STALENESS", "WHY"),
+        (
+            (
+                one.name,
+                None if one.sent_bytes is None else size(one.sent_bytes),
+                None if one.step_time_s is None else f"{number(one.step_time_s * 1e3)} ms",
+                one.staleness_steps,
+                one.why,
+            )
+            for one in found.options
+        ),
+        flexible=("WHY",),
+        optional=("SENT A STEP", "TIME", "STALENESS"),
+    )
+    for sentence in found.facts:
+        say(f"known: {sentence}")
+    say(f"sync: auto would take {found.chosen}")
 
 
 def _row(mesh: PlannedMesh) -> tuple[str, ...]:

@@ -129,6 +129,12 @@ def say_explanation(answer: Explanation) -> None:
         say("otherwise:")
     for each in answer.counterfactuals:
         say(f"  {each.message}", indent="    ")
+    if answer.sync is not None:
+        say(f"sync: auto became {answer.sync.chosen}:")
+        for option in answer.sync.options:
+            say(f"  {option.name}: {option.why}", indent="    ")
+        for sentence in answer.sync.facts:
+            say(f"  known then: {sentence}", indent="    ")
 
 
 def _expected(forecast: Forecast) -> str:

@@ -10,7 +10,7 @@ import typer
 from dray.cli.base import AsJson, JobId, JobIds, app, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dray.views import (
         Annotations,
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Comparison,
         ExperimentSummary,
         FinalMetric,
+        SyncFigures,
     )
 
 group = typer.Typer(name="experiment", help="Jobs with the same label `experiment`.")
@@ -58,7 +59,7 @@ def _show(found: Comparison, wanted: Sequence[str] | None, extremes: bool) -> No
     from dray.cli.display.tables import shortest_prefixes, table
 
     ids = shortest_prefixes([job.id for job in found.jobs])
-    rows = [*_about(found), *_fields(found)]
+    rows = [*_about(found), *_fields(found), *_keeping_in_step(found)]
     for one in found.metrics:
         if wanted is None or one.key in wanted:
             rows += _metric(one, extremes)
@@ -114,6 +115,32 @@ def _useful(job: ComparedJob) -> str | None:
 def _fields(found: Comparison) -> Iterator[tuple[object, ...]]:
     for one in found.differences:
         yield (as_path(one.pointer), *map(_cell, one.values))
+
+
+def _keeping_in_step(found: Comparison) -> Iterator[tuple[object, ...]]:
+    """Rows of what keeping the ranks' copies in step cost, if the jobs did it in different ways, or
+    told of it."""
+    from dray.cli.display.output import number, size
+
+    ways = [None if one is None else one.topology for one in found.sync]
+    tell = any(one is not None and one.sent_bytes is not None for one in found.sync)
+    if not tell and len(set(ways)) < 2:
+        return
+    yield ("cost of keeping in step", *ways)
+
+    def row(name: str, of: Callable[[SyncFigures], object]) -> tuple[object, ...]:
+        return (f"  {name}", *(None if one is None else of(one) for one in found.sync))
+
+    yield row("steps", lambda one: one.steps)
+    yield row("samples a second", lambda one: number(one.samples_per_s))
+    yield row(
+        "bytes sent a step",
+        lambda one: None if one.sent_bytes is None else size(round(one.sent_bytes)),
+    )
+    yield row("staleness, mean", lambda one: number(one.staleness_mean))
+    yield row("staleness, most", lambda one: number(one.staleness_max))
+    yield row("distance from consensus", lambda one: number(one.consensus_distance))
+    yield row("val/loss", lambda one: number(one.loss))
 
 
 def as_path(pointer: str) -> str:

@@ -70,7 +70,7 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
                 compat_torch.cap_memory_when_used(share)
             run_script(program, task, page)
         else:
-            _run_recipe(task, spec, page)
+            run_recipe(task, spec, page)
     except Preempted:
         return LEFT_EXIT_CODE
     except SystemExit as leaving:
@@ -182,7 +182,8 @@ def _begin_page(task: RankTask) -> HeartbeatPage:
     return page
 
 
-def _run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
+def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
+    """Train as this rank, or serve as a parameter server, to the end of the job."""
     assert spec.recipe is not None
     # An elastic group may have more ranks than its document names workers, but has no servers.
     has_servers = isinstance(spec.sync, ParameterServer)

@@ -136,7 +136,10 @@ class Trainer:
         self.prefetcher.end_batches(self._last_of, self.progress.step + 1)
         self.strategy.prepare(self.prefetcher, self.progress.step)
         if self.spec.sync is not None:
-            self.comm_metrics = CommMetrics(self.strategy.gradients.num_elements)
+            self.comm_metrics = CommMetrics(
+                self.strategy.gradients.num_elements,
+                times_compute=not devices.is_gpu(self.device),
+            )
         is_new = self.was_rank != 0 or number < newest
         if self.rank == 0 and newest != NOTHING and is_new:
             self._take_over()
@@ -237,13 +240,20 @@ class Trainer:
             seed = derive_seed("step", self.options.seed, step, number, *strategy.place)
             devices.seed(self.device, seed)
 
+        alone_until: list[float] = []
+
         def before_exchange() -> None:
+            alone_until.append(time.perf_counter())
             faultpoint(FaultPoint.BEFORE_EXCHANGE, step, self)
             self.page.exchange()
 
         scale = strategy.update.loss_scale()
         self.page.enter(RankPhase.COMPUTE, self._time_of(step))
+        began = time.perf_counter()
         strategy.gradients.backward(batch.feed.shares, scale, seed_share, before_exchange)
+        if self.comm_metrics is not None:
+            alone_until.append(time.perf_counter())  # where nothing was exchanged
+            self.comm_metrics.computed(alone_until[0] - began)
         faultpoint(FaultPoint.BACKWARD_DONE, step, self)
         loss = strategy.gradients.take_loss()
         return loss if scale is None else loss / scale
@@ -327,11 +337,19 @@ class Trainer:
         state.metrics = measured | {"train/loss": self.reporter.last_loss}
         state.measured_at = step
         self.divergence.evaluated(self.rank, step, measured["val/loss"])
+        more = {}
+        if self.comm_metrics is not None and self.world_size > 1:
+            more = self.comm_metrics.of_all(self._sum_of_all)
         if self.rank == 0:
-            more = self.strategy.evaluation_metrics()
+            more |= self.strategy.evaluation_metrics()
             api.report(step, measured | more | {"perf/eval_time_s": time.perf_counter() - began})
             print(result.of_evaluation(self.calendar, step, state.metrics))  # noqa: T201
         self.reporter.restart_clock()
+
+    def _sum_of_all(self, own: float) -> float:
+        total = torch.tensor([own], dtype=torch.float64, device=self.device)
+        process_group.add_up(total, self.world_size)
+        return total.item()
 
     def saves_after(self, step: int) -> bool:
         """By the calendar, at an early end, and on rank 0 by its own measure, of which the others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from dray.spec import AllReduce, Gossip, ParameterServer
+from dray.spec import AllReduce, AutoSync, Gossip, ParameterServer
 from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, plain_ddp
 from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
@@ -34,7 +34,7 @@ def strategy_of(given: StrategyContext) -> Strategy:
     if spec.federated is not None:
         return FederatedStrategy(given)
     match spec.sync:
-        case None | AllReduce():
+        case None | AllReduce() | AutoSync():  # of a document that no service has resolved
             return _all_reduce(given)
         case Gossip():
             is_asynchronous = spec.sync.mode == "ad_psgd"

@@ -8,6 +8,7 @@ step with ring algorithms: 2 (n - 1) / n of an all-reduce, (n - 1) / n of a gath
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dray.spec import Gpt, JobSpec, Parallel
@@ -101,7 +102,7 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     parallel, pieces = spec.parallel, pieces_of(spec)
     model = spec.model
     of_ranks = traces_of(spec, shapes, on_gpu=False)
-    weights = FP32 * max(sum(elements_of(trace) for trace in traces) for traces in of_ranks)
+    weights = weights_bytes(of_ranks)
     layers = model.num_layers / parallel.pipeline if isinstance(model, Gpt) else 1.0
     size, messages = 0.0, 0.0
     holders, data = parallel.shard * parallel.context, spec.num_replicas
@@ -137,6 +138,11 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
         size += 8 * layers * values / parallel.tensor * (parallel.context - 1) / parallel.context
         messages += 8 * layers * pieces.count
     return size, messages
+
+
+def weights_bytes(of_ranks: Iterable[Iterable[OpTrace]]) -> float:
+    """Of the rank that holds most of the weights, in fp32."""
+    return FP32 * max(sum(elements_of(trace) for trace in traces) for traces in of_ranks)
 
 
 def _given_on(trace: OpTrace) -> float:

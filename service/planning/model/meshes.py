@@ -46,14 +46,19 @@ def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
 
 def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
     """The document with some parts replaced; None if that is no valid document."""
+    try:
+        return JobSpec.model_validate(document_with(spec, parts))
+    except ValueError:
+        return None
+
+
+def document_with(spec: JobSpec, parts: dict[str, Any]) -> dict[str, Any]:
+    """The document with some parts replaced, not yet checked."""
     document = spec.model_dump(mode="json", exclude_defaults=True)
     document["recipe"] = spec.recipe
     if spec.model is not None:  # whose name tells what it is, also where it is the default
         document["model"] = {**document.get("model", {}), "name": spec.model.name}
-    try:
-        return JobSpec.model_validate({**document, **parts})
-    except ValueError:
-        return None
+    return {**document, **parts}
 
 
 def name_of(parallel: Parallel, num_workers: int) -> str:

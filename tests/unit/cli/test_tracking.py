@@ -53,6 +53,20 @@ def test_one_metric_is_compared_with_its_extremes(cli: Cli, jobs: list[str]) -> 
     ]
 
 
+def test_what_keeping_in_step_cost_is_a_section(cli: Cli, server: LiveServer) -> None:
+    jobs = []
+    for sync in ({"kind": "all_reduce"}, {"kind": "gossip"}):
+        jobs.append(server.submit(resources={"num_workers": 2}, sync=sync))
+        server.train(jobs[-1], metrics(1, {"sync/sent_bytes": 2048.0}))
+        server.succeed(jobs[-1])
+    lines = [line.split("  ") for line in cli("compare", *jobs).splitlines()]
+    rows = {line[1] or line[0]: [cell.strip() for cell in line if cell.strip()] for line in lines}
+    sent = next(row for row in rows.values() if row[0] == "bytes sent a step")
+    assert sent[1:] == ["2.0 KiB", "2.0 KiB"]
+    title = next(row for row in rows.values() if row[0] == "cost of keeping in step")
+    assert title[1:] == ["all-reduce", "gossip, d_psgd, ring"]
+
+
 def test_what_can_not_be_done_is_said(cli: Cli, jobs: list[str]) -> None:
     cli("compare", jobs[0], exits=2)
     assert "is one job" in cli.err

@@ -346,6 +346,24 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "is for delay_compensation",
         ),
         (
+            recipe(
+                "image_classification",
+                sync="auto",
+                init_from={"job": "job-1", "take": "everything"},
+            ),
+            "/sync",
+            "give the other job's sync, with which the job goes on",
+        ),
+        (
+            recipe(
+                "image_classification",
+                sync="auto",
+                federated={"clients": 20, "clients_per_round": 5, "rounds": 30},
+            ),
+            "/sync",
+            "must be unset with federated",
+        ),
+        (
             served(4) | {"parallel": {"shard": 2}},
             "/parallel",
             "must be unset with sync.kind parameter_server: each worker has the whole model",

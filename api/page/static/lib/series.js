@@ -84,6 +84,27 @@ export function bandOf(ranks, parts = 200) {
 export const momentsOf = (series) =>
   Object.values(series).flatMap(({ steps, times }) => (times ?? []).map((time, i) => ({ step: steps[i], time })));
 
+// Seconds from the first known step to another; null where the times are not known.
+export function secondsOf(series) {
+  const moments = momentsOf(series);
+  const clock = clockOf(moments);
+  if (!clock) return null;
+  const first = clock(Math.min(...moments.map(({ step }) => step)));
+  return (step) => clock(step) - first;
+}
+
+// The bytes that all ranks had sent when a step was done; null where they were not counted. The metric
+// is that of a step, on average since the point before.
+export function sentOf(series) {
+  const { steps, values } = series['sync/sent_bytes'] ?? { steps: [], values: [] };
+  const known = [{ step: 0, y: 0 }];
+  steps.forEach((step, i) => {
+    const last = known.at(-1);
+    if (step > last.step) known.push({ step, y: last.y + (step - last.step) * values[i] });
+  });
+  return straight(known);
+}
+
 // When a step was done, in Unix seconds: between moments that are known it is drawn straight.
 export function clockOf(moments) {
   const known = [];
@@ -93,6 +114,11 @@ export function clockOf(moments) {
     if (last && last.step === moment.step) last.time = moment.time;
     else known.push({ ...moment });
   }
+  return straight(known.map(({ step, time }) => ({ step, y: time })));
+}
+
+// The line through points that are ordered by step, and on beyond them; null of less than two.
+function straight(known) {
   if (known.length < 2) return null;
   return (step) => {
     let [i, end] = [1, known.length - 1];
@@ -102,6 +128,6 @@ export function clockOf(moments) {
       else end = middle;
     }
     const [a, b] = [known[i - 1], known[i]];
-    return a.time + ((step - a.step) / (b.step - a.step)) * (b.time - a.time);
+    return a.y + ((step - a.step) / (b.step - a.step)) * (b.y - a.y);
   };
 }

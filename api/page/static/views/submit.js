@@ -134,6 +134,7 @@ function Verdict({ verdict, line, show }) {
     ${start && !start.at && start.reason && html`<p>When it would start can't be told: ${start.reason.message}.</p>`}
     ${explanation.queue_length ? html`<p>It would be one of ${plural(explanation.queue_length, 'waiting job')}.</p>` : ''}
     ${explanation.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}.</p>`)}
+    ${explanation.sync && html`<p>The ranks would keep in step by <strong>${explanation.sync.chosen}</strong>: ${explanation.sync.options.find(({ name }) => name === explanation.sync.chosen)?.why}.</p>`}
     ${plan && html`<${Plan} plan=${plan} />`}</div>`;
 }
 

@@ -8,6 +8,7 @@ and evaluations come right after an agreement, and a checkpoint holds every rank
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dray.spec import AllReduce
+from ray_workers.shared.contracts import CONSENSUS_DISTANCE
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.elastic import process_group, state_transfer
 from ray_workers.training.parallel.data_parallel.ddp import (
@@ -73,6 +75,7 @@ class PeriodicAveraging(ReplicaSync):
                 self.agreed, lr=lr, momentum=momentum, nesterov=momentum > 0.0
             )
         self._others: list[dict[str, Any]] = []
+        self._distance: float | None = None
         self._is_asked_to_leave = False
 
     @property
@@ -88,14 +91,23 @@ class PeriodicAveraging(ReplicaSync):
         is_due = calendar.evaluates_after(step) or calendar.saves_after(step)
         if is_due or step % self._every == 0:
             self.given.page.exchange()
-            self._agree()
+            self._agree(measures=calendar.evaluates_after(step))
 
     @torch.no_grad()
-    def _agree(self) -> None:
-        """Have the same weights on every rank, and know whether any was asked to leave."""
+    def _agree(self, *, measures: bool) -> None:
+        """Have the same weights on every rank, and know whether any was asked to leave. measures:
+        also how far they were from each other."""
         asked = self._weights[0].new_tensor([float(self.given.page.is_asked_to_leave)])
         *means, asked = _means([*self._weights, *self._means, asked], self.world_size)
         self._is_asked_to_leave = bool(asked > 0.0)
+        if measures and self.world_size > 1:
+            square = sum(
+                torch.linalg.vector_norm(own - mean, dtype=torch.float64) ** 2
+                for own, mean in zip(self._weights, means, strict=False)
+            )
+            assert isinstance(square, Tensor)
+            process_group.add_up(square, self.world_size)
+            self._distance = math.sqrt(square.item() / self.world_size)
         for buffer, mean in zip(self._means, means[len(self._weights) :], strict=True):
             buffer.copy_(mean)
         if self._outer is None:
@@ -106,6 +118,10 @@ class PeriodicAveraging(ReplicaSync):
             self._outer.step()
             self._outer.zero_grad()
         torch._foreach_copy_(self._weights, self.agreed)
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        """Of the weights before the average, which the evaluation is of."""
+        return {} if self._distance is None else {CONSENSUS_DISTANCE: self._distance}
 
     def consolidate(self) -> None:
         self._others = state_transfer.gather(self._update.state_dict, self.given.device)

@@ -35,6 +35,7 @@ from ray_workers.training.parallel.gossip.copies import GossipSync, weights_of
 from ray_workers.training.parallel.gossip.graphs import sides_of
 from ray_workers.training.parallel.gossip.mixing import FlatCopy
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
+from ray_workers.training.parallel.staleness_metrics import staleness_metrics
 from ray_workers.training.parallel.strategy import StrategyContext
 from ray_workers.training.parallel.turns import SharedTurns
 
@@ -42,6 +43,8 @@ ASK_TAG, COPY_TAG, ANSWER_TAG = 1, 2, 3
 """Tags of the messages between two ranks."""
 MEET_LOOK_S = 0.001
 """The pause between two looks whether all ranks have come, and whether the thread has failed."""
+MOST_STALE = 255
+"""Updates that are staler count as so stale."""
 AVERAGE, END = 1, 0
 """The requests of an active rank to a passive one."""
 
@@ -55,6 +58,10 @@ class SharedCopy:
         self.rows = weights.empty()
         self._read = weights.empty()
         """The copy as the training last read it."""
+        self._averaged = 0
+        """Averagings that have changed the copy since then."""
+        self.staleness = torch.zeros(MOST_STALE + 1, dtype=torch.float64)
+        """How many updates came so many averagings after their weights were read."""
 
     def begin(self) -> None:
         """Take the weights that the model has."""
@@ -66,6 +73,7 @@ class SharedCopy:
     def advance(self) -> None:
         """Add what the optimizer has changed, and have the model go on with the copy as it is."""
         with self.lock:
+            self.staleness[min(self._averaged, MOST_STALE)] += 1
             changed = self._weights.read()
             torch._foreach_sub_(changed, self._read)
             torch._foreach_add_(self.rows, changed)
@@ -77,6 +85,7 @@ class SharedCopy:
             self._give()
 
     def _give(self) -> None:
+        self._averaged = 0
         torch._foreach_copy_(self._read, self.rows)
         self._weights.write(self.rows)
 
@@ -98,6 +107,7 @@ class SharedCopy:
             self._move(offered, answer)
 
     def _move(self, own: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+        self._averaged += 1
         for row, before, other in zip(self.rows, own, theirs, strict=True):
             row.add_(other - before, alpha=0.5)
 
@@ -267,6 +277,8 @@ class AsynchronousGossip(GossipSync):
         self._copy = copy
         self._averaging: Averaging | None = None
         self._turns: SharedTurns | None = None
+        self._staleness = torch.zeros(0)
+        """As `SharedCopy.staleness`, of all ranks, at the last evaluation."""
         self._step = 0
 
     @property
@@ -321,6 +333,15 @@ class AsynchronousGossip(GossipSync):
             yield
         finally:
             self._averaging.go_on()
+
+    def _take_mean(self, weights: list[Tensor], buffers: list[Tensor]) -> None:
+        super()._take_mean(weights, buffers)
+        self._staleness = self._copy.staleness.clone()
+        process_group.add_up(self._staleness, self.world_size)
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        counts = {stale: int(number) for stale, number in enumerate(self._staleness.tolist())}
+        return super().evaluation_metrics() | staleness_metrics(counts)
 
 
 def asynchronous_gossip(given: StrategyContext) -> Ddp:

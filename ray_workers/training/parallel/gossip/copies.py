@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dray.spec import Gossip
+from ray_workers.shared.contracts import CONSENSUS_DISTANCE
 from ray_workers.training.data.prefetcher import Feed
 from ray_workers.training.elastic import process_group, state_transfer
 from ray_workers.training.parallel.data_parallel.ddp import ReplicaSync
@@ -19,9 +20,6 @@ from ray_workers.training.parallel.gossip.graphs import without_missing
 from ray_workers.training.parallel.gossip.mixing import FlatCopy
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.parallel.strategy import StrategyContext
-
-CONSENSUS_DISTANCE = "train/consensus_distance"
-"""The root of the mean, over the ranks, of the squared distance of a copy from the mean of all."""
 
 
 class GossipSync(ReplicaSync):

@@ -43,6 +43,8 @@ class ServersState:
     """Of each server."""
     staleness: Mapping[int, int]
     """On server 0: staleness, and the number of updates that were so stale."""
+    moved_bytes: int
+    """Of weights and gradients, between all servers and workers, since the servers began."""
 
 
 class Servers:
@@ -148,7 +150,8 @@ class Servers:
         tensors = {name: self._whole([part[name] for part in parts]) for name in names}
         headers = [header for header, _ in answers]
         done = [DoneBatches(h["done"][0], set(h["done"][1])) for h in headers]
-        return ServersState(tensors, done, dict(headers[0]["staleness"]))
+        moved_bytes = sum(header["moved_bytes"] for header in headers)
+        return ServersState(tensors, done, dict(headers[0]["staleness"]), moved_bytes)
 
     def note(self, notes: Mapping[str, Any]) -> None:
         """Keep the chief's state besides the weights on server 0."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from dray import spec
+from dray import spec, train
 from dray.train.kv.connection import (
     DTYPES,
     ConnectionLost,
@@ -17,6 +17,7 @@ from dray.train.kv.connection import (
     shapes_of,
     unpacked,
 )
+from ray_workers.shared.contracts import SENT_BYTES
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.parallel.parameter_server.dealer import (
@@ -60,6 +61,10 @@ class ShardServer:
         """The chief's state besides the weights, for the process that may take its place."""
         self._fingerprint: str | None = None
         self._is_finished = False
+        self.began_at = 0
+        """The version of the first weights, which a checkpoint may have."""
+        self.sent_bytes = self.received_bytes = 0
+        """Weights that were pulled, and gradients that were pushed."""
 
     @property
     def version(self) -> int:
@@ -119,6 +124,7 @@ class ShardServer:
                 gradient = payload.view(DTYPES[self._sync.push_dtype]).float()
                 push = Push(worker, header["batch"], header["lr"], header["loss"], gradient)
                 with self._lock:
+                    self.received_bytes += payload.nbytes
                     pushed = self._ready().push(push)
                 connection.send(vars(pushed))
             case "take":
@@ -132,6 +138,7 @@ class ShardServer:
                 with self._lock:
                     weights = self._ready().pull(worker, header["version"])
                     values = weights.values.clone()
+                    self.sent_bytes += values.nbytes
                 about = {"loss": weights.loss, "squares": weights.squares}
                 connection.send({"version": weights.version, **about}, values)
             case "state":
@@ -172,7 +179,7 @@ class ShardServer:
             )
             done = DoneBatches(header["done"][0], set(header["done"][1]))
             shard.load(unpacked(header["tensors"], payload), done)
-            self._shard = shard
+            self._shard, self.began_at = shard, shard.version
             self._notes = dict(header["notes"])
             if self._index == 0:
                 self._dealer = self._dealer_of(header)
@@ -191,11 +198,12 @@ class ShardServer:
             shard = self._ready()
             tensors = shard.state()
             done = [shard.done.all_up_to, sorted(shard.done.above)]
-            staleness = sorted(shard.staleness.items())
-        connection.send(
-            {"tensors": shapes_of(tensors), "done": done, "staleness": staleness},
-            *tensors.values(),
-        )
+            about = {
+                "done": done,
+                "staleness": sorted(shard.staleness.items()),
+                "moved_bytes": self.sent_bytes + self.received_bytes,
+            }
+        connection.send({"tensors": shapes_of(tensors), **about}, *tensors.values())
 
     def _send(self, deals: Deals) -> None:
         """Under the lock: the messages are small, and those who get them wait for them."""
@@ -218,9 +226,27 @@ def serve(
     assert isinstance(sync, spec.ParameterServer)
     server = ShardServer(index, document.resources.num_workers - sync.servers, document)
     store = rendezvous.meet_without_group()
+    report = SentReport()
     with listening(store, key_of(index), address, server.serve):
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
         page.begin(rendezvous.place.generation, 0)
         while not server.is_over(SHOW_S):
             if server.version:
                 page.commit(server.version)
+                report.look(server)
+        report.look(server)
+
+
+class SentReport:
+    """Reports `perf/sent_bytes` of a server: the mean of the steps since the last report."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._sent = 0
+
+    def look(self, server: ShardServer) -> None:
+        step, sent = server.version, server.sent_bytes
+        before = server.began_at if self._step is None else self._step
+        if step > before:
+            train.report(step, {SENT_BYTES: (sent - self._sent) / (step - before)})
+            self._step, self._sent = step, sent

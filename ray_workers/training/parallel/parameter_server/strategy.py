@@ -7,7 +7,6 @@ evaluates, saves checkpoints of their state and stores the result.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from dray import spec
 from dray.train.kv.connection import DTYPES
+from ray_workers.shared.contracts import ALL_SENT_BYTES
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.progress import NOTHING, Progress
@@ -30,9 +30,8 @@ from ray_workers.training.parallel.parameter_server.client import Servers
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches
+from ray_workers.training.parallel.staleness_metrics import staleness_metrics
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
-
-PERCENTILES = (50, 95, 99)
 
 
 class WorkerGradients(GradientEngine):
@@ -105,6 +104,10 @@ class ParameterServerWorker(Strategy):
         """Whether the last push was an update: another worker may have computed the batch too."""
         self._staleness: Mapping[int, int] = {}
         """As in `ServersState`, when the state was last asked for."""
+        self._moved: tuple[int, int] | None = None
+        """(steps, bytes that workers and servers had sent until then) when the state was last asked
+        for; None in a chief that has not asked for it yet."""
+        self._sent_a_step: float | None = None
         self._buffers = torch.empty(0)
 
     def connect(self, store: Store, worker: int, limit: timedelta) -> None:
@@ -155,6 +158,7 @@ class ParameterServerWorker(Strategy):
             done = [DoneBatches(all_up_to, set(above)) for all_up_to, above in saved["done"]]
         last_batch = self.given.calendar.total_steps
         self.servers.begin(tensors, done, last_batch, {**notes, "settled": step})
+        self._moved = (len(done[0]), 0)
         self._restored = {}
 
     def note(self, step: int, notes: Mapping[str, Any]) -> None:
@@ -236,20 +240,9 @@ class ParameterServerWorker(Strategy):
         return vector
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """Mean, percentiles and maximum of the staleness of the updates so far."""
-        counts = sorted(self._staleness.items())
-        total = sum(count for _, count in counts)
-        if not total:
-            return {}
-        found = {
-            "sync/staleness_mean": sum(stale * count for stale, count in counts) / total,
-            "sync/staleness_max": float(counts[-1][0]),
-        }
-        for percent in PERCENTILES:
-            seen = itertools.accumulate(count for _, count in counts)
-            at = next(n for n, number in enumerate(seen) if number >= total * percent / 100)
-            found[f"sync/staleness_p{percent}"] = float(counts[at][0])
-        return found
+        """Of the updates so far, and the bytes that workers and servers send for one."""
+        sent = {} if self._sent_a_step is None else {ALL_SENT_BYTES: self._sent_a_step}
+        return sent | staleness_metrics(self._staleness)
 
     # The whole state.
 
@@ -261,6 +254,7 @@ class ParameterServerWorker(Strategy):
         self._layout.write(state.tensors["values"])
         self._staleness = state.staleness
         self.version = len(state.done[0])
+        self._note_moved(state.moved_bytes)
         names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.model.named_parameters()
         }
@@ -271,6 +265,12 @@ class ParameterServerWorker(Strategy):
             "optimizer": optimizer,
             "servers": {"done": [[each.all_up_to, sorted(each.above)] for each in state.done]},
         }
+
+    def _note_moved(self, moved_bytes: int) -> None:
+        if self._moved is not None and self.version > self._moved[0]:
+            step, before = self._moved
+            self._sent_a_step = (moved_bytes - before) / (self.version - step)
+        self._moved = (self.version, moved_bytes)
 
     def _optimizer_state(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         found: dict[str, dict[str, Tensor]] = {name: {} for name, _ in self._layout.trained}

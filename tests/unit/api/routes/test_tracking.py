@@ -90,6 +90,42 @@ def test_jobs_are_compared(server: LiveServer, http: httpx.Client) -> None:
     assert accuracy["changes"] == [None, None, None]
 
 
+def test_the_cost_of_keeping_in_step_is_beside_each_other(
+    server: LiveServer, http: httpx.Client
+) -> None:
+    told = {"sync/sent_bytes": 800.0, "sync/staleness_mean": 2.5, "val/loss": 0.5}
+    pairs = {"kind": "gossip", "mode": "ad_psgd"}
+    two = {"num_workers": 2}
+    jobs = []
+    for sync, values in ((None, {"val/loss": 0.25}), (pairs, told)):
+        job_id = server.submit(resources=two, sync=sync)
+        server.train(job_id, metrics(1, values))
+        server.succeed(job_id)
+        jobs.append(job_id)
+    jobs.append(server.submit())
+    answer = http.get("/v1/compare", params={"jobs": ",".join(jobs)}).json()
+    figures = dict.fromkeys(("samples_per_s", "consensus_distance", "staleness_max"))
+    assert answer["sync"] == [
+        {
+            **figures,
+            **dict.fromkeys(("staleness_mean", "staleness_max", "consensus_distance"), 0.0),
+            "topology": "all-reduce",
+            "steps": 1,
+            "sent_bytes": None,
+            "loss": 0.25,
+        },
+        {
+            **figures,
+            "topology": "gossip, ad_psgd, ring",
+            "steps": 1,
+            "sent_bytes": 800.0,
+            "staleness_mean": 2.5,
+            "loss": 0.5,
+        },
+        None,
+    ]
+
+
 def test_a_pinned_baseline_comes_first(
     server: LiveServer, http: httpx.Client, experiment: str
 ) -> None:

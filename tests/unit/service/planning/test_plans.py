@@ -9,6 +9,7 @@ import pytest
 from dray import views
 from dray.requests import PlanRequest
 from dray.spec import JobSpec
+from ray_workers.shared.contracts import COMPUTE_TIME
 from service.domain.errors import NotPlannable, OutOfMemory
 from service.planning.calibration import STEP_TIME
 from service.planning.model.memory import memory_of
@@ -202,5 +203,89 @@ async def test_jobs_of_these_kinds_are_neither_planned_nor_refused_for_their_mem
     plans = Plans(service.database)
     with pytest.raises(NotPlannable, match=f"Leave {next(iter(how))} out"):
         await plans.plan(PlanRequest.model_validate(document))
-    resolved = await plans.resolve_parallelism(JobSpec.model_validate(document))
+    resolved = await plans.resolve(JobSpec.model_validate(document))
     assert resolved.refusal is None
+
+
+async def spread(service: Service, seconds: dict[int, float]) -> str:
+    """A job that succeeded, and whose ranks took so long for a share."""
+    resources = {"num_workers": len(seconds)}
+    job_id = await service.running(**text(sync={}, resources=resources))
+    steps = (
+        metrics(step, {COMPUTE_TIME: each}, rank=rank)
+        for rank, each in seconds.items()
+        for step in range(1, 13)
+    )
+    service.report(job_id, 1, [resumed(0), *steps])
+    service.end(job_id, 1)
+    return job_id
+
+
+async def submitted(service: Service, **parts: Any) -> views.Job:
+    job, _ = await service.jobs.submit(JobSpec.model_validate(text(4, **{"sync": "auto"} | parts)))
+    return job
+
+
+async def test_sync_auto_is_all_reduce_and_says_why_not_the_others(service: Service) -> None:
+    job = await submitted(service)
+    assert job.spec["sync"]["kind"] == "all_reduce"
+    (event,) = (await service.reading.events(job.id)).items
+    assert "sync: auto became all-reduce: takes" in event.message
+    explained = (await service.reading.explain(job.id)).sync
+    assert explained is not None
+    assert explained.model_dump(mode="json") == event.data["sync_plan"]
+    assert explained.options[0].name == explained.chosen == "all-reduce"
+    assert len(explained.options) == 8
+    assert any("are not known, and count as equal" in fact for fact in explained.facts)
+    plain = await service.submit(**text())
+    assert (await service.reading.explain(plain)).sync is None
+
+
+async def test_a_rank_that_was_slow_in_earlier_jobs_is_a_reason(service: Service) -> None:
+    await spread(service, {0: 0.01, 1: 0.1, 2: 0.01, 3: 0.01})
+    slow = await spread(service, {0: 0.01, 1: 0.08, 2: 0.01, 3: 0.01})
+    job = await submitted(service)
+    assert (job.spec["sync"]["kind"], job.spec["sync"]["mode"]) == ("gossip", "ad_psgd")
+    (event,) = (await service.reading.events(job.id)).items
+    assert f"takes 8.0 times as long as the middle one, as {slow} measured" in event.message
+    assert (await submitted(service, elastic={"min_workers": 1})).spec["sync"]["kind"] == (
+        "all_reduce"
+    )
+    await spread(service, {0: 0.01, 1: 0.01, 2: 0.01, 3: 0.01})
+    assert (await submitted(service)).spec["sync"]["kind"] == "all_reduce", "it was slow once"
+
+
+async def test_a_plan_has_what_sync_auto_would_take(service: Service) -> None:
+    given = {"bandwidth_bytes_per_s": 1e5}
+    plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4) | given))
+    name = plan.sync.chosen
+    if plan.chosen == "data 4":
+        assert name.startswith("local steps")
+    else:  # the ranks share a model
+        assert name == "all-reduce"
+        assert "share a model" in plan.sync.options[0].why
+    noise = {"train": {"global_batch_size": 16, "measure_noise": True}}
+    plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4, **noise)))
+    assert plan.sync.chosen == "all-reduce", "also of a document that takes no sync"
+    wide = {"bandwidth_bytes_per_s": 1e12}
+    plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4) | wide))
+    assert plan.sync.chosen == "all-reduce"
+
+
+async def test_nodes_and_their_labels_are_known(service: Service) -> None:
+    see_cluster(service, CPU=2.0)
+    job = await submitted(service, resources={"num_workers": 2})
+    explained = (await service.reading.explain(job.id)).sync
+    assert explained is not None
+    assert "1 node holds all 2 workers" in explained.facts
+
+
+async def test_of_a_dry_run_the_choice_is_told(service: Service) -> None:
+    found = await service.jobs.dry_run(JobSpec.model_validate(text(4, sync="auto")))
+    assert found.sync is not None
+    assert found.sync.chosen == "all-reduce"
+    unknown = text(2, sync="auto", recipe="image_classification", data={"source": "file:///f"})
+    unknown.pop("model", None)
+    found = await service.jobs.dry_run(JobSpec.model_validate(unknown))
+    assert found.sync is not None
+    assert "image_size" in found.sync.options[0].why

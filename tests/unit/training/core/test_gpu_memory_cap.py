@@ -64,7 +64,7 @@ def test_a_recipe_is_capped_before_it_begins(monkeypatch: pytest.MonkeyPatch) ->
     for resources in (SHARED, {"gpus_per_worker": 1}):
         document = {"recipe": "image_classification", "resources": resources}
         spec, task = JobSpec.model_validate(document), rank_task(device="cuda")
-        rank_main._run_recipe(task, spec, None)  # type: ignore[arg-type]
+        rank_main.run_recipe(task, spec, None)  # type: ignore[arg-type]
     assert calls == [
         *(("device", 0), ("cap", (0.25, 0)), ("runs", None)),
         *(("device", 0), ("runs", None)),

@@ -208,6 +208,17 @@ def test_what_goes_over_the_wire_is_told_as_the_kernel_counts_it(plain: Path) ->
     ratios = series(plain, "perf/compression").values()
     assert sum(ratios) / len(ratios) == pytest.approx(1.0, rel=0.05)
     assert set(series(plain, "perf/sent_bytes")) == set(series(plain, "train/loss"))
+    by_all = series(plain, "sync/sent_bytes")
+    assert by_all.keys() == series(plain, "val/loss").keys()
+    assert last(plain, "sync/sent_bytes") == pytest.approx(2 * sent, rel=0.05), "of two ranks"
+
+
+def test_each_rank_tells_how_long_it_computed_before_it_had_to_do_with_others(plain: Path) -> None:
+    for rank in (0, 1):
+        computed = series(plain, "perf/compute_time_s", rank=rank)
+        step_times = series(plain, "perf/step_time_s", rank=rank)
+        assert computed.keys() == step_times.keys()
+        assert all(0.0 < computed[step] < step_times[step] for step in computed)
 
 
 @pytest.mark.parametrize(

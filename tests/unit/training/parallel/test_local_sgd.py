@@ -121,6 +121,9 @@ def test_nothing_is_sent_in_between(tmp_path: Path) -> None:
     # The kernel may send the last of a step's bytes when the next step has begun.
     late = sum(num_bytes for step, num_bytes in sent.items() if step not in agreed)
     assert late < 0.1 * dense
+    by_all = series(tmp_path, "sync/sent_bytes").values()
+    assert sum(by_all) * 8 == pytest.approx(2 * sum(sent.values()), rel=0.1), "of 8 steps each"
+    assert min(series(tmp_path, "train/consensus_distance").values()) > 0.0
 
 
 def test_it_resumes_equal_to_the_bit_with_the_state_that_each_rank_had(tmp_path: Path) -> None:

@@ -591,6 +591,13 @@ def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path
     assert series(tmp_path, "sync/staleness_p95").keys() == series(tmp_path, "val/loss").keys()
     clocks = [max(series(tmp_path, "sync/clock", rank=rank).values()) for rank in (0, 1)]
     assert sum(clocks) == NUM_BATCHES
+    # For each batch one worker pulls the weights and pushes a gradient; others may have pulled.
+    gradient = 4 * sum(each.numel() for each in weights(tmp_path).values())
+    sent = series(tmp_path, "sync/sent_bytes")
+    assert sent.keys() == series(tmp_path, "val/loss").keys()
+    assert all(1.5 * gradient < each < 3 * gradient for each in sent.values())
+    for server in (2, 3):
+        assert min(series(tmp_path, "perf/sent_bytes", rank=server).values()) > 0
 
 
 def record_and_kill(victim: int, task: RankTask) -> None:

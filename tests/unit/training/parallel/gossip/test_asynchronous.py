@@ -155,6 +155,9 @@ def test_a_recorded_trace_played_again_comes_to_the_same_copies(
         num_advanced = [of["advance"] for of in events]
         assert num_advanced[SLOW] < STEPS, "a slow rank takes fewer shares"
     assert set(series(tmp_path, "train/consensus_distance")) == {8, 16}
+    stale = series(tmp_path, "sync/staleness_max")
+    assert set(stale) == set(series(tmp_path, "sync/sent_bytes")) == {8, 16}
+    assert stale[16] > 0 or not slow_s, "others averaged with the slow rank while it computed"
 
 
 @SOAK

@@ -1,0 +1,198 @@
+"""The choice of `sync: auto`: all-reduce, unless another way is expected to be much faster.
+
+Only what is known counts as a reason: the paces of ranks that an earlier job has measured, and a
+bandwidth that somebody has given. A default for the network gives times, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from dray.spec import AutoSync, JobSpec, Sync
+from dray.validation import Fault, check_as
+from service.domain.topologies import name_of_sync
+from service.planning.model.choice import human, spoken
+from service.planning.model.meshes import document_with
+from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
+
+GAIN = 1.5
+"""How many times as fast as all-reduce a way must be to be taken instead: its copies differ, or its
+gradients are stale, so that a run may need more steps, and ends with other weights."""
+MOST_MOMENTUM = 0.5
+"""Of sgd with stale updates, which act like momentum by themselves (Mitliagkas et al. 2016,
+arXiv:1605.09774): with 0.9 the job of `benchmarks/topologies` diverges."""
+STRAGGLES, LARGE = 1.25, 0.25
+"""A rank that takes so many times as long as the middle one, and a share of a step that sending
+takes, which are told as reasons."""
+LONGEST = 0.05
+"""Ways whose times differ by less count as equally fast: then the one nearer to all-reduce goes."""
+_SYNC: TypeAdapter[Sync] = TypeAdapter(Sync)
+
+
+@dataclass(frozen=True)
+class SyncFacts:
+    """All that the choice goes by, besides the document."""
+
+    work: Work
+    network: str
+    """Where the bandwidth comes from."""
+    knows_network: bool
+    num_nodes: int | None
+    """The fewest nodes that hold all workers; None where no cluster is known."""
+    may_get_spot: bool
+    """Whether workers may get nodes that can be taken away at any time."""
+
+
+@dataclass(frozen=True)
+class SyncOption:
+    """One way, and the reason for it or against it."""
+
+    name: str
+    spec: JobSpec | None
+    """The document with it; None if it does not take it."""
+    sync: Mapping[str, Any]
+    cost: SyncCost | None
+    why: str
+
+
+@dataclass(frozen=True)
+class SyncChoice:
+    options: tuple[SyncOption, ...]
+    """All-reduce first."""
+    chosen: SyncOption
+    facts: tuple[str, ...]
+    """Sentences about what the choice went by."""
+
+
+def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
+    """spec: a document whose other parts are settled; its own `sync` does not count. facts: or the
+    reason why no other way can be compared with all-reduce."""
+    if isinstance(facts, str):
+        only = _only_all_reduce(spec, facts)
+        return SyncChoice((only,), only, ())
+    costs = sync_costs(facts.work)
+    first, *others = costs
+    tried = [_tried(spec, cost, facts) for cost in costs]
+    able = [
+        cost
+        for cost, (found, _) in zip(others, tried[1:], strict=True)
+        if found is not None and _gain(first, cost, facts) >= GAIN
+    ]
+    best = first
+    if able:
+        least = min(cost.step_time_s for cost in able)
+        best = next(cost for cost in able if cost.step_time_s <= least * (1 + LONGEST))
+    options = []
+    for cost, (found, against) in zip(costs, tried, strict=True):
+        why = against or _why(cost, best, first, facts)
+        options.append(
+            SyncOption(name_of_sync(_SYNC.validate_python(cost.sync)), found, cost.sync, cost, why)
+        )
+    return SyncChoice(tuple(options), options[costs.index(best)], _sentences(facts, spec))
+
+
+def _only_all_reduce(spec: JobSpec, why: str) -> SyncOption:
+    return SyncOption(name_of_sync(None), _as_all_reduce(spec), ALL_REDUCE, None, why)
+
+
+def _as_all_reduce(spec: JobSpec) -> JobSpec:
+    """Only a document with `auto` is to be changed; any other takes all-reduce as it is, or has
+    chosen another way."""
+    if not isinstance(spec.sync, AutoSync):
+        return spec
+    return check_as(JobSpec, document_with(spec, {"sync": ALL_REDUCE}))
+
+
+def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | None, str | None]:
+    """The document with this way, and None; or None and the reason why it can't be."""
+    if cost.sync == ALL_REDUCE:
+        return _as_all_reduce(spec), None
+    try:
+        found = check_as(JobSpec, document_with(spec, {"sync": dict(cost.sync)}))
+    except Fault as fault:
+        return None, f"this document does not take it: {fault.detail}"
+    optimizer, is_stale = spec.train.optimizer, cost.sync.get("mode") in ("asynchronous", "bounded")
+    if is_stale and optimizer.name == "sgd" and optimizer.momentum > MOST_MOMENTUM:
+        return None, (
+            f"with train.optimizer.momentum {optimizer.momentum:g} stale updates may diverge: it "
+            f"would be considered with {MOST_MOMENTUM} or less, or with adamw"
+        )
+    if cost.sync["kind"] == "parameter_server" and facts.may_get_spot:
+        return None, (
+            "workers may get spot nodes, and when a node with a server is taken away, the job goes "
+            "back to its checkpoint"
+        )
+    return found, None
+
+
+def _gain(first: SyncCost, cost: SyncCost, facts: SyncFacts) -> float:
+    """How many times as fast as all-reduce, by what is known."""
+    gain = first.step_time_s / cost.step_time_s
+    if facts.knows_network:
+        return gain
+    return min(gain, first.compute_s / cost.compute_s)
+
+
+def _why(cost: SyncCost, best: SyncCost, first: SyncCost, facts: SyncFacts) -> str:
+    takes = f"takes {spoken(cost.step_time_s)} a step"
+    times = first.step_time_s / cost.step_time_s
+    if cost is best:
+        if cost is first:
+            return f"{takes}, and no other way is known to be {GAIN} times as fast"
+        return f"{takes}, {times:.1f} times as fast as all-reduce: {_reason(first, facts)}"
+    if cost is first:
+        return f"{takes}: {_reason(first, facts)}"
+    if times <= 1.0:
+        return f"{takes}, no less than all-reduce"
+    if _gain(first, cost, facts) >= GAIN:
+        longer = cost.step_time_s / best.step_time_s
+        return f"{takes}, {longer:.2f} times as long as the one that is chosen"
+    if times >= GAIN:
+        return (
+            f"{takes}, {times:.1f} times as fast as all-reduce, if the network is as assumed: give "
+            "sync.bandwidth_bytes_per_s to have it count"
+        )
+    return f"{takes}, {times:.2f} times as fast as all-reduce: too little for copies that differ"
+
+
+def _reason(first: SyncCost, facts: SyncFacts) -> str:
+    """Why all-reduce takes long."""
+    paces, share = facts.work.paces, 1 - first.compute_s / first.step_time_s
+    reasons = []
+    if paces.slowest >= STRAGGLES:
+        reasons.append(
+            f"the slowest rank, which all wait for, takes {paces.slowest:.1f} times as long as the "
+            f"middle one, as {paces.job_id} measured"
+        )
+    if not reasons or (facts.knows_network and share >= LARGE):
+        reasons.append(f"sending is {share:.0%} of all-reduce's step")
+    return ", and ".join(reasons)
+
+
+def _sentences(facts: SyncFacts, spec: JobSpec) -> tuple[str, ...]:
+    work = facts.work
+    found = [
+        f"the weights are {human(work.weights_bytes)}, and a worker computes its share of a batch "
+        f"in {spoken(work.compute_s)}",
+        f"network: {human(work.bandwidth_bytes_per_s)}/s for each worker, {facts.network}",
+    ]
+    if work.paces.job_id is None:
+        found.append(
+            "the paces of the ranks are not known, and count as equal: no job of this recipe and "
+            "with `sync` has succeeded on CPU of late"
+        )
+    else:
+        found.append(
+            f"the slowest rank takes {work.paces.slowest:.2f} times as long as the middle one, as "
+            f"{work.paces.job_id} measured"
+        )
+    if facts.num_nodes is not None:
+        plural = "node holds" if facts.num_nodes == 1 else "nodes hold"
+        found.append(f"{facts.num_nodes} {plural} all {spec.resources.num_workers} workers")
+    if facts.may_get_spot:
+        found.append("workers may get spot nodes")
+    return tuple(found)

@@ -1,0 +1,145 @@
+"""The price of each way to keep copies in step: bytes, time and staleness of a step.
+
+A step is a global batch. With n ranks, weights of W bytes, a computing time of c for a share of the
+batch on a middle worker, a bandwidth of B and a latency of L:
+
+- all-reduce in a ring sends 2 (n - 1) / n W per rank, in 2 (n - 1) messages one after another;
+- ranks of gossip send W to each neighbour while they compute;
+- a worker of parameter servers pulls W and pushes W. Asynchronous ones do so for a whole batch.
+
+Where ranks wait for each other, the slowest one's pace is that of all; where they do not, the mean
+of their speeds is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ALL_REDUCE = {"kind": "all_reduce"}
+INTERVALS = (4, 8, 16, 32)
+"""Local steps between two averages: the fewest that make sending small."""
+SMALL = 0.1
+"""Of the time of a step, what sending may take to count as small."""
+WORKERS_OF_A_SERVER = 8
+
+
+@dataclass(frozen=True)
+class RankPaces:
+    """How much the paces of ranks differ, as an earlier job showed it."""
+
+    slowest: float = 1.0
+    """How many times as long as the middle rank the slowest one computes."""
+    mean_speed: float = 1.0
+    """The mean of the ranks' speeds, of which the middle one's is 1."""
+    job_id: str | None = None
+    """The job that showed it; None where nothing is known, and ranks count as alike."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the ranks of a job compute and send."""
+
+    num_ranks: int
+    weights_bytes: float
+    compute_s: float
+    """Of a rank's share of a batch, on a middle worker."""
+    bandwidth_bytes_per_s: float
+    """Of each rank while all of them send."""
+    latency_s: float
+    paces: RankPaces = RankPaces()
+
+    @property
+    def send_weights_s(self) -> float:
+        return self.weights_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True)
+class SyncCost:
+    """One way, and the price of a step."""
+
+    sync: Mapping[str, Any]
+    """The field `sync` of a job document."""
+    sent_bytes: float
+    """By all ranks together."""
+    compute_s: float
+    """The time of a step if nothing had to be sent."""
+    step_time_s: float
+    staleness_steps: int
+    """Steps that may pass until an update of one rank is in the weights of every other."""
+
+
+def sync_costs(work: Work) -> list[SyncCost]:
+    """All-reduce first; the others by how near they are to it."""
+    return [_all_reduce(work), _local_steps(work), *_gossip(work), *_parameter_servers(work)]
+
+
+def _all_reduce(work: Work) -> SyncCost:
+    compute_s = work.compute_s * work.paces.slowest
+    sent = 2 * (work.num_ranks - 1) * work.weights_bytes
+    return SyncCost(ALL_REDUCE, sent, compute_s, compute_s + _all_reduce_s(work), 0)
+
+
+def _all_reduce_s(work: Work) -> float:
+    others = work.num_ranks - 1
+    return 2 * others * (work.send_weights_s / work.num_ranks + work.latency_s)
+
+
+def _local_steps(work: Work) -> SyncCost:
+    compute_s, send_s = work.compute_s * work.paces.slowest, _all_reduce_s(work)
+    few = (every for every in INTERVALS if send_s / every <= SMALL * compute_s)
+    every = next(few, INTERVALS[-1])
+    sent = 2 * (work.num_ranks - 1) * work.weights_bytes / every
+    sync = {"kind": "all_reduce", "every": every}
+    return SyncCost(sync, sent, compute_s, compute_s + send_s / every, every - 1)
+
+
+def _gossip(work: Work) -> Iterator[SyncCost]:
+    """Sending goes on beside computing: the longer of the two is a step's time."""
+    num_ranks, weights_s = work.num_ranks, work.send_weights_s
+    around = num_ranks // 2
+    compute_s = work.compute_s * work.paces.slowest
+    neighbours = min(2, num_ranks - 1)
+    sent = neighbours * num_ranks * work.weights_bytes
+    step_s = max(compute_s, neighbours * weights_s + work.latency_s)
+    ring = {"kind": "gossip", "mode": "d_psgd", "graph": "ring"}
+    yield SyncCost(ring, sent, compute_s, step_s, around)
+
+    sent = num_ranks * work.weights_bytes
+    step_s = max(compute_s, weights_s + work.latency_s)
+    doubling = math.ceil(math.log2(num_ranks)) if num_ranks > 1 else 0
+    push = {"kind": "gossip", "mode": "sgp", "graph": "exponential"}
+    yield SyncCost(push, sent, compute_s, step_s, doubling)
+
+    compute_s = work.compute_s / work.paces.mean_speed
+    step_s = max(compute_s, weights_s + 3 * work.latency_s)
+    graph = "random" if num_ranks % 2 else "ring"
+    pairs = {"kind": "gossip", "mode": "ad_psgd", "graph": graph}
+    yield SyncCost(pairs, sent, compute_s, step_s, around)
+
+
+def _parameter_servers(work: Work) -> Iterator[SyncCost]:
+    servers = max(1, work.num_ranks // (WORKERS_OF_A_SERVER + 1))
+    workers = max(1, work.num_ranks - servers)
+    kind = {"kind": "parameter_server", "servers": servers}
+    batch_s = work.compute_s * work.num_ranks
+    at_server_s = work.send_weights_s / servers
+    """A server receives a gradient, or sends its part of the weights, in this time."""
+
+    own_s = 2 * work.send_weights_s + 3 * work.latency_s
+    for mode, slowness, more in (
+        ("bounded", work.paces.slowest, {"max_staleness": 4}),
+        ("asynchronous", 1 / work.paces.mean_speed, {}),
+    ):
+        # A worker that is always slow makes the others wait at the bound in the end.
+        compute_s = batch_s * slowness / workers
+        step_s = max(compute_s + own_s / workers, at_server_s)
+        sync = {**kind, "mode": mode, **more, "correction": {"name": "staleness_lr"}}
+        yield SyncCost(sync, 2 * work.weights_bytes, compute_s, step_s, workers - 1)
+
+    compute_s = batch_s * work.paces.slowest / workers
+    step_s = compute_s + 2 * workers * at_server_s + 3 * work.latency_s
+    sent = 2 * workers * work.weights_bytes
+    yield SyncCost({**kind, "mode": "synchronous"}, sent, compute_s, step_s, 0)

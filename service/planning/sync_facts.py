@@ -1,0 +1,126 @@
+"""What is known at a submit for the choice of `sync: auto`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy.orm import Session
+
+from dray.spec import AutoSync, JobSpec
+from ray_workers.shared.contracts import COMPUTE_TIME
+from service.config.node_types import label_resources
+from service.db.repositories import jobs as repository
+from service.domain.scheduling.placement import slots
+from service.nodes import node_table
+from service.planning.model.cost import Machine, step_time, weights_bytes
+from service.planning.model.memory import traces_of
+from service.planning.model.meshes import name_of
+from service.planning.model.shapes import Shapes
+from service.planning.model.sync_choice import SyncFacts
+from service.planning.model.sync_costs import RankPaces, Work
+from service.telemetry import metric_reader
+
+LOOKED_AT, COUNTED = 50, 3
+"""How many of the newest jobs that succeeded are considered, and the paces of how many are read."""
+MOST_RANKS = 64
+"""Of a job, whose paces are read."""
+LEAST_STEPS = 10
+MOST_POINTS = 100
+SPOT = label_resources({"ray.io/market-type": "spot"})
+
+
+def facts_of(
+    spec: JobSpec,
+    shapes: Shapes,
+    machine: Machine,
+    paces: RankPaces,
+    nodes: Nodes,
+    *,
+    is_measured: bool = False,
+) -> SyncFacts | str:
+    """The facts; or the reason why there is nothing to choose. is_measured: the bandwidth of
+    `machine` is one that somebody has given."""
+    num_workers = spec.resources.num_workers
+    if num_workers == 1:
+        return "one worker has nobody to keep in step with"
+    if spec.is_divided:
+        return f"the ranks share a model, {name_of(spec.parallel, num_workers)}"
+    bandwidth, network = machine.bandwidth_bytes_per_s, machine.source
+    if is_measured:
+        network = "as given with the request"
+    elif isinstance(spec.sync, AutoSync) and spec.sync.bandwidth_bytes_per_s is not None:
+        is_measured = True
+        bandwidth, network = spec.sync.bandwidth_bytes_per_s, "as the document says"
+    else:
+        network = "a default: not measured here"
+    alike = spec.model_copy(update={"sync": None})
+    work = Work(
+        num_ranks=num_workers,
+        weights_bytes=weights_bytes(traces_of(alike, shapes, on_gpu=False)),
+        compute_s=step_time(alike, shapes, machine).compute_s,
+        bandwidth_bytes_per_s=bandwidth,
+        latency_s=machine.latency_s,
+        paces=paces,
+    )
+    return SyncFacts(work, network, is_measured, nodes.num_needed, nodes.may_be_spot)
+
+
+class Nodes(NamedTuple):
+    """The nodes that a job's workers may get."""
+
+    num_needed: int | None
+    """The fewest that hold all workers; None where no cluster is known, or it is too small."""
+    may_be_spot: bool
+
+
+def nodes_for(session: Session, spec: JobSpec) -> Nodes:
+    bundle = slots.request_of(spec.resources).bundle
+    able = [node for node in node_table.usable(session) or () if slots.fits(bundle, node.total)]
+    left, needed = spec.resources.num_workers, 0
+    for room in sorted((slots.fits(bundle, node.total) for node in able), reverse=True):
+        if left > 0:
+            left, needed = left - room, needed + 1
+    is_spot = any(SPOT.keys() <= node.total.keys() for node in able)
+    return Nodes(needed if left <= 0 else None, is_spot)
+
+
+def paces_of(session: Session, spec: JobSpec) -> RankPaces:
+    """Of the last jobs of the same recipe that measured it, the one whose ranks differ the least: a
+    rank that was slow once is no reason."""
+    found: list[RankPaces] = []
+    for job_id, document in repository.newest_succeeded(session, LOOKED_AT):
+        if _is_alike(document, spec):
+            paces = _measured(session, job_id, document["resources"]["num_workers"])
+            found += [] if paces is None else [paces]
+        if len(found) == COUNTED:
+            break
+    return min(found, key=lambda paces: paces.slowest, default=RankPaces())
+
+
+def _is_alike(document: Mapping[str, Any], spec: JobSpec) -> bool:
+    resources = document.get("resources", {})
+    return (
+        document.get("recipe") == spec.recipe
+        and document.get("sync") is not None
+        and resources.get("num_workers", 1) > 1
+        and resources.get("gpus_per_worker", 0) == spec.resources.gpus_per_worker
+        and resources.get("node_labels", {}) == spec.resources.node_labels
+    )
+
+
+def _measured(session: Session, job_id: str, num_ranks: int) -> RankPaces | None:
+    seconds = []
+    for rank in range(min(num_ranks, MOST_RANKS)):
+        series = metric_reader.read(
+            session, job_id, keys=[COMPUTE_TIME], rank=rank, after_step=-1, max_points=MOST_POINTS
+        )
+        values = series[COMPUTE_TIME][1] if COMPUTE_TIME in series else ()
+        if len(values) >= LEAST_STEPS:
+            seconds.append(statistics.median(values))
+    if len(seconds) < 2 or min(seconds) <= 0.0:
+        return None
+    middle = statistics.median_low(seconds)
+    speeds = [middle / each for each in seconds]
+    return RankPaces(max(seconds) / middle, statistics.mean(speeds), job_id)

@@ -1,0 +1,132 @@
+"""The choice of `sync: auto`: all-reduce, unless something that is known speaks for another way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dray.spec import JobSpec
+from service.planning.model.sync_choice import GAIN, SyncFacts, choose_sync
+from service.planning.model.sync_costs import RankPaces, SyncCost, Work, sync_costs
+
+MIB = 1 << 20
+ALIKE = Work(
+    num_ranks=4,
+    weights_bytes=4 * MIB,
+    compute_s=0.1,
+    bandwidth_bytes_per_s=1e9,
+    latency_s=1e-4,
+)
+FAST = SyncFacts(ALIKE, "as the document says", True, 1, False)
+ONE_SLOW = RankPaces(slowest=10.0, mean_speed=3.1 / 4, job_id="job-1")
+
+
+def facts(*, is_known: bool = True, spot: bool = False, **work: Any) -> SyncFacts:
+    return replace(FAST, work=replace(ALIKE, **work), knows_network=is_known, may_get_spot=spot)
+
+
+def document(num_workers: int = 4, **parts: Any) -> JobSpec:
+    base = {"recipe": "tabular_classification", "data": {"source": "sklearn://wine"}}
+    resources = {"num_workers": num_workers}
+    return JobSpec.model_validate({**base, "sync": "auto", "resources": resources, **parts})
+
+
+SLOW_LINK = {"bandwidth_bytes_per_s": 10e6}
+NO_COPIES = document(checkpoint={"every_steps": "auto"})
+STALE = document(
+    checkpoint={"every_steps": "auto"}, train={"optimizer": {"name": "sgd", "momentum": 0.9}}
+)
+PAIRS = "gossip, ad_psgd, ring"
+
+
+@pytest.mark.parametrize(
+    ("spec", "known", "chosen", "because"),
+    [
+        (document(), FAST, "all-reduce", "no other way is known to be 1.5 times as fast"),
+        (document(), facts(paces=ONE_SLOW), PAIRS, "10.0 times as long as the middle one"),
+        (document(), facts(paces=ONE_SLOW, is_known=False), PAIRS, "as job-1 measured"),
+        (document(), facts(paces=RankPaces(1.3, 0.95, "job-1")), "all-reduce", "no other way"),
+        (document(), facts(**SLOW_LINK), "local steps, every 32", "86% of all-reduce's step"),
+        (document(), facts(**SLOW_LINK, is_known=False), "all-reduce", "no other way is known"),
+        (document(), facts(paces=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending is"),
+        (NO_COPIES, facts(paces=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
+        (NO_COPIES, facts(paces=ONE_SLOW, spot=True), "all-reduce", "no other way is known"),
+        (STALE, facts(paces=ONE_SLOW), "all-reduce", "no other way is known"),
+        (document(3), facts(num_ranks=3, paces=ONE_SLOW), "gossip, ad_psgd, random", "10.0"),
+        (document(elastic={"min_workers": 1}), facts(paces=ONE_SLOW), "all-reduce", "no other"),
+        (document(), "of the model nothing is known", "all-reduce", "of the model nothing"),
+    ],
+)
+def test_another_way_than_all_reduce_is_for_a_reason(
+    spec: JobSpec, known: SyncFacts | str, chosen: str, because: str
+) -> None:
+    found = choose_sync(spec, known)
+    assert found.chosen.name == chosen
+    assert because in found.chosen.why
+    assert found.options[0].name == "all-reduce"
+    assert all(option.why for option in found.options)
+    assert found.chosen.spec is not None
+    assert found.chosen.spec.sync is not None
+    assert found.chosen.spec.sync.kind == found.chosen.sync["kind"]
+
+
+def test_each_way_that_is_not_taken_says_what_speaks_against_it() -> None:
+    elastic = choose_sync(document(elastic={"min_workers": 1}), facts(paces=ONE_SLOW))
+    against = {option.name: option.why for option in elastic.options[1:]}
+    assert all("this document does not take it" in why for why in against.values())
+    assert "no common weights" in against[PAIRS]
+    spot = choose_sync(document(), facts(spot=True))
+    assert "spot nodes" in spot.options[-1].why
+    guessed = choose_sync(document(), facts(**SLOW_LINK, is_known=False))
+    assert "give sync.bandwidth_bytes_per_s" in guessed.options[1].why
+    slow = choose_sync(document(), facts(paces=ONE_SLOW))
+    whys = {option.name: option.why for option in slow.options}
+    assert "no less than all-reduce" in whys["parameter servers, synchronous"]
+    assert "times as long as the one that is chosen" in whys["parameter servers, asynchronous"]
+    assert "which all wait for, takes 10.0 times" in whys["all-reduce"]
+
+
+def test_facts_are_told_as_sentences() -> None:
+    told = " | ".join(choose_sync(document(), facts(spot=True)).facts)
+    for part in (
+        "4.0 MiB",
+        "100 ms",
+        "953.7 MiB/s",
+        "count as equal",
+        "1 node holds all 4",
+        "spot",
+    ):
+        assert part in told
+    assert "10.00 times" in " ".join(choose_sync(document(), facts(paces=ONE_SLOW)).facts)
+
+
+def of(cost: SyncCost) -> str:
+    return str(cost.sync.get("mode", cost.sync.get("every", cost.sync["kind"])))
+
+
+def test_the_costs_are_those_of_their_formulas() -> None:
+    costs = {of(cost): cost for cost in sync_costs(ALIKE)}
+    weights = ALIKE.weights_bytes
+    sent = {name: cost.sent_bytes / weights for name, cost in costs.items()}
+    assert sent == {
+        "all_reduce": 6,  # 2 (n - 1), in a ring
+        "4": 1.5,
+        "d_psgd": 8,  # two neighbours each
+        "sgp": 4,
+        "ad_psgd": 4,
+        "bounded": 2,  # one worker's gradient, and the weights for it
+        "asynchronous": 2,
+        "synchronous": 6,
+    }
+    assert costs["all_reduce"].step_time_s == pytest.approx(0.1 + 6 * (weights / 4e9 + 1e-4))
+    assert costs["d_psgd"].step_time_s == 0.1, "sending is hidden"
+    assert costs["asynchronous"].compute_s == pytest.approx(0.4 / 3)
+
+
+def test_only_ways_that_wait_for_nobody_are_quick_with_a_slow_rank() -> None:
+    slow = {of(cost): cost for cost in sync_costs(replace(ALIKE, paces=ONE_SLOW))}
+    base = slow["all_reduce"].step_time_s
+    quick = {name for name, cost in slow.items() if base / cost.step_time_s >= GAIN}
+    assert quick == {"ad_psgd", "asynchronous"}
