@@ -27,5 +27,6 @@ order of calls in a round:
 A client is handed its update with `client.provide(values, weight)` before it answers in
 masked_input; keys can be exchanged while it trains.
 
-Nothing else of `dray` imports this room at the top: it needs numpy and the package `cryptography`.
+All but `messages` and `errors` needs numpy and the package `cryptography`, which nothing else of
+`dray` does.
 """

@@ -31,6 +31,11 @@ Share = Annotated[bytes, Field(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
 Sealed = Annotated[bytes, Field(min_length=SEALED_BYTES, max_length=SEALED_BYTES)]
 
 
+def least_clients(threshold: float, num_clients: int) -> int:
+    """The number of clients, of a round with so many, that must stay to its end."""
+    return max(LEAST_CLIENTS, math.ceil(threshold * num_clients))
+
+
 class MaskingPhase(StrEnum):
     """What the server waits for. Each is named after the message that a client sends in it."""
 
@@ -86,8 +91,8 @@ class MaskingSettings(MaskingMessage):
     """The largest weight of a client."""
 
     def least_clients(self, num_clients: int) -> int:
-        """The number of clients, of those in the roster, that must stay to the end."""
-        return max(LEAST_CLIENTS, math.ceil(self.threshold * num_clients))
+        """The number of clients, of so many in the roster, that must stay to the end."""
+        return least_clients(self.threshold, num_clients)
 
     @property
     def masked_bytes(self) -> int:
