@@ -16,8 +16,8 @@ from dray.secure_aggregation.messages import MaskingSettings
 Ring = npt.NDArray[Any]
 """Unsigned integers of 32 or 64 bits, little-endian, that add up modulo 2**bits."""
 Values = npt.NDArray[np.floating[Any]]
-LEAST_LEVELS = 128
-"""Between 0 and the limit: with fewer, rounding would be all that a sum shows."""
+LEAST_LEVELS = 2**15
+"""Of a value between 0 and the limit: with fewer, values far below it would be lost in rounding."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_CLIENTS = 10_000
 MAX_SECURE_CLIENTS = 500
 """Of a round with secure aggregation, in which each client has a mask for each other one."""
+MAX_NORM_IN_32_BITS = 100.0
+"""`max_update_norm` of secure aggregation with 32 bits. The default would leave few bits for
+updates as they are."""
 Rate = Annotated[Number, Field(ge=0.0, lt=1.0)]
 Beta = Annotated[Number, Field(ge=0.0, lt=1.0)]
 
@@ -154,8 +157,8 @@ class SecureAggregation(Document):
     """Share of the clients of a round that must stay to its end, three at least, or it does not
     count. Fewer of them, together with the server, can't see another client's update."""
     bits: Literal[32, 64] = 64
-    """Of each number that a client sends. 32 halve what it sends; they are for a `max_update_norm`
-    that is near the norm of updates."""
+    """Of each number that a client sends. 32 halve what it sends, and round more, the more the
+    larger `max_update_norm` is, which must be 100 or less then. How much is in the job's log."""
 
 
 class Federated(Document):
@@ -330,6 +333,12 @@ class Federated(Document):
                 "/federated/clients_per_round",
                 f"must be {LEAST_CLIENTS} to {MAX_SECURE_CLIENTS} with secure_aggregation: with "
                 "fewer clients there are too few to hide among, and each has a mask for each other",
+            )
+        if secure.bits == 32 and self.max_update_norm > MAX_NORM_IN_32_BITS:
+            raise wrong(
+                "/federated/max_update_norm",
+                f"must be {MAX_NORM_IN_32_BITS:g} or less with secure_aggregation.bits of 32, "
+                "which round more with a larger one: give one near the norm of your updates",
             )
         least = least_clients(secure.threshold, chosen)
         if self.expected_updates < least:

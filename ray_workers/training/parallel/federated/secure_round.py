@@ -67,12 +67,14 @@ class SecureRound:
             threshold=secure.threshold,
             limit=options.max_update_norm,  # of the norm, and so of each element
             bits=secure.bits,
-            max_weight=mine.feed.most_samples,
+            max_weight=mine.feed.most_samples if options.privacy is None else 1,
         )
         try:
-            FixedPoint.of(settings, max(1, plan.num_chosen))
+            encoding = FixedPoint.of(settings, max(1, plan.num_chosen))
         except ValueError as error:
             raise RoundsError(f"federated.secure_aggregation: {error}") from error
+        if rank == 0 and plan.number == 1:
+            log(f"secure aggregation rounds a number by {encoding.max_error:.2g} at most")
         self._server = MaskingServer(settings)
         self._lost_in: dict[str, MaskingPhase | None] = {}
         self._own: dict[str, MaskingClient] = {}
