@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from dray.secure_aggregation import keys, shamir
 from dray.secure_aggregation.errors import MessageRefused
-from dray.secure_aggregation.fixed_point import FixedPoint, Ring, Values
+from dray.secure_aggregation.fixed_point import FixedPoint, Values
 from dray.secure_aggregation.keys import KeyPair, joined
 from dray.secure_aggregation.messages import (
     KEY_BYTES,
@@ -144,20 +144,13 @@ class MaskingClient:
         assert self._encoding is not None
         values, weight = self._update
         masked = self._encoding.encode(values, weight)
-        masked += self._encoding.mask(self._seed)
+        self._encoding.add_mask(masked, self._seed, 1)
         for name in delivered:
-            self._add_common_mask(masked, name)
+            seed = self._masking.agree(self._others[name].masking_key, keys.MASKS, self._transcript)
+            comes_first = self._places[self._name] < self._places[name]
+            self._encoding.add_mask(masked, seed, 1 if comes_first else -1)
         self._delivered, self._update = delivered, None
         return masked.tobytes()
-
-    def _add_common_mask(self, masked: Ring, name: str) -> None:
-        assert self._encoding is not None
-        seed = self._masking.agree(self._others[name].masking_key, keys.MASKS, self._transcript)
-        mask = self._encoding.mask(seed)
-        if self._places[self._name] < self._places[name]:
-            masked += mask
-        else:
-            masked -= mask
 
     def _consistency_codes(self, message: bytes) -> bytes:
         survivors = Survivors.from_bytes(message, SERVER).clients
