@@ -1,8 +1,7 @@
-"""What a round of secure aggregation costs a client and the server."""
+"""The processor time and the bytes of a round of secure aggregation."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ METHOD = [
     f"One process plays a whole round: clients with updates of {VALUES:,} numbers in 64 bits, of "
     f"whom {LOST:.0%} are lost after they have exchanged their keys, and the server. Counted is "
     "the processor time of the calls of each half, without transport and training.",
-    f"Row and ratio are of {CLIENTS} clients. The limit is ChaCha20 alone, by the package "
+    f"Row and ratio are of {CLIENTS} clients, each row of the table of one round. The limit is ChaCha20 alone, by the package "
     "cryptography: its output for as many masks as a client has, of which it needs every byte. "
     "A sample is the mean over the clients of a round; rounds and limits take turns.",
     "Ratio: of medians; the interval is a bootstrap of the rounds. A/A: odd rounds over even ones.",
@@ -62,8 +61,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         progress(f"round {number}: {1e3 * ours[-1]:.1f} ms a client, {1e3 * limits[-1]:.1f} ms")
     rows = []
     for size in ALL_SIZES:
-        costs = [cost_of_round(size) for _ in range(3)]
-        rows.append(_row(size, costs))
+        rows.append(_row(size, cost_of_round(size)))
         progress(" | ".join(rows[-1]))
     ratio, same = ratio_of_medians(ours, limits), ratio_of_medians(ours[1::2], ours[::2])
     columns = ["clients", *(f"{phase}, ms" for phase in list(MaskingPhase)[:-1])]
@@ -126,18 +124,12 @@ def _seconds_of_masks(num_clients: int) -> float:
     return time.process_time() - began
 
 
-def _row(num_clients: int, costs: list[Cost]) -> list[str]:
-    def median_ms(name: str) -> str:
-        return f"{1e3 * statistics.median(cost.seconds[name] for cost in costs):.3g}"
-
-    whole = statistics.median(cost.of_a_client for cost in costs)
-    sent = costs[0].sent
+def _row(num_clients: int, cost: Cost) -> list[str]:
+    in_phases = [cost.seconds[phase] for phase in list(MaskingPhase)[:-1]]
     return [
         str(num_clients),
-        *(median_ms(phase) for phase in list(MaskingPhase)[:-1]),
-        f"{1e3 * whole:.3g}",
-        median_ms("server"),
-        f"{sent / 1e3:.0f}",
-        f"{sent / PLAIN_BYTES:.2f}",
-        f"{costs[0].received / 1e3:.0f}",
+        *(f"{1e3 * each:.3g}" for each in (*in_phases, cost.of_a_client, cost.seconds["server"])),
+        f"{cost.sent / 1e3:.0f}",
+        f"{cost.sent / PLAIN_BYTES:.2f}",
+        f"{cost.received / 1e3:.0f}",
     ]

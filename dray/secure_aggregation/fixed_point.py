@@ -38,7 +38,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How the values of a round become numbers of the ring, and a sum becomes values again.
+    """The way of values to numbers of the ring, and of their sum back to values.
 
     A value is clipped to the limit, multiplied by a power of two, rounded, and multiplied by the
     weight of its client. The weight itself comes last, as one number more, so it is as hidden as
