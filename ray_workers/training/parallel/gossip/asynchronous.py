@@ -29,6 +29,7 @@ from torch import Tensor
 from ray_workers.training.core import compat_torch
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.ddp import Ddp, engine_parts
 from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
 from ray_workers.training.parallel.gossip.copies import GossipSync, weights_of
