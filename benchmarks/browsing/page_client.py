@@ -29,15 +29,15 @@ REREAD_POINTS = 2 * MAX_POINTS
 """A page that has more points of a series reads all of them anew."""
 METRICS = "/metrics"
 JOB_POLLS = {
-    "": 2.0,
-    METRICS: 4.0,
-    "/explain": 10.0,
+    "": 3.0,
+    METRICS: 5.0,
+    "/explain": 30.0,
     "/attempts": 60.0,
     "/checkpoints": 30.0,
     "/annotations": 30.0,
 }
 """Paths below the job's that the page of a job asks for, and the seconds until it asks again."""
-LIST_POLLS = {"/v1/jobs?brief=true&limit=50": 3.0, "/v1/queues": 30.0}
+LIST_POLLS = {"/v1/jobs?brief=true&limit=50": 4.0, "/v1/queues": 30.0}
 HEADERS = (
     "Accept-Encoding: gzip, deflate, br, zstd\r\nAccept-Language: en-US\r\nPragma: no-cache\r\n"
     "Cache-Control: no-cache\r\nConnection: keep-alive\r\nSec-Fetch-Dest: empty\r\n"

@@ -19,6 +19,8 @@ import { EventList, Timeline } from './job/timeline.js';
 const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document']];
 // Of what changes with an event, upon which it is asked for at once.
 const SELDOM_MS = 60000;
+// Of the explanation of a running job, which changes with its events, but for the time that is left.
+const RUNNING_MS = 30000;
 const CLASSES = {
   useful: 'training', recomputed: 'repeated steps', starting: 'starting', data_wait: 'waiting for data',
   recovering: 'recovering', checkpointing: 'checkpoints', idle: 'idle', unreported: 'not reported',
@@ -26,8 +28,8 @@ const CLASSES = {
 
 export function JobPage({ path: [, jobId] }) {
   const { params } = useStore(address);
-  const job = usePoll(`v1/jobs/${jobId}`, {}, 2000);
-  const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, 10000);
+  const job = usePoll(`v1/jobs/${jobId}`, {}, 3000);
+  const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, job.data?.state === 'running' ? RUNNING_MS : 10000);
   const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, SELDOM_MS);
   const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 30000);
   const { events, error } = useEvents(jobId, () => {

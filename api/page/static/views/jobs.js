@@ -11,7 +11,7 @@ import { Dialog, Empty, Failure, Loading } from '../parts/common.js';
 import { ENDED, JobLink, Labels, Progress, STATES, State, Tags, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
 import { useMedia, useVirtual } from '../parts/virtual.js';
 
-const EVERY_MS = 3000;
+const EVERY_MS = 4000;
 const GROUPS = [
   ['all', 'All', []],
   ['waiting', 'Waiting', ['QUEUED']],

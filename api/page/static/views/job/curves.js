@@ -13,7 +13,7 @@ import { marksOf } from './timeline.js';
 
 // Reading new points costs the server five times as much as reading the job, and moves a curve by
 // few pixels.
-const EVERY_MS = 4000;
+const EVERY_MS = 5000;
 const MAX_RANKS = 16;
 const MOST_SKIPPED = 2;
 const FIRST = ['train/loss', 'val/loss', 'val/accuracy'];
