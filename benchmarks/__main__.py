@@ -46,8 +46,8 @@ def _possible() -> list[str]:
         _tell("gpu is left out: there is none")
         left_out.add("gpu")
     if data_folder() is None:
-        _tell(f"scheduler and scheduler_elastic are left out: {DATA} names no folder with traces")
-        left_out |= {"scheduler", "scheduler_elastic"}
+        _tell(f"replays are left out: {DATA} names no folder with traces")
+        left_out |= {"scheduler", "scheduler_frontier", "scheduler_elastic"}
     if lacks_browser():
         _tell("first_paint and open_pages are left out: there is no chromium or no playwright")
         left_out |= {"first_paint", "open_pages"}
@@ -92,6 +92,12 @@ def _scripts(num_rounds: int, progress: Progress) -> report.Result:
 
 def _scheduler(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.scheduler.measure import measure
+
+    return measure(num_rounds, progress)
+
+
+def _scheduler_frontier(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.scheduler.frontier import measure
 
     return measure(num_rounds, progress)
 
@@ -285,6 +291,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "lossy": _lossy,
     "planner": _planner,
     "scheduler": _scheduler,
+    "scheduler_frontier": _scheduler_frontier,
     "scheduler_elastic": _scheduler_elastic,
     "scheduler_speed": _scheduler_speed,
     "scheduler_locality": _scheduler_locality,

@@ -84,6 +84,7 @@ class Application:
         measured = max(self._by_placement[1,])
         self.most_local_size = MOST_LOCAL_SIZE.get(self.name, int(measured))
 
+    @functools.cache  # noqa: B019 - an application lives as long as the process
     def gradients(self, batch_size: int, epoch: int) -> Gradients:
         """Those of an epoch, between the two batch sizes around this one."""
         of_sizes = {
