@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.ddp import engine_parts
 from ray_workers.training.parallel.federated.aggregation import FixedPointSum, robust, rows_of_all
-from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.client_batches import PlayedShare, RoundShare
 from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
 from ray_workers.training.parallel.federated.control_variates import ControlChange, ControlVariates
 from ray_workers.training.parallel.federated.privacy import (
@@ -63,7 +64,7 @@ class FederatedEngine(GradientEngine):
         self._options = options = given.spec.federated
         self.rank = 0
         self._flat = Flat(model, has_buffers=options.privacy is None)
-        self._clients = ClientTraining(model, loss_sum, autocast, given.spec.train, options)
+        self._parts = (model, loss_sum, autocast)
         self._controls: ControlVariates | None = None
         if options.algorithm == "scaffold":
             self._controls = ControlVariates(self._flat, options.clients, given.device)
@@ -75,6 +76,10 @@ class FederatedEngine(GradientEngine):
             self._accountant = Accountant(options, options.privacy)
         self._last_loss = 0.0
         self._end: RoundEnd | None = None
+
+    @cached_property
+    def _clients(self) -> ClientTraining:
+        return ClientTraining(*self._parts, self._train, self._options)
 
     def form(self, world_size: int) -> None:
         self._world_size = world_size
@@ -105,7 +110,7 @@ class FederatedEngine(GradientEngine):
         kept: list[Tensor] = []
         for place, participant in mine.own(self.rank):
             prepare(place)
-            update, loss = self._update_of(participant, mine)
+            update, loss = self._update_of(place, participant, mine)
             verdict, norm = judged(update, size, max_norm)
             table.note(place, verdict, norm, loss)
             if self._needs_each:
@@ -124,8 +129,11 @@ class FederatedEngine(GradientEngine):
         if self.rank == 0:
             received.name_refused(max_norm)
 
-    def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
+    def _update_of(
+        self, place: int, participant: Participant, mine: RoundShare
+    ) -> tuple[Tensor, float]:
         """The update that a client sends, and its mean loss."""
+        assert isinstance(mine, PlayedShare)
         controls = self._controls
         correction = None if controls is None else controls.correction(participant.client)
         batches, lr = mine.batches(participant), self._lr(mine.plan.number)
@@ -204,7 +212,7 @@ class FederatedEngine(GradientEngine):
             assert rows is not None
             sent = [mine.plan.participants[at] for at in accepted]
             controls = self._controls.change(sent, rows[accepted], self._lr(number))
-        metrics, clip_norm = received.metrics(counts=counts), None
+        metrics, clip_norm = self._metrics(mine, received, counts=counts), None
         if self._clipping is not None and self._accountant is not None:
             within = [at for at in accepted if received.norms[at] <= self._clipping.value]
             clip_norm = self._clipping.after(number, len(within), len(accepted))
@@ -213,6 +221,11 @@ class FederatedEngine(GradientEngine):
                 metrics["federated/epsilon"] = self._accountant.epsilon(number)
         loss = received.loss(self._last_loss)
         self._end = RoundEnd(counts, buffers, loss, metrics, controls, clip_norm)
+
+    def _metrics(
+        self, mine: RoundShare, received: ReceivedUpdates, *, counts: bool
+    ) -> dict[str, float]:
+        return received.metrics(counts=counts)
 
     # After a round.
 

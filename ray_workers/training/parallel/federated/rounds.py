@@ -65,7 +65,7 @@ class Rounds:
 
     def plan(self, number: int) -> RoundPlan:
         options = self._options
-        chosen = self._choose(number)
+        chosen = self.chosen(number)
         fate = self._generator("fate", number).random((3, options.clients))
         participants, num_stragglers = [], 0
         for client in chosen:
@@ -85,9 +85,9 @@ class Rounds:
         dropped = len(chosen) - len(participants)
         return RoundPlan(number, participants, len(chosen), dropped, num_stragglers)
 
-    def _choose(self, number: int) -> list[int]:
-        """In rising order. With privacy each client by a chance of its own (Poisson sampling),
-        which is what the accountant counts on."""
+    def chosen(self, number: int) -> list[int]:
+        """The clients of a round, in rising order. With privacy each client by a chance of its own
+        (Poisson sampling), which is what the accountant counts on."""
         options = self._options
         generator = self._generator("chosen", number)
         if options.privacy is not None:
