@@ -1,0 +1,168 @@
+"""Rounds of clients outside of the cluster, from the command of a client to the server's weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray.views import JobState
+from ray_workers.shared.contracts import Cause
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.training.loop.outside_client import LocalUpdate, OutsideClient
+from ray_workers.training.loop.trainer import Preempted
+from ray_workers.training.parallel.federated import collecting
+from ray_workers.training.parallel.federated.collecting import UpdateCollector
+from ray_workers.training.parallel.federated.outside_clients import OutsideEngine
+from tests.unit.api.federated_rounds import DOCUMENT, Clients, FederatedRun, RankKilled
+from tests.unit.api.serving import LiveServer
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(collecting, "LOOK_S", 0.01)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(
+    server: LiveServer, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, torch.Tensor]:
+    """The weights of a job whose rank and clients nothing happened to."""
+    home.mkdir()
+    job = FederatedRun(server, home)
+    clients = Clients(job, home)
+    clients.join(0, 1, 2)
+    job.train(monkeypatch)
+    job.end()
+    clients.wait()
+    assert clients.states == [JobState.SUCCEEDED] * 3
+    assert [len(said) for said in clients.said] == [2 * 3] * 3
+    assert [job.metrics[step]["federated/updates"] for step in (1, 2, 3)] == [3, 3, 3]
+    assert job.metrics[3]["federated/val_loss"] < job.metrics[1]["federated/val_loss"]
+    return job.weights()
+
+
+POINTS = {
+    "published": (UpdateCollector, "_wait", 2),
+    "collected": (OutsideEngine, "_update_of", 5),
+    "aggregated": (OutsideEngine, "commit", 2),
+}
+"""Where the rank is killed: in which call of what."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    kind, name, count = POINTS[point]
+    whole, calls = getattr(kind, name), iter(range(1, 1000))
+
+    def dying(self: Any, *given: Any, **named: Any) -> Any:
+        if next(calls) == count:
+            raise RankKilled(point)
+        return whole(self, *given, **named)
+
+    monkeypatch.setattr(kind, name, dying)
+
+
+def test_a_rank_that_is_killed_anywhere_counts_each_update_once(
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt takes up the round with the updates that are there: the weights are equal to
+    the last bit, and no client has to train a round again whose update came in."""
+    expected = trained(server, tmp_path / "whole", monkeypatch)
+    for point in POINTS:
+        (home := tmp_path / point).mkdir()
+        job = FederatedRun(server, home)
+        clients = Clients(job, home)
+        clients.join(0, 1, 2)
+        with monkeypatch.context() as armed, pytest.raises(RankKilled):
+            kill_at(armed, point)
+            job.train(armed)
+        job.end(Cause.NODE_LOST)
+        job.train(monkeypatch)
+        job.end()
+        clients.wait()
+        assert clients.states == [JobState.SUCCEEDED] * 3
+        assert [len(said) for said in clients.said] == [2 * 3] * 3, (point, clients.said)
+        for name, tensor in job.weights().items():
+            assert torch.equal(tensor, expected[name]), (point, name)
+
+
+def test_a_client_with_nonsense_is_named_and_the_others_go_on(
+    server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = OutsideClient.train
+
+    def poisoned(self: OutsideClient, number: int) -> LocalUpdate:
+        found = whole(self, number)
+        factor = {1: math.nan, 2: 1e9}.get(self._client, 1.0)
+        sent = torch.frombuffer(bytearray(found.path.read_bytes()), dtype=torch.float32)
+        path, sha256 = self._write(sent * factor)
+        return found._replace(path=path, sha256=sha256)
+
+    monkeypatch.setattr(OutsideClient, "train", poisoned)
+    document = {**DOCUMENT, "federated": {**DOCUMENT["federated"], "quorum": 1, "rounds": 1}}
+    job = FederatedRun(server, tmp_path, document)
+    clients = Clients(job, tmp_path)
+    clients.join(0, 1, 2)
+    job.train(monkeypatch)
+    job.end()
+    clients.wait()
+    log = capsys.readouterr().out
+    assert "the update of client 1 is refused: it has values that are not finite" in log
+    assert "the update of client 2 is refused: its norm is" in log
+    assert job.metrics[1]["federated/updates"] == 1
+    assert job.metrics[1]["federated/refused"] == 2
+
+
+def test_a_quorum_ends_a_round_at_its_deadline(
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that never comes holds nobody up for longer, and one that comes back goes on."""
+    monkeypatch.setattr(collecting.time, "monotonic", Clock().now)
+    job = FederatedRun(server, tmp_path)
+    clients = Clients(job, tmp_path)
+    clients.join(0, 2)
+    job.train(monkeypatch)
+    job.end()
+    clients.join(1)
+    clients.wait()
+    assert [job.metrics[step]["federated/updates"] for step in (1, 2, 3)] == [2, 2, 2]
+    assert job.metrics[1]["federated/dropped_out"] == 1
+    assert clients.said[1] == []
+
+
+class Clock:
+    """Each look at it is a second later: deadlines come after sixty looks."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def now(self) -> float:
+        self._seconds += 1.0
+        return self._seconds
+
+
+def test_a_rank_that_is_asked_to_leave_leaves_in_the_middle_of_a_round(
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = FederatedRun(server, tmp_path)
+    clients = Clients(job, tmp_path)
+    clients.join(0, 1)
+    with monkeypatch.context() as armed, pytest.raises(Preempted):
+        armed.setattr(HeartbeatPage, "is_asked_to_leave", property(lambda _: True))
+        job.train(armed)
+    job.end(Cause.PREEMPTED)
+    clients.join(2)
+    job.train(monkeypatch)
+    job.end()
+    clients.wait()
+    assert clients.states == [JobState.SUCCEEDED] * 3
