@@ -52,7 +52,7 @@ async def unless_over(
 async def long_poll(
     context: Context,
     request: Request,
-    topic: str,
+    topics: str | tuple[str, ...],
     wait_s: float,
     look: Callable[[], Awaitable[T]],
     enough: Callable[[T], bool],
@@ -64,7 +64,8 @@ async def long_poll(
     is_of_client: a client of a federated job asks, whose token `look` checks."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
-    with context.runtime.signals.subscribe(topic) as woken:
+    every = (topics,) if isinstance(topics, str) else topics
+    with context.runtime.signals.subscribe(*every) as woken:
         while True:
             found = await look()
             left_s = deadline - loop.time()

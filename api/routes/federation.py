@@ -21,7 +21,7 @@ from api.problems import Refused, declare
 from api.security.auth import client_token
 from dray import views
 from dray.requests import InvitationRequest, UpdateRequest
-from service.db.notifications import rounds_of
+from service.db.notifications import events_of, rounds_of
 from service.federation.service import RoundFile, token_digest
 from service.storage.storage import Storage
 
@@ -129,7 +129,7 @@ async def get_round(
     """The newest round, and whether the client that asks is to send an update. Needs a client's
     token, as all of `/v1/federated` does."""
     found = await long_poll(
-        *(context, request, rounds_of(job_id), query.wait_s),
+        *(context, request, (rounds_of(job_id), events_of(job_id)), query.wait_s),
         lambda: federation.look(job_id, token),
         lambda view: view.phase is not views.RoundPhase.WAITING,
         is_of_client=True,

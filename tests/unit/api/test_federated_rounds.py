@@ -1,4 +1,4 @@
-"""Rounds of clients outside of the cluster, from the command of a client to the server's weights."""
+"""Rounds of clients outside of the cluster, from their data to the weights of the server."""
 
 from __future__ import annotations
 
@@ -80,9 +80,10 @@ def test_a_rank_that_is_killed_anywhere_counts_each_update_once(
         job = FederatedRun(server, home)
         clients = Clients(job, home)
         clients.join(0, 1, 2)
-        with monkeypatch.context() as armed, pytest.raises(RankKilled):
+        with monkeypatch.context() as armed:
             kill_at(armed, point)
-            job.train(armed)
+            with pytest.raises(RankKilled):
+                job.train(armed)
         job.end(Cause.NODE_LOST)
         job.train(monkeypatch)
         job.end()
@@ -157,9 +158,10 @@ def test_a_rank_that_is_asked_to_leave_leaves_in_the_middle_of_a_round(
     job = FederatedRun(server, tmp_path)
     clients = Clients(job, tmp_path)
     clients.join(0, 1)
-    with monkeypatch.context() as armed, pytest.raises(Preempted):
+    with monkeypatch.context() as armed:
         armed.setattr(HeartbeatPage, "is_asked_to_leave", property(lambda _: True))
-        job.train(armed)
+        with pytest.raises(Preempted):
+            job.train(armed)
     job.end(Cause.PREEMPTED)
     clients.join(2)
     job.train(monkeypatch)

@@ -18,6 +18,7 @@ from ray_workers.shared import round_files
 from ray_workers.shared.contracts import Cause, Frame, FrameKind
 from ray_workers.shared.frames import RoundReport
 from ray_workers.shared.round_files import SentUpdate
+from service.domain.errors import StorageUnavailable
 from tests.unit.api.serving import LiveServer, serving, wait_until
 
 MODEL, FORM = b"the weights of the round" * 100, b'{"the": "form"}'
@@ -177,6 +178,26 @@ def test_who_sends_twice_counts_once(job: Federated) -> None:
     assert is_problem(other, 409, "update_refused")
     assert job.sent(name)[0].sha256 == DIGEST
     assert job.owner("GET", "/clients").json()["items"][0]["num_sent"] == 1
+
+
+def test_an_update_that_the_storage_did_not_take_is_sent_again(
+    job: Federated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the service dies between its note of the update and the file."""
+    (token,) = job.invite()
+    name = job.report(1)
+    job.put(token, name)
+    storage = job.server.context.runtime.storage
+    with monkeypatch.context() as failing:
+
+        def fail(*_: Any) -> None:
+            raise StorageUnavailable("the disk is gone")
+
+        failing.setattr(storage, "write_bytes", fail)
+        assert job.send(token, name).status_code == 503
+    assert job.sent(name) == {}
+    assert job.send(token, name).status_code == 200
+    assert job.sent(name)[0].sha256 == DIGEST
 
 
 def test_a_client_that_comes_back_late_is_told_and_goes_on(job: Federated) -> None:
