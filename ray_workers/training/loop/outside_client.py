@@ -22,9 +22,9 @@ from ray_workers.recipes import RECIPES
 from ray_workers.recipes.private_data import PrivateData
 from ray_workers.training.core.errors import DataError as DataError
 from ray_workers.training.core.schedule import lr_at
-from ray_workers.training.data.prefetcher import Piece
+from ray_workers.training.data.device_dataset import InMemorySamples
 from ray_workers.training.data.sampler import derive_seed
-from ray_workers.training.parallel.federated.client_batches import client_seed, local_batches
+from ray_workers.training.parallel.federated.client_batches import batches_of
 from ray_workers.training.parallel.federated.client_training import ClientTraining
 from ray_workers.training.parallel.strategy import AUTOCAST
 
@@ -60,6 +60,7 @@ class OutsideClient:
         loaded = recipe.load(folder)
         assert recipe.private_data is not None, "the job's document was checked"
         self._data: PrivateData = recipe.private_data(loaded, document, data)
+        self._samples = InMemorySamples(self._data.inputs, self._data.targets)
         self._model = loaded.model
         dtype = AUTOCAST.get(self._train.precision)
         autocast = partial(torch.autocast, "cpu", dtype=dtype) if dtype else nullcontext
@@ -94,16 +95,13 @@ class OutsideClient:
             schedule=options.schedule,
         )
         torch.manual_seed(derive_seed("client step", options.seed, number, self._client))
-        seed = client_seed(options.seed, number, self._client)
-        batches = local_batches(self._own, federated.batch_size, steps, seed)
-        update, loss = self._training.train(map(self._take, batches), lr, None)
+        seed = derive_seed("client", options.seed, number, self._client)
+        batches = batches_of(self._samples, self._own, steps, federated.batch_size, seed)
+        update, loss = self._training.train(batches, lr, None)
         path, sha256 = self._write(update)
         return LocalUpdate(
             sha256, len(self._own), steps, loss, len(self._validation), val_loss, path
         )
-
-    def _take(self, numbers: Tensor) -> Piece:
-        return self._data.inputs[numbers], self._data.targets[numbers]
 
     @torch.no_grad()
     def _validate(self) -> float | None:
@@ -111,7 +109,7 @@ class OutsideClient:
         self._model.eval()
         total = 0.0
         for numbers in torch.split(self._validation, VALIDATED_AT_ONCE):
-            inputs, targets = self._take(numbers)
+            inputs, targets = self._samples.take(numbers)
             if len(numbers):
                 total += float(self._data.validation_loss_sum(self._model(inputs), targets))
         mean = total / max(1, len(self._validation))

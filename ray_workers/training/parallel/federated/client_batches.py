@@ -17,11 +17,13 @@ from ray_workers.training.parallel.federated.rounds import Participant, RoundPla
 
 @dataclass(frozen=True)
 class RoundShare(Share):
-    """A rank's part of a round."""
+    """A rank's part of a round. The samples of its clients are read when they are asked for."""
 
     plan: RoundPlan
     owners: Sequence[int]
     """The rank of each participant."""
+    feed: ClientFeed | None
+    """None where the clients have their samples elsewhere."""
 
     def own(self, rank: int) -> Iterator[tuple[int, Participant]]:
         """(place among all participants, participant) of those that a rank plays."""
@@ -29,34 +31,10 @@ class RoundShare(Share):
             if self.owners[place] == rank:
                 yield place, participant
 
-
-@dataclass(frozen=True)
-class PlayedShare(RoundShare):
-    """A rank's part of a round in a simulation. The samples of its clients are read when they are
-    asked for."""
-
-    feed: ClientFeed
-
     def batches(self, participant: Participant) -> Iterator[Piece]:
         """(inputs, targets) of each step of a client."""
+        assert self.feed is not None
         return self.feed.batches(self.plan.number, participant)
-
-
-def client_seed(seed: int, round_number: int, client: int) -> int:
-    """That of the order of a client's samples in a round."""
-    return derive_seed("client", seed, round_number, client)
-
-
-def local_batches(own: Tensor, batch_size: int, num_steps: int, seed: int) -> Iterator[Tensor]:
-    """The numbers of the samples of each step of a client: in each local epoch it goes over its
-    samples, `own`, in an order of its own."""
-    generator = torch.Generator().manual_seed(seed)
-    left = num_steps
-    while left:
-        order = own[torch.randperm(len(own), generator=generator)]
-        pieces: Sequence[Tensor] = torch.split(order, batch_size)[:left]
-        left -= len(pieces)
-        yield from pieces
 
 
 class ClientFeed:
@@ -84,17 +62,35 @@ class ClientFeed:
         plan = self._rounds.plan(step)
         batch = Batch(0, torch.empty(0, dtype=torch.int64), plan.num_samples, is_empty=True)
         owners = deal(plan.participants, self._world_size)
-        return Feeding(plan.num_samples, [PlayedShare(batch, [], plan, owners, self)])
+        return Feeding(plan.num_samples, [RoundShare(batch, [], plan, owners, self)])
 
     def batches(self, round_number: int, participant: Participant) -> Iterator[Piece]:
-        """(inputs, targets) of each step of a client."""
+        """As `batches_of`."""
         own = torch.from_numpy(self._clients[participant.client])
-        seed = client_seed(self._seed, round_number, participant.client)
-        for at in local_batches(own, self._batch_size, participant.num_steps, seed):
-            yield self._samples.take(at)
+        seed = derive_seed("client", self._seed, round_number, participant.client)
+        return batches_of(self._samples, own, participant.num_steps, self._batch_size, seed)
 
     def end_batches(self, *_: object) -> None:
         """A round is one step."""
 
     def close(self) -> None:
         """Nothing is read ahead."""
+
+
+def batches_of(
+    samples: InMemorySamples | MemoryMappedSamples,
+    own: Tensor,
+    num_steps: int,
+    batch_size: int,
+    seed: int,
+) -> Iterator[Piece]:
+    """(inputs, targets) of each step of a client, whose samples have the numbers `own`. In each
+    local epoch it goes over them in an order of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    left = num_steps
+    while left:
+        order = own[torch.randperm(len(own), generator=generator)]
+        pieces: Sequence[Tensor] = torch.split(order, batch_size)[:left]
+        left -= len(pieces)
+        for at in pieces:
+            yield samples.take(at)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,14 +58,14 @@ class DamagedUpdateError(Exception):
 class CollectedShare(RoundShare):
     """A round that is over. Rank 0 has all of it."""
 
-    sent: Sequence[SentUpdate]
-    """By the places of the participants."""
+    sent: Mapping[int, SentUpdate]
+    """By client."""
     folder: str
     """URL of the files of the round."""
 
-    def update_of(self, place: int, num_elements: int) -> Tensor:
+    def update_of(self, client: int, num_elements: int) -> Tensor:
         """Raises DamagedUpdateError where a part has changed since the update came in."""
-        return read_update(self.folder, self.sent[place], num_elements)
+        return read_update(self.folder, self.sent[client], num_elements)
 
 
 def read_update(folder: str, sent: SentUpdate, num_elements: int) -> Tensor:
@@ -226,7 +226,8 @@ class UpdateCollector:
         plan = RoundPlan(number, participants, asked, max(0, asked - len(taken.clients)), 0)
         batch = Batch(0, torch.empty(0, dtype=torch.int64), plan.num_samples, is_empty=True)
         folder = f"{self._url}/{opening.name}"
-        return CollectedShare(batch, [], plan, [0] * len(sent), sent, folder)
+        owners, by_client = [0] * len(sent), {one.client: one for one in sent}
+        return CollectedShare(batch, [], plan, owners, None, by_client, folder)
 
 
 def _form(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.ddp import engine_parts
 from ray_workers.training.parallel.federated.aggregation import FixedPointSum, robust, rows_of_all
-from ray_workers.training.parallel.federated.client_batches import PlayedShare, RoundShare
+from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
 from ray_workers.training.parallel.federated.control_variates import ControlChange, ControlVariates
 from ray_workers.training.parallel.federated.privacy import (
@@ -110,7 +110,7 @@ class FederatedEngine(GradientEngine):
         kept: list[Tensor] = []
         for place, participant in mine.own(self.rank):
             prepare(place)
-            update, loss = self._update_of(place, participant, mine)
+            update, loss = self._update_of(participant, mine)
             verdict, norm = judged(update, size, max_norm)
             table.note(place, verdict, norm, loss)
             if self._needs_each:
@@ -129,11 +129,8 @@ class FederatedEngine(GradientEngine):
         if self.rank == 0:
             received.name_refused(max_norm)
 
-    def _update_of(
-        self, place: int, participant: Participant, mine: RoundShare
-    ) -> tuple[Tensor, float]:
+    def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
         """The update that a client sends, and its mean loss."""
-        assert isinstance(mine, PlayedShare)
         controls = self._controls
         correction = None if controls is None else controls.correction(participant.client)
         batches, lr = mine.batches(participant), self._lr(mine.plan.number)

@@ -32,14 +32,12 @@ class OutsideEngine(FederatedEngine):
     def num_update_elements(self) -> int:
         return self._flat.num_elements
 
-    def _update_of(
-        self, place: int, participant: Participant, mine: RoundShare
-    ) -> tuple[Tensor, float]:
+    def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
         assert isinstance(mine, CollectedShare)
         self._given.page.move()
-        sent, size = mine.sent[place], self._flat.num_elements
+        sent, size = mine.sent[participant.client], self._flat.num_elements
         try:
-            update = mine.update_of(place, size)
+            update = mine.update_of(participant.client, size)
         except DamagedUpdateError:  # changed since it came in: what is not finite is refused
             update = torch.full((size,), math.nan)
         return update.to(self._given.device), sent.loss
@@ -51,7 +49,7 @@ class OutsideEngine(FederatedEngine):
         found = super()._metrics(mine, received, counts=counts)
         losses = [
             (one.val_loss, one.num_val_samples)
-            for one in (mine.sent[at] for at in received.accepted)
+            for one in (mine.sent[mine.plan.participants[at].client] for at in received.accepted)
             if one.val_loss is not None
         ]
         if losses:
