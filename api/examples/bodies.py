@@ -393,6 +393,8 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "closes_at": STEPPED,
         "quorum": 2,
         "num_elements": 9610,
+        "awaits": "update",
+        "update_bytes": 38440,
         "part_bytes": 4194304,
         "model_sha256": SHA256,
         "model_size_bytes": 38760,

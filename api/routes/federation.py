@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi import Path as PathParameter
@@ -21,6 +21,7 @@ from api.problems import Refused, declare
 from api.security.auth import client_token
 from dray import views
 from dray.requests import InvitationRequest, UpdateRequest
+from dray.secure_aggregation.messages import MAX_MESSAGE_BYTES
 from service.db.notifications import events_of, rounds_of
 from service.federation.service import RoundFile, token_digest
 from service.storage.storage import Storage
@@ -47,8 +48,17 @@ async def _client(request: Request) -> str:
     return token_digest(client_token(request))
 
 
+_BYTES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            BINARY: {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}
+        },
+    }
+}
 Client = Annotated[str, Depends(_client)]
 RoundName = Annotated[str, PathParameter(max_length=64)]
+Phase = Annotated[str, PathParameter(max_length=32)]
 Number = Annotated[int, PathParameter(ge=0, le=2**31)]
 
 
@@ -177,14 +187,7 @@ async def get_model(
     operation_id="put_update_part",
     status_code=204,
     response_class=Response,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                BINARY: {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}
-            },
-        }
-    },
+    openapi_extra=_BYTES,
     dependencies=[NoParameters],
     responses=declare(
         *(*_ROUND, "update_refused", "bad_update", "body_too_large", "unsupported_media_type"),
@@ -228,6 +231,55 @@ async def send_update(
     await federation.look(job_id, token)  # a stranger is not told what is wrong with the body
     said, _document = await body.read_as(UpdateRequest, request, SMALL_BYTES)
     receipt, is_new = await federation.send(job_id, token, round_name, said)
+    return fresh(receipt, 201 if is_new else 200)
+
+
+@router.get(
+    "/federated/{job_id}/rounds/{round_name}/messages/{phase}",
+    operation_id="get_masking_message",
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses={
+        200: DOWNLOAD[200],
+        **declare(*_ROUND, "update_refused", "storage_unavailable"),
+    },
+)
+async def get_message(
+    federation: TheFederation, token: Client, job_id: str, round_name: RoundName, phase: Phase
+) -> Response:
+    """With secure aggregation: the message to which the client answers in this phase."""
+    content = await federation.message(job_id, token, round_name, phase)
+    return Response(content, media_type=BINARY, headers={"Cache-Control": "no-store"})
+
+
+@router.put(
+    "/federated/{job_id}/rounds/{round_name}/answers/{phase}",
+    operation_id="put_masking_answer",
+    status_code=201,
+    response_model=views.UpdateReceipt,
+    openapi_extra=_BYTES,
+    dependencies=[NoParameters],
+    responses={
+        200: {"model": views.UpdateReceipt, "description": "The answer had been sent before."},
+        **declare(*_ROUND, "update_refused", "bad_update", "body_too_large"),
+        **declare("unsupported_media_type", TOO_MANY, "storage_unavailable"),
+    },
+)
+async def put_answer(
+    request: Request,
+    context: TheContext,
+    federation: TheFederation,
+    token: Client,
+    job_id: str,
+    round_name: RoundName,
+    phase: Phase,
+) -> Response:
+    """With secure aggregation: the client's answer in this phase. In `masked_input` the parts come
+    first, and the answer is their SHA-256."""
+    await federation.look(job_id, token)  # a stranger is not told what is wrong with the body
+    async with context.uploads.turn(token):
+        content, _kind = await body.read_bytes(request, MAX_MESSAGE_BYTES, [BINARY])
+        receipt, is_new = await federation.answer(job_id, token, round_name, phase, content)
     return fresh(receipt, 201 if is_new else 200)
 
 

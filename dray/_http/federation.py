@@ -16,6 +16,8 @@ from dray._http.transport import Call, Flow, Run, Sleep, segment
 
 JSON = {"Content-Type": "application/json"}
 BINARY = {"Content-Type": "application/octet-stream"}
+UPDATE = "update"
+"""What a round awaits of its clients where there is no secure aggregation."""
 FORM, MODEL = "config.json", "model.safetensors"
 """The names under which the trainer finds these files."""
 
@@ -33,6 +35,11 @@ class Trainer(Protocol):
 
     def train(self, number: int) -> Any:
         """The update of this round, whose model is in the folder."""
+
+    def answer(
+        self, session: str, number: int, num_elements: int, awaits: str, message: bytes
+    ) -> Any:
+        """The answer in a phase of secure aggregation."""
 
 
 MakeTrainer = Callable[[int], Trainer]
@@ -63,7 +70,7 @@ def join(
     round again.
     """
     trainer: Trainer | None = None
-    given_up: str | None = None
+    given_up: tuple[str | None, str | None] | None = None
     while True:
         asked = calls.connection.retry.clock()
         query = params(wait_s=LONG_POLL_S)
@@ -74,19 +81,26 @@ def join(
         if view.phase is views.RoundPhase.WAITING:
             yield from calls.pause_if_hurried(asked, LONG_POLL_S, changed=False)
             continue
-        if view.name == given_up:
+        if (view.name, view.awaits) == given_up:
             yield Sleep(GIVEN_UP_S)
             continue
         try:
             yield from _fetch(calls, job_id, view, folder)
             if trainer is None:
                 trainer = yield Run(partial(make_trainer, view.client))
-            tell(f"round {view.number}: client {view.client} trains")
             assert trainer is not None
+            if view.awaits != UPDATE:
+                answer = yield from _answer(calls, job_id, view, trainer)
+                if answer.said is not None:
+                    tell(f"round {view.number}: client {view.client} {answer.said}")
+                if answer.content is None:
+                    given_up = (view.name, view.awaits)
+                continue
+            tell(f"round {view.number}: client {view.client} trains")
             update = yield Run(partial(trainer.train, view.number or 0))
             if not math.isfinite(update.loss):
                 tell(f"round {view.number}: not sent: the training diverged on this client's data")
-                given_up = view.name
+                given_up = (view.name, view.awaits)
                 continue
             yield from _send(calls, job_id, view, update)
             tell(f"round {view.number}: sent, with a loss of {update.loss:.4g} on the way")
@@ -116,15 +130,33 @@ def _fetch(calls: Calls, job_id: str, view: views.FederatedRound, folder: Path) 
     yield from fetch_all(calls, files, folder, None)
 
 
-def _send(calls: Calls, job_id: str, view: views.FederatedRound, update: Any) -> Flow[None]:
-    """Send the parts of an update, and then the update."""
-    part_bytes = view.part_bytes or 1
-    base = f"{_base(job_id)}/rounds/{segment(view.name or '')}"
-    size = update.path.stat().st_size
-    for part in range(-(-size // part_bytes)):
-        content: bytes = yield Run(partial(_part_of, update.path, part, part_bytes))
+def _answer(calls: Calls, job_id: str, view: views.FederatedRound, trainer: Trainer) -> Flow[Any]:
+    """Answer in a phase of secure aggregation; the answer, which may be none."""
+    name, phase = view.name or "", view.awaits or ""
+    base = f"{_base(job_id)}/rounds/{segment(name)}"
+    call = Call("GET", f"{base}/messages/{segment(phase)}")
+    message = (yield from calls.send(call, patient=True)).content
+    facts = (name, view.number or 0, view.num_elements or 0, phase)
+    answer = yield Run(partial(trainer.answer, *facts, message))
+    if answer.path is not None:
+        yield from _send_parts(calls, base, answer.path, view.part_bytes or 1)
+    if answer.content is not None:
+        call = Call("PUT", f"{base}/answers/{segment(phase)}", (), BINARY, answer.content)
+        yield from calls.send(call, patient=True)
+    return answer
+
+
+def _send_parts(calls: Calls, base: str, path: Path, part_bytes: int) -> Flow[None]:
+    for part in range(-(-path.stat().st_size // part_bytes)):
+        content: bytes = yield Run(partial(_part_of, path, part, part_bytes))
         call = Call("PUT", f"{base}/parts/{part}", (), BINARY, content)
         yield from calls.send(call, patient=True)
+
+
+def _send(calls: Calls, job_id: str, view: views.FederatedRound, update: Any) -> Flow[None]:
+    """Send the parts of an update, and then the update."""
+    base = f"{_base(job_id)}/rounds/{segment(view.name or '')}"
+    yield from _send_parts(calls, base, update.path, view.part_bytes or 1)
     said: Mapping[str, Any] = {k: v for k, v in update._asdict().items() if k != "path"}
     call = Call("POST", f"{base}/update", (), JSON, json.dumps(said, allow_nan=False).encode())
     yield from calls.send(call, patient=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dray.secure_aggregation.messages import LEAST_CLIENTS, least_clients
 from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign, wrong
 from dray.spec.parallel import Parallel
 from dray.spec.recipes import RECIPES
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 MAX_CLIENTS = 10_000
 HTTP_RECIPES = ("image_classification", "tabular_classification", "tabular_regression")
 """Recipes whose clients may be outside of the cluster."""
+MAX_SECURE_CLIENTS = 500
+"""Of a round with secure aggregation, in which each client has a mask for each other one."""
+MAX_NORM_IN_32_BITS = 100.0
+"""`max_update_norm` of secure aggregation with 32 bits. The default would leave few bits for
+updates as they are."""
 Rate = Annotated[Number, Field(ge=0.0, lt=1.0)]
 Beta = Annotated[Number, Field(ge=0.0, lt=1.0)]
 
@@ -155,6 +161,19 @@ class Http(Document):
     """A client that says that it has more samples weighs as much as one with so many."""
 
 
+class SecureAggregation(Document):
+    """The server learns the sum of the updates of a round, and no single one (Bonawitz et al. 2017,
+    doi:10.1145/3133956.3133982): clients mask their updates by keys that each two of them agree on,
+    and the masks cancel out in the sum. Needs the package `cryptography` on the nodes."""
+
+    threshold: Annotated[Number, Field(gt=0.5, le=1.0)] = 0.6
+    """Share of the clients of a round that must stay to its end, three at least, or it does not
+    count. Fewer of them, together with the server, can't see another client's update."""
+    bits: Literal[32, 64] = 64
+    """Of each number that a client sends. 32 halve what it sends, and round more, the more the
+    larger `max_update_norm` is, which must be 100 or less then. How much is in the job's log."""
+
+
 class Federated(Document):
     """Federated learning. The ranks play the clients, whose data come from the job's data set; or
     with `http` clients outside of the cluster train on data of their own. A round is a step of the
@@ -196,6 +215,8 @@ class Federated(Document):
     attack: Attack | None = None
     """Unset, no client sends a poisoned update."""
     privacy: Privacy | None = None
+    secure_aggregation: SecureAggregation | None = None
+    """Unset, the server sees each update."""
     evaluate_every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
     """Rounds between two evaluations on all clients. Unless `checkpoint.every_steps` is given, a
     checkpoint follows each."""
@@ -232,6 +253,8 @@ class Federated(Document):
             self._check_privacy(self.privacy)
         if self.http is not None:
             self._check_http()
+        if self.secure_aggregation is not None:
+            self._check_secure_aggregation(self.secure_aggregation)
         return self
 
     def _check_http(self) -> None:
@@ -318,6 +341,47 @@ class Federated(Document):
                 "/federated/privacy/noise_multiplier",
                 f"must be below {2 * self.count_noise:g} with adaptive, where the count of clipped "
                 "updates needs a part of it: take more clients_per_round, or leave adaptive out",
+            )
+
+    def _check_secure_aggregation(self, secure: SecureAggregation) -> None:
+        if self.aggregator.name != "mean":
+            raise wrong(
+                "/federated/aggregator/name",
+                f"must be mean with secure_aggregation: {self.aggregator.name} needs each update "
+                "by itself, and the server has their sum alone",
+            )
+        if self.algorithm == "scaffold":
+            raise wrong(
+                "/federated/algorithm",
+                "must not be scaffold with secure_aggregation: the control variates of each "
+                "client, which tell its updates, are in the job's checkpoints. Take fedavg",
+            )
+        if self.attack is not None:
+            raise wrong(
+                "/federated/attack",
+                "must be unset with secure_aggregation: a client checks its own update there, and "
+                "one that attacks would not",
+            )
+        chosen = self.clients_per_round
+        if not LEAST_CLIENTS <= chosen <= MAX_SECURE_CLIENTS:
+            raise wrong(
+                "/federated/clients_per_round",
+                f"must be {LEAST_CLIENTS} to {MAX_SECURE_CLIENTS} with secure_aggregation: with "
+                "fewer clients there are too few to hide among, and each has a mask for each other",
+            )
+        if secure.bits == 32 and self.max_update_norm > MAX_NORM_IN_32_BITS:
+            raise wrong(
+                "/federated/max_update_norm",
+                f"must be {MAX_NORM_IN_32_BITS:g} or less with secure_aggregation.bits of 32, "
+                "which round more with a larger one: give one near the norm of your updates",
+            )
+        least = least_clients(secure.threshold, chosen)
+        if self.expected_updates < least:
+            raise wrong(
+                "/federated/secure_aggregation/threshold",
+                f"is {secure.threshold:g}: {least} of {chosen} clients must stay to the end of a "
+                f"round, and by dropout_rate and stragglers {self.expected_updates:g} will. Take "
+                "more clients_per_round or a lower threshold",
             )
 
 

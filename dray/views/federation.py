@@ -78,6 +78,10 @@ class FederatedRound(View):
     quorum: int | None = None
     num_elements: int | None = None
     """Of an update: as many numbers of 32 bits."""
+    awaits: str | None = None
+    """What the client is to send: `update`, or with secure aggregation the answer of a phase."""
+    update_bytes: int | None = None
+    """The size of an update; with secure aggregation of a masked one."""
     part_bytes: int | None = None
     """The size of a part of an update; the last one may be smaller."""
     model_sha256: str | None = None

@@ -30,6 +30,8 @@ def upgrade() -> None:
         sa.Column("quorum", sa.BigInteger(), nullable=False),
         sa.Column("closes_at", UtcDateTime(), nullable=False),
         sa.Column("num_elements", sa.BigInteger(), nullable=False),
+        sa.Column("awaits", sa.String(32), nullable=False),
+        sa.Column("update_bytes", sa.BigInteger(), nullable=False),
         sa.Column("model_sha256", sa.String(64), nullable=False),
         sa.Column("model_size_bytes", sa.BigInteger(), nullable=False),
         sa.Column("form_sha256", sa.String(64), nullable=False),

@@ -186,6 +186,10 @@ class RoundReport(Report):
     form_size_bytes: int
     received: Sequence[int]
     """The clients whose updates are there."""
+    awaits: str
+    """What clients are to send: `round_files.UPDATE`, or that of a phase of secure aggregation."""
+    update_bytes: int
+    """The size of the update that they send in parts."""
 
     def body(self) -> dict[str, Any]:
         return asdict(self)

@@ -23,6 +23,8 @@ FORM = "form.json"
 MODEL = "model.safetensors"
 UPDATES = "updates"
 _PARTS = "parts"
+UPDATE = "update"
+"""What a round awaits of its clients: an update; or a message of a phase of secure aggregation."""
 
 
 def rounds_prefix(job_id: str) -> str:
@@ -49,12 +51,25 @@ def part_path(client: int, part: int) -> str:
     return f"{_PARTS}/{client:05d}/{part:05d}"
 
 
-def num_parts(num_elements: int) -> int:
-    return -(-num_elements * ELEMENT_BYTES // PART_BYTES)
+def message_path(phase: str, client: int) -> str:
+    """Of the message for a client to which it answers in a phase of secure aggregation."""
+    return f"messages/{phase}/{client:05d}"
 
 
-def part_size(num_elements: int, part: int) -> int:
-    return min(PART_BYTES, num_elements * ELEMENT_BYTES - part * PART_BYTES)
+def answers_path(phase: str) -> str:
+    return f"answers/{phase}"
+
+
+def answer_path(phase: str, client: int) -> str:
+    return f"{answers_path(phase)}/{client:05d}"
+
+
+def num_parts(num_bytes: int) -> int:
+    return -(-num_bytes // PART_BYTES)
+
+
+def part_size(num_bytes: int, part: int) -> int:
+    return min(PART_BYTES, num_bytes - part * PART_BYTES)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.requests import UpdateRequest
+from dray.secure_aggregation.messages import MaskingPhase
 from dray.views import JobState, RoundPhase
 from ray_workers.shared import round_files
 from ray_workers.shared.round_files import SentUpdate
@@ -170,6 +171,8 @@ class Federation:
                 "closes_at": at.closes_at,
                 "quorum": at.quorum,
                 "num_elements": at.num_elements,
+                "awaits": at.awaits,
+                "update_bytes": at.update_bytes,
                 "part_bytes": round_files.PART_BYTES,
                 "model_sha256": at.model_sha256,
                 "model_size_bytes": at.model_size_bytes,
@@ -198,21 +201,21 @@ class Federation:
         at = await self._open_round(job_id, token, name)
         _refuse_unwanted(at)
         await self._database.read(refuse_if_full)
-        if part >= round_files.num_parts(at.num_elements):
-            most = round_files.num_parts(at.num_elements)
+        most = round_files.num_parts(at.update_bytes)
+        if at.awaits not in _SENT_IN_PARTS or part >= most:
             raise BadUpdate(f"an update of this model has {most} parts, and {part} is none of them")
-        return round_files.part_size(at.num_elements, part)
+        return round_files.part_size(at.update_bytes, part)
 
     async def put_part(self, job_id: str, token: str, name: str, part: int, content: bytes) -> None:
         """Keep a part, in place of what the client has sent as the same part before."""
         at = await self._open_round(job_id, token, name)
         _refuse_unwanted(at)
-        wanted = round_files.part_size(at.num_elements, part)
+        wanted = round_files.part_size(at.update_bytes, part)
         if len(content) != wanted:
             raise BadUpdate(
-                f"part {part} has {len(content)} bytes and not {wanted}: the model has "
-                f"{at.num_elements} numbers of 32 bits",
-                hint="send them in little-endian order and without a header, in parts of "
+                f"part {part} has {len(content)} bytes and not {wanted}: an update of this model "
+                f"has {at.update_bytes}",
+                hint="send its numbers in little-endian order and without a header, in parts of "
                 f"{round_files.PART_BYTES} bytes",
             )
         key = f"{round_files.rounds_prefix(job_id)}/{name}/{round_files.part_path(at.client, part)}"
@@ -226,26 +229,59 @@ class Federation:
         Harmless to repeat, and of no effect with another update: the first one of a client in a
         round is the one that counts. BadUpdate if a part is missing.
         """
-        at = await self._open_round(job_id, token, name)
-        _refuse_unwanted(at, but=said.sha256)
-        folder = f"{round_files.rounds_prefix(job_id)}/{name}"
-        await asyncio.to_thread(self._check_parts, folder, at)
+        at = await self._open_round(job_id, token, name, round_files.UPDATE)
+        sent = SentUpdate(client=at.client, **said.model_dump())
+        path = round_files.update_path(at.client)
+        is_new = await self._hand_over(job_id, token, at, path, sent.to_json(), said.sha256)
+        return views.UpdateReceipt(round=at.number, client=at.client), is_new
+
+    async def message(self, job_id: str, token: str, name: str, phase: str) -> bytes:
+        """The message to which the client answers in a phase of secure aggregation; empty in the
+        first."""
+        at = await self._open_round(job_id, token, name, phase)
+        _refuse_unwanted(at)
+        path = round_files.message_path(phase, at.client)
+        key = f"{round_files.rounds_prefix(job_id)}/{name}/{path}"
+        try:
+            return await asyncio.to_thread(self._storage.read_bytes, key)
+        except FileNotFoundError:
+            return b""
+
+    async def answer(
+        self, job_id: str, token: str, name: str, phase: str, content: bytes
+    ) -> tuple[views.UpdateReceipt, bool]:
+        """Hand the client's answer in a phase of secure aggregation to the rank that aggregates. As
+        `send`. In masked_input the answer is the SHA-256 of the parts."""
+        at = await self._open_round(job_id, token, name, phase)
+        path = round_files.answer_path(phase, at.client)
+        sha256 = hashlib.sha256(content).hexdigest()
+        is_new = await self._hand_over(job_id, token, at, path, content, sha256)
+        return views.UpdateReceipt(round=at.number, client=at.client), is_new
+
+    async def _hand_over(
+        self, job_id: str, token: str, at: Row[Any], path: str, content: bytes, sha256: str
+    ) -> bool:
+        """Write the file by which the rank knows of what the client has sent, and note so first:
+        the file can be written again, and nothing else can be sent. Whether it is news."""
+        _refuse_unwanted(at, but=sha256)
+        folder = f"{round_files.rounds_prefix(job_id)}/{at.name}"
+        if at.awaits in _SENT_IN_PARTS:
+            await asyncio.to_thread(self._check_parts, folder, at)
 
         def note(session: Session) -> bool:
             touch(session)
             now = self._database.time(session)
-            return repository.note_sent(session, token, name, said.sha256, now)
+            return repository.note_sent(session, token, _sent_name(at), sha256, now)
 
         is_new = await self._database.write(note)
         if not is_new:  # another request came in between, or this one came before
-            _refuse_unwanted(await self._open_round(job_id, token, name), but=said.sha256)
-        sent = SentUpdate(client=at.client, **said.model_dump())
-        key = f"{folder}/{round_files.update_path(at.client)}"
-        await asyncio.to_thread(self._storage.write_bytes, key, sent.to_json())
-        return views.UpdateReceipt(round=at.number, client=at.client), is_new
+            now = await self._open_round(job_id, token, at.name, at.awaits)
+            _refuse_unwanted(now, but=sha256)
+        await asyncio.to_thread(self._storage.write_bytes, f"{folder}/{path}", content)
+        return is_new
 
     def _check_parts(self, folder: str, at: Row[Any]) -> None:
-        for part in range(round_files.num_parts(at.num_elements)):
+        for part in range(round_files.num_parts(at.update_bytes)):
             path = round_files.part_path(at.client, part)
             try:
                 size = self._storage.size_bytes(f"{folder}/{path}")
@@ -253,7 +289,7 @@ class Federation:
                 raise BadUpdate(
                     f"part {part} of the update is missing", hint="send it, and then the update"
                 ) from None
-            assert size == round_files.part_size(at.num_elements, part)
+            assert size == round_files.part_size(at.update_bytes, part)
 
     async def _standing(self, job_id: str, token: str) -> Row[Any]:
         def work(session: Session) -> Row[Any] | None:
@@ -264,8 +300,16 @@ class Federation:
             raise join_token_unknown()
         return at
 
-    async def _open_round(self, job_id: str, token: str, name: str) -> Row[Any]:
+    async def _open_round(
+        self, job_id: str, token: str, name: str, awaits: str | None = None
+    ) -> Row[Any]:
+        """awaits: what the round must await of its clients."""
         at = await self._standing(job_id, token)
+        if _is_open(at) and at.name == name and awaits not in (None, at.awaits):
+            raise RoundOver(
+                f"the round {name[:64]!r} awaits {at.awaits}, not {awaits[:32]!r}",
+                hint="ask for the round again",
+            )
         if not _is_open(at) or at.name != name:
             now_open = f"; the open one is {at.name}" if _is_open(at) else ""
             raise RoundOver(
@@ -298,13 +342,19 @@ def _is_open(at: Row[Any]) -> bool:
     return bool(is_of_now and at.is_open and JobState(at.state) in _PLAYING)
 
 
+def _sent_name(at: Row[Any]) -> str:
+    """By which it is known what a client has sent: an update, or the answer of a phase."""
+    return at.name if at.awaits == round_files.UPDATE else f"{at.name}/{at.awaits}"
+
+
+_SENT_IN_PARTS = (round_files.UPDATE, MaskingPhase.MASKED_INPUT)
 _PLAYING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RECOVERING})
 
 
 def _phase(at: Row[Any], state: JobState) -> RoundPhase:
     if state.is_terminal:
         return RoundPhase.OVER
-    is_wanted = _is_open(at) and _is_asked(at) and at.sent_round != at.name
+    is_wanted = _is_open(at) and _is_asked(at) and at.sent_round != _sent_name(at)
     return RoundPhase.OPEN if is_wanted else RoundPhase.WAITING
 
 
@@ -317,5 +367,5 @@ def _refuse_unwanted(at: Row[Any], but: str | None = None) -> None:
     an update that may be sent again."""
     if not _is_asked(at):
         raise UpdateRefused(f"client {at.client} is not asked for an update in round {at.number}")
-    if at.sent_round == at.name and at.sent_sha256 != but:
-        raise UpdateRefused(f"client {at.client} has sent its update in round {at.number}")
+    if at.sent_round == _sent_name(at) and at.sent_sha256 != but:
+        raise UpdateRefused(f"client {at.client} has sent its {at.awaits} in round {at.number}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
+from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec import MAX_WORKERS, OnDivergence
 from dray.spec.federated import MAX_CLIENTS
 from dray.views import DrillState
@@ -38,7 +39,7 @@ from ray_workers.shared.frames import (
     SystemMetricsColumns,
     SystemMetricsReport,
 )
-from ray_workers.shared.round_files import number_of
+from ray_workers.shared.round_files import UPDATE, number_of
 from service.domain.attempts import ledger
 from service.domain.text import clean
 from service.ingest.frame_checks import (
@@ -220,7 +221,16 @@ def _round(body: Body) -> RoundReport:
         form_sha256=sha256(body["form_sha256"]),
         form_size_bytes=count(body, "form_size_bytes", 2**62),
         received=ranks_of(body, "received", MAX_CLIENTS),
+        awaits=_awaits(body["awaits"]),
+        update_bytes=count(body, "update_bytes", 2**42),
     )
+
+
+def _awaits(value: Any) -> str:
+    """A part of a path, so that none but these may come."""
+    if value not in (UPDATE, *MaskingPhase):
+        raise BadFrame(f"awaits nothing that clients send: {value!r}")
+    return str(value)
 
 
 def _error(body: Body) -> ErrorReport:

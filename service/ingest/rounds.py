@@ -40,6 +40,8 @@ def store(
         quorum=report.quorum,
         closes_at=before.closes_at if is_same and before is not None else closes_at,
         num_elements=report.num_elements,
+        awaits=report.awaits,
+        update_bytes=report.update_bytes,
         model_sha256=report.model_sha256,
         model_size_bytes=report.model_size_bytes,
         form_sha256=report.form_sha256,

@@ -11,13 +11,16 @@ import math
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from dray import spec
+from dray.secure_aggregation.errors import MessageRefused
+from dray.secure_aggregation.messages import MaskingPhase
 from ray_workers.recipes import RECIPES
 from ray_workers.recipes.private_data import PrivateData
 from ray_workers.training.core.errors import DataError as DataError
@@ -26,7 +29,12 @@ from ray_workers.training.data.device_dataset import InMemorySamples
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.parallel.federated.client_batches import batches_of
 from ray_workers.training.parallel.federated.client_training import ClientTraining
+from ray_workers.training.parallel.federated.masking_values import loss_value, masking_settings
+from ray_workers.training.parallel.federated.update_checks import Verdict, judged, reason
 from ray_workers.training.parallel.strategy import AUTOCAST
+
+if TYPE_CHECKING:
+    from dray.secure_aggregation.client import MaskingClient
 
 FORM, MODEL, UPDATE = "config.json", "model.safetensors", "update.bin"
 VALIDATED_AT_ONCE = 1024
@@ -43,6 +51,19 @@ class LocalUpdate(NamedTuple):
     val_loss: float | None
     path: Path
     """A file with its numbers."""
+
+
+class MaskedAnswer(NamedTuple):
+    content: bytes | None
+    """None if the client has no answer in this round, and takes part in the next one."""
+    path: Path | None
+    """The file of the masked update, which is sent in parts before the answer."""
+    said: str | None
+    """What the client has done, for its user."""
+
+
+class _LostToRoundError(Exception):
+    """The client has no answer in this round."""
 
 
 class OutsideClient:
@@ -68,6 +89,8 @@ class OutsideClient:
             self._model, self._data.loss_sum, autocast, self._train, self._federated
         )
         self._split(document.data.validation_fraction)
+        self._masking: MaskingClient | None = None
+        self._session = ""
 
     def _split(self, fraction: float) -> None:
         """Into samples to train with and for validation, the same in every round."""
@@ -83,6 +106,59 @@ class OutsideClient:
 
     def train(self, number: int) -> LocalUpdate:
         """The update of a round, whose model is in the folder."""
+        update, steps, loss, val_loss = self._update(number)
+        content = update.numpy().astype("<f4").data
+        return LocalUpdate(
+            *(self._write(content), len(self._own), steps, loss),
+            *(len(self._validation), val_loss, self._folder / UPDATE),
+        )
+
+    def answer(
+        self, session: str, number: int, num_elements: int, awaits: str, message: bytes
+    ) -> MaskedAnswer:
+        """The client's answer in a phase of a round with secure aggregation.
+
+        session: the name of the round. message: the server's for this client.
+        """
+        try:
+            return self._answer(session, number, num_elements, MaskingPhase(awaits), message)
+        except (MessageRefused, _LostToRoundError) as error:
+            return MaskedAnswer(None, None, f"is lost to the round: {error}")
+
+    def _answer(
+        self, session: str, number: int, num_elements: int, phase: MaskingPhase, message: bytes
+    ) -> MaskedAnswer:
+        from dray.secure_aggregation.client import MaskingClient  # it needs a package of its own
+
+        if phase is MaskingPhase.ADVERTISE_KEYS and self._session != session:
+            settings = masking_settings(self._federated, session, num_elements)
+            self._masking = MaskingClient(f"{self._client}", settings)
+            self._session = session
+        masking = self._masking
+        if masking is None or (self._session, masking.phase) != (session, phase):
+            raise _LostToRoundError("its secrets of the round are gone, as after a restart")
+        if phase is not MaskingPhase.MASKED_INPUT:
+            return MaskedAnswer(masking.answer(message), None, None)
+        http = self._federated.http
+        assert http is not None
+        values, loss = self._values_of(number)
+        masking.provide(values, min(len(self._own), http.max_samples))
+        sha256 = self._write(masking.answer(message))
+        said = f"has masked its update, with a loss of {loss:.4g} on the way"
+        return MaskedAnswer(sha256.encode(), self._folder / UPDATE, said)
+
+    def _values_of(self, number: int) -> tuple[Any, float]:
+        """The numbers that are masked: the update, and the loss. _LostToRoundError if the server
+        would refuse the update if it saw it."""
+        update, _steps, loss, _val_loss = self._update(number)
+        most = self._federated.max_update_norm
+        verdict, norm = judged(update, len(update), most)
+        if verdict is not Verdict.ACCEPTED:
+            raise _LostToRoundError(f"its update is not sent: {reason(verdict, norm, most)}")
+        return np.append(update.numpy(), loss_value(loss, most)), loss
+
+    def _update(self, number: int) -> tuple[Tensor, int, float, float | None]:
+        """(float32 on the CPU, steps, mean loss on the way, loss of the round's model)."""
         self._model.load_state_dict(load_file(self._folder / MODEL))
         val_loss = self._validate()
         self._model.train()
@@ -98,10 +174,7 @@ class OutsideClient:
         seed = derive_seed("client", options.seed, number, self._client)
         batches = batches_of(self._samples, self._own, steps, federated.batch_size, seed)
         update, loss = self._training.train(batches, lr, None)
-        path, sha256 = self._write(update)
-        return LocalUpdate(
-            sha256, len(self._own), steps, loss, len(self._validation), val_loss, path
-        )
+        return update.detach().float().cpu(), steps, loss, val_loss
 
     @torch.no_grad()
     def _validate(self) -> float | None:
@@ -115,8 +188,7 @@ class OutsideClient:
         mean = total / max(1, len(self._validation))
         return mean if len(self._validation) and math.isfinite(mean) else None
 
-    def _write(self, update: Tensor) -> tuple[Path, str]:
-        content = update.detach().to(torch.float32).cpu().contiguous().numpy().astype("<f4").data
-        path = self._folder / UPDATE
-        path.write_bytes(content)
-        return path, hashlib.sha256(content).hexdigest()
+    def _write(self, content: Any) -> str:
+        """Write the file of the update; its SHA-256."""
+        (self._folder / UPDATE).write_bytes(content)
+        return hashlib.sha256(content).hexdigest()

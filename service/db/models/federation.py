@@ -27,6 +27,10 @@ class FederatedRoundRow(Base):
     closes_at: Mapped[datetime]
     """From then on a quorum ends the round."""
     num_elements: Mapped[int]
+    awaits: Mapped[str] = mapped_column(String(32))
+    """What clients are to send: `round_files.UPDATE`, or that of a phase of secure aggregation."""
+    update_bytes: Mapped[int]
+    """The size of the update that they send in parts."""
     model_sha256: Mapped[str] = mapped_column(String(64))
     model_size_bytes: Mapped[int]
     form_sha256: Mapped[str] = mapped_column(String(64))

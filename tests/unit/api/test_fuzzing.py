@@ -78,6 +78,7 @@ def ids(server: LiveServer) -> dict[str, str | int]:
         "round_name": "000000000001-0123456789abcdef",  # of a round that is not open
         "part": 0,
         "client": 0,
+        "phase": "unmask",
         "number": 1,  # of no decision: this server plans nothing
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dray import spec, train
+from dray.secure_aggregation.messages import MaskingPhase
 from dray.train import files, storage_room
 from dray.train.storage_room import StorageError
 from ray_workers.shared import round_files
@@ -70,20 +71,40 @@ class CollectedShare(RoundShare):
 
 def read_update(folder: str, sent: SentUpdate, num_elements: int) -> Tensor:
     """float32 (elements,), on the CPU. DamagedUpdateError; StorageError."""
+    num_bytes = num_elements * round_files.ELEMENT_BYTES
+    content = read_parts(folder, sent.client, sent.sha256, num_bytes)
+    return torch.frombuffer(content, dtype=torch.float32)
+
+
+def read_parts(folder: str, client: int, sha256: str, num_bytes: int) -> bytearray:
+    """What a client has sent in parts. DamagedUpdateError; StorageError."""
     content = bytearray()
-    for part in range(round_files.num_parts(num_elements)):
-        url = f"{folder}/{round_files.part_path(sent.client, part)}"
+    for part in range(round_files.num_parts(num_bytes)):
+        url = f"{folder}/{round_files.part_path(client, part)}"
         try:
-            content += files.read(url)
+            content += read_file(url)
         except FileNotFoundError:
             raise DamagedUpdateError(f"its part {part} is missing") from None
-        except OSError as error:
-            raise StorageError(f"{url} can't be read: {error}") from error
-    if len(content) != num_elements * round_files.ELEMENT_BYTES:
+    if len(content) != num_bytes:
         raise DamagedUpdateError("its shape is not that of the model")
-    if hashlib.sha256(content).hexdigest() != sent.sha256:
+    if hashlib.sha256(content).hexdigest() != sha256:
         raise DamagedUpdateError("its bytes are not those that the client announced")
-    return torch.frombuffer(content, dtype=torch.float32)
+    return content
+
+
+def read_file(url: str) -> bytes:
+    """FileNotFoundError; StorageError for any other fault."""
+    try:
+        return files.read(url)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{url} can't be read: {error}") from error
+
+
+def empty_batch(plan: RoundPlan) -> Batch:
+    """A batch of a rank that has no sample: clients have them."""
+    return Batch(0, torch.empty(0, dtype=torch.int64), plan.num_samples, is_empty=True)
 
 
 class UpdateCollector:
@@ -128,14 +149,17 @@ class UpdateCollector:
 
     def _wait(self, opening: RoundReport, taken: _Taken) -> None:
         """Until the round is over; the service knows of its beginning and its end."""
-        all_clients = frozenset(range(self._options.clients))
         late_at = time.monotonic() + self._http.deadline_s
-        self._look(taken)
+
+        def look() -> None:
+            taken.look(self._page.move)
+
+        self._look_for(look)
         self._report(replace(opening, received=sorted(taken.clients)))
         while True:
-            asked = all_clients if opening.clients is None else frozenset(opening.clients)
             state = Collection(
-                asked, opening.clients is None, opening.quorum, taken.accepted, taken.refused
+                *(self._asked(opening), opening.clients is None, opening.quorum),
+                *(taken.accepted, taken.refused),
             )
             step = next_of(state, is_late=time.monotonic() >= late_at)
             if step is Next.END:
@@ -144,18 +168,26 @@ class UpdateCollector:
                 opening = replace(opening, clients=None, received=sorted(taken.clients))
                 self._report(opening)
                 continue
-            if self._page.is_asked_to_leave:
-                raise LeaveRequested
-            self._page.move()  # clients may take hours
-            time.sleep(self._look_s)
-            self._look(taken)
+            self._pause()
+            self._look_for(look)
         self._report(replace(opening, is_open=False, received=sorted(taken.clients)))
 
-    def _look(self, taken: _Taken) -> None:
+    def _asked(self, opening: RoundReport) -> frozenset[int]:
+        clients = opening.clients
+        return frozenset(range(self._options.clients) if clients is None else clients)
+
+    def _pause(self) -> None:
+        """Before the next look. LeaveRequested if the rank is to leave."""
+        if self._page.is_asked_to_leave:
+            raise LeaveRequested
+        self._page.move()  # clients may take hours
+        time.sleep(self._look_s)
+
+    def _look_for(self, look: Callable[[], None]) -> None:
         """StorageError once the storage has not answered for `storage_room.WAIT_S` seconds: in the
         hours of a round it may fail for a moment."""
         try:
-            taken.look(self._page.move)
+            look()
         except StorageError as error:
             if self._failing_since is None:
                 self._failing_since = time.monotonic()
@@ -168,13 +200,15 @@ class UpdateCollector:
     def _report(self, report: RoundReport) -> None:
         train.emit(report.KIND, report.body())
 
-    def _publish(self, number: int) -> RoundReport:
-        """Have the files of the round in the storage, and those of older rounds no more."""
+    def _publish(self, number: int, nonce: str = "") -> RoundReport:
+        """Have the files of the round in the storage, and those of older rounds no more. nonce: of
+        a round that no other attempt may take up."""
         with TemporaryDirectory(prefix="dray-round-") as scratch:
             path = Path(scratch, round_files.MODEL)
             save_file(self._model(), path)
             size_bytes, sha256 = files.measure(path)
-            name = round_files.round_name(number, sha256)
+            digest = hashlib.sha256(f"{sha256}{nonce}".encode()).hexdigest() if nonce else sha256
+            name = round_files.round_name(number, digest)
             self._store(path, f"{name}/{round_files.MODEL}")
             if self._form is None:
                 form = Path(scratch, round_files.FORM)
@@ -197,6 +231,8 @@ class UpdateCollector:
             form_sha256=self._form[0],
             form_size_bytes=self._form[1],
             received=[],
+            awaits=round_files.UPDATE,
+            update_bytes=self._num_elements * round_files.ELEMENT_BYTES,
         )
 
     def _store(self, path: Path, name: str) -> None:
@@ -222,12 +258,16 @@ class UpdateCollector:
             Participant(one.client, min(one.num_samples, most), one.num_steps, attacks=False)
             for one in sent
         ]
-        asked = self._options.clients_per_round
-        plan = RoundPlan(number, participants, asked, max(0, asked - len(taken.clients)), 0)
-        batch = Batch(0, torch.empty(0, dtype=torch.int64), plan.num_samples, is_empty=True)
+        plan = self._plan(number, participants, taken.clients)
         folder = f"{self._url}/{opening.name}"
         owners, by_client = [0] * len(sent), {one.client: one for one in sent}
-        return CollectedShare(batch, [], plan, owners, None, by_client, folder)
+        return CollectedShare(empty_batch(plan), [], plan, owners, None, by_client, folder)
+
+    def _plan(self, number: int, participants: Sequence[Participant], came: Set[int]) -> RoundPlan:
+        chosen = self._rounds.chosen(number)
+        lost = [client for client in chosen if client not in came]
+        gone = dict.fromkeys(lost, MaskingPhase.MASKED_INPUT)
+        return RoundPlan(number, participants, len(chosen), 0, gone)
 
 
 def _form(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:
@@ -281,7 +321,7 @@ class _Taken:
 
     def _take(self, client: int) -> None:
         try:
-            content = self._read(client)
+            content = read_file(f"{self._folder}/{round_files.update_path(client)}")
             sent = SentUpdate.from_json(content)
             if sent.client != client:
                 raise ValueError("it is another client's")
@@ -293,10 +333,3 @@ class _Taken:
         self.sent[client] = sent
         verdict, _ = judged(update, self._num_elements, self._max_norm)
         (self.accepted if verdict is Verdict.ACCEPTED else self.readable).add(client)
-
-    def _read(self, client: int) -> bytes:
-        url = f"{self._folder}/{round_files.update_path(client)}"
-        try:
-            return files.read(url)
-        except OSError as error:
-            raise StorageError(f"{url} can't be read: {error}") from error

@@ -4,12 +4,13 @@ server, and a round is a step as in a simulation."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
-from ray_workers.training.data.prefetcher import Feed
+from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.parallel.data_parallel.ddp import Ddp
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.collecting import (
@@ -22,6 +23,7 @@ from ray_workers.training.parallel.federated.federated import ServerState
 from ray_workers.training.parallel.federated.received import ReceivedUpdates
 from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.federated.server_optimizers import ServerStep
+from ray_workers.training.parallel.federated.update_checks import Verdict
 from ray_workers.training.parallel.strategy import StrategyContext
 
 
@@ -42,11 +44,31 @@ class OutsideEngine(FederatedEngine):
             update = torch.full((size,), math.nan)
         return update.to(self._given.device), sent.loss
 
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        (mine,) = shares
+        if isinstance(mine, CollectedShare):
+            super().backward(shares, scale, prepare, before_exchange)
+            return
+        from ray_workers.training.parallel.federated.masked_collecting import MaskedShare
+
+        assert isinstance(mine, MaskedShare)
+        count = len(mine.plan.participants)
+        hidden = [math.nan] * count
+        received = ReceivedUpdates(mine.plan, [Verdict.ACCEPTED] * count, hidden, hidden)
+        self._take(mine, received, self._of_sum(received, mine.total))
+
     def _metrics(
         self, mine: RoundShare, received: ReceivedUpdates, *, counts: bool
     ) -> dict[str, float]:
-        assert isinstance(mine, CollectedShare)
         found = super()._metrics(mine, received, counts=counts)
+        if not isinstance(mine, CollectedShare):
+            return found
         losses = [
             (one.val_loss, one.num_val_samples)
             for one in (mine.sent[mine.plan.participants[at].client] for at in received.accepted)
@@ -70,9 +92,19 @@ class OutsideStrategy(Ddp):
         self._engine = OutsideEngine(given)
         update = ServerStep(given, self._engine, options)
         super().__init__(given, self._engine, update, ServerState(given, self._engine))
+        self._is_masked = options.secure_aggregation is not None
+        if self._is_masked:  # the engine has seen to it that the package is there
+            from ray_workers.training.parallel.federated import masked_collecting
+
+            masked_collecting.refuse_too_few_bits(options, self._engine.num_update_elements)
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
-        return UpdateCollector(self.given, self._engine.num_update_elements, self._tensors)
+        size = self._engine.num_update_elements
+        if self._is_masked:
+            from ray_workers.training.parallel.federated.masked_collecting import MaskedCollector
+
+            return MaskedCollector(self.given, size, self._tensors)
+        return UpdateCollector(self.given, size, self._tensors)
 
     def _tensors(self) -> dict[str, Tensor]:
         """Copies, since a file's tensors must not share memory, and tied weights do."""

@@ -103,6 +103,8 @@ class Federated:
             "form_sha256": digest(FORM),
             "form_size_bytes": len(FORM),
             "received": [],
+            "awaits": "update",
+            "update_bytes": len(UPDATE),
             **changes,
         }
         body = json.loads(json.dumps(RoundReport(**whole).body()))
