@@ -65,11 +65,13 @@ class AlternatingLoop(Trainer):
         self.plain_s: list[float] = []
 
     @contextmanager
-    def steps_are_timed(self, rendezvous: RendezvousHandler) -> Iterator[None]:
+    def steps_are_timed(
+        self, sent_bytes: Callable[[], int | None], num_ranks: int
+    ) -> Iterator[None]:
         self._plain = self._make_plain()
         self._meet()
         self._began = time.perf_counter()
-        with super().steps_are_timed(rendezvous):
+        with super().steps_are_timed(sent_bytes, num_ranks):
             yield
 
     def settle(self) -> None:

@@ -40,7 +40,16 @@ from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
 from dray.spec.script import Script
 from dray.spec.sweep import Parameter, SuccessiveHalving, Sweep, Values, with_values
-from dray.spec.sync import AllReduce, Compression, Gossip, Outer, Sync, with_kind
+from dray.spec.sync import (
+    AllReduce,
+    Compression,
+    Correction,
+    Gossip,
+    Outer,
+    ParameterServer,
+    Sync,
+    with_kind,
+)
 from dray.spec.train import (
     EarlyStopping,
     Ema,
@@ -62,6 +71,7 @@ __all__ = [
     "Checkpoint",
     "Cnn",
     "Compression",
+    "Correction",
     "Data",
     "Document",
     "EarlyStopping",
@@ -85,6 +95,7 @@ __all__ = [
     "Outer",
     "Parallel",
     "Parameter",
+    "ParameterServer",
     "Profile",
     "RecipeName",
     "ResNet",
@@ -109,7 +120,7 @@ class Resources(Document):
     """Resources of the group. All workers start together or not at all."""
 
     num_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Ranks of the job: processes that train together."""
+    """Ranks of the job: processes that train together. Parameter servers are among them."""
     gpus_per_worker: GpuShare = 0
     """0 trains on CPU; 1 gives each rank a GPU of its own; a part such as 0.5 shares each GPU with
     other jobs, and needs `share_gpus`. Two ranks of one job never share a GPU."""
@@ -281,8 +292,14 @@ class JobSpec(Document):
 
     @property
     def num_replicas(self) -> int:
-        """Number of ranks that hold the same part of the model."""
-        return self.resources.num_workers // self.parallel.num_parts
+        """Number of ranks that train the same part of the model."""
+        return self.num_ranks_that_train // self.parallel.num_parts
+
+    @property
+    def num_ranks_that_train(self) -> int:
+        """All ranks but the parameter servers, which are the last ones."""
+        num_servers = self.sync.servers if isinstance(self.sync, ParameterServer) else 0
+        return self.resources.num_workers - num_servers
 
     @property
     def compression(self) -> Compression | None:
@@ -365,6 +382,8 @@ class JobSpec(Document):
         """Each worker with a share of the batch must get at least one sample."""
         if set(self.parallel.auto) & set(INNER):
             return  # the planner may choose axes that do not divide the batch
+        if isinstance(self.sync, ParameterServer) and self.sync.mode != "synchronous":
+            return  # a worker computes a whole batch
         sharing = self.num_replicas * self.parallel.shard
         size = self.train.global_batch_size
         if size < sharing:
@@ -454,7 +473,8 @@ class JobSpec(Document):
             raise wrong(
                 "/parallel/balance", "must be even with elastic.exact: its shares are equal"
             )
-        if self.compression is not None or self.copies_differ:
+        has_servers = isinstance(self.sync, ParameterServer)
+        if self.compression is not None or self.copies_differ or has_servers:
             raise wrong(
                 "/parallel/balance",
                 "must be even with sync.compression and sync.every, and with sync.kind other than "
@@ -619,6 +639,8 @@ class JobSpec(Document):
         if isinstance(self.sync, Gossip):
             self.sync.check(self.resources.num_workers)
             self._check_asynchronous(self.sync)
+        if isinstance(self.sync, ParameterServer):
+            self._check_servers(self.sync)
         if compression is None:
             return
         if self.is_exact:
@@ -646,6 +668,53 @@ class JobSpec(Document):
             )
         if compression.name == "topk" and optimizer.name == "lars":
             raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")
+
+    def _check_servers(self, sync: ParameterServer) -> None:
+        """The servers know vectors: no tensors, no samples and no losses."""
+        train = self.train
+        sync.check(self.resources.num_workers)
+        chosen = "with sync.kind parameter_server"
+        if self.is_divided or self.parallel.auto:
+            raise wrong("/parallel", f"must be unset {chosen}: each worker has the whole model")
+        if self.elastic is not None:
+            raise wrong("/elastic", f"is not for this job: {chosen} the size is fixed")
+        if self.resources.gpus_per_worker:
+            raise wrong(
+                "/resources/gpus_per_worker",
+                f"must be 0 {chosen}: in this version servers have the same slots as workers",
+            )
+        if train.precision == "fp16":
+            raise wrong("/train/precision", f"must be fp32 or bf16 {chosen}: no loss is scaled")
+        if train.ema is not None:
+            raise wrong("/train/ema", f"must be unset {chosen}, which keep no average")
+        if train.on_divergence == "skip_step":
+            raise wrong(
+                "/train/on_divergence",
+                f"must not be skip_step {chosen}, which add up what they get: take rollback",
+            )
+        if self.profile is not None:
+            raise wrong("/profile", f"must be unset {chosen}: workers do not take the same steps")
+        optimizer = train.optimizer
+        if optimizer.name not in ("adamw", "sgd"):
+            raise wrong(
+                "/train/optimizer/name",
+                f"must be adamw or sgd {chosen}: {optimizer.name} looks at whole layers, which "
+                "servers do not have",
+            )
+        if optimizer.state_dtype != "fp32":
+            raise wrong("/train/optimizer/state_dtype", f"must be fp32 {chosen}")
+        if self.data.loader_workers and sync.mode != "synchronous":
+            raise wrong(
+                "/data/loader_workers",
+                f"must be 0 with sync.mode {sync.mode}: a worker learns before each step which "
+                "samples it computes",
+            )
+        if train.max_grad_norm is not None and sync.mode == "synchronous":
+            raise wrong(
+                "/train/max_grad_norm",
+                "must be unset with synchronous parameter servers, of which none has the whole "
+                "gradient: leave it out, or take sync.mode asynchronous or bounded",
+            )
 
     def _check_asynchronous(self, sync: Gossip) -> None:
         if sync.mode != "ad_psgd":

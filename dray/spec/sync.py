@@ -167,6 +167,80 @@ class Gossip(Document):
                 )
 
 
+class Correction(Document):
+    """Correction of updates whose gradients were computed with older weights."""
+
+    name: Literal["staleness_lr", "delay_compensation"]
+    """staleness_lr: divides the learning rate by the staleness (Zhang et al. 2016,
+    arXiv:1511.05950). delay_compensation: adds to the gradient an estimate of its change since the
+    weights were pulled (DC-ASGD, Zheng et al. 2017, arXiv:1609.08326)."""
+    strength: Annotated[Number, Field(gt=0.0, le=100.0)] = 0.04
+    """delay_compensation: the factor of the estimate, lambda in the paper."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        is_changed = self.strength != type(self).model_fields["strength"].default
+        if self.name != "delay_compensation" and is_changed:
+            raise wrong("/sync/correction/strength", "is for delay_compensation: leave it out")
+        return self
+
+
+class ParameterServer(Document):
+    """The last of the job's ranks are servers: they hold the weights and the optimizer, each an
+    equal part. The other ranks, the workers, pull weights from the servers and push gradients to
+    them. Servers are counted in `resources.num_workers`, and have the same resources as workers.
+    For recipes on CPU."""
+
+    kind: Literal["parameter_server"] = "parameter_server"
+    """Chooses this kind."""
+    servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
+    """Number of servers, which take so many of the slots of `resources.num_workers`; at most as
+    many as are left for workers."""
+    mode: Literal["synchronous", "asynchronous", "bounded"] = "synchronous"
+    """synchronous: a step has the gradients of all workers, as with all_reduce. asynchronous: a
+    worker computes a whole global batch and pushes its gradient, which is a step by itself, and no
+    worker waits for another. bounded: the same, but the fastest worker waits where it would be more
+    than `max_staleness` steps ahead of the slowest (Ho et al. 2013)."""
+    max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
+    """bounded: how many steps more than the slowest worker the fastest may have done."""
+    correction: Correction | None = None
+    """Not synchronous: correction of stale updates; unset, none."""
+    push_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Type in which gradients are sent to the servers; fp16 and bf16 are half the bytes."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        if (self.mode == "bounded") != (self.max_staleness is not None):
+            raise wrong(
+                "/sync/max_staleness",
+                "and mode: bounded go together: give both, such as `mode: bounded` and "
+                "`max_staleness: 4`, or neither",
+            )
+        if self.mode == "synchronous" and self.correction is not None:
+            raise wrong(
+                "/sync/correction",
+                "is for mode asynchronous or bounded: synchronous updates are not stale. Leave it "
+                "out, or change the mode",
+            )
+        return self
+
+    def check(self, num_ranks: int) -> None:
+        """Refuse a number of servers that makes no sense among so many ranks."""
+        num_workers = num_ranks - self.servers
+        if num_workers < 2:
+            raise wrong(
+                "/resources/num_workers",
+                f"is {num_ranks}, of which sync.servers takes {self.servers}: make it "
+                f"{self.servers + 2} or more, since parameter servers are for two or more workers",
+            )
+        if self.servers > num_workers:
+            raise wrong(
+                "/sync/servers",
+                f"is {self.servers}, more than the {num_workers} workers that are left of the "
+                f"{num_ranks} ranks: take {num_ranks // 2} servers or fewer",
+            )
+
+
 def distances(ways: Iterable[Sequence[int]], num_workers: int) -> dict[int, int]:
     """How many edges each rank that can be reached from rank 0 is away from it."""
     following: list[list[int]] = [[] for _ in range(num_workers)]
@@ -181,7 +255,7 @@ def distances(ways: Iterable[Sequence[int]], num_workers: int) -> dict[int, int]
     return found
 
 
-Sync = Annotated[AllReduce | Gossip, Field(discriminator="kind")]
+Sync = Annotated[AllReduce | Gossip | ParameterServer, Field(discriminator="kind")]
 
 
 def with_kind(given: Any) -> Any:

@@ -325,6 +325,13 @@ def unreported_steps(data: bytes | mmap.mmap) -> list[UnreportedStep]:
     return sorted(figures for figures in found if figures.step)
 
 
+def figures_of_earlier_processes(prefix: str) -> list[UnreportedStep]:
+    """The figures that processes have kept which had the place of this one before, on this node."""
+    own = Path(prefix)
+    pages = own.parent.glob(f"{own.name.split('.')[0]}.*.page")
+    return [figures for page in pages for figures in unreported_steps(page.read_bytes())]
+
+
 def announce(prefix: str, place: RankAssignment) -> None:
     """Give a process its place in the next generation of its group."""
     target = _place_path(prefix)

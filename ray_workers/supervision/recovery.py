@@ -27,6 +27,7 @@ from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
+from ray_workers.supervision.rules.serving_ranks import serving_ranks
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, SlotsUnavailable, WorkerGroup
 
@@ -66,6 +67,7 @@ class RecoveryController:
         self._giving_rest: asyncio.Task[None] | None = None
         self._recovers_in_place = spec.recovers_in_place
         self._is_script = bool(spec.spec.get("script"))
+        self._servers = frozenset() if self._is_script else serving_ranks(spec.spec)
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
         """Have the group go on without the lost members, or with others in their place.
@@ -85,6 +87,7 @@ class RecoveryController:
                 {end.rank: errors[end.rank] for end in ends if end.rank in errors},
                 num_holders=await self._num_holders(),
                 without_a_step=self.state.without_a_step,
+                servers=self._servers,
             )
             if why_not is not None:
                 print(f"not recovered in place: {why_not}", flush=True)  # noqa: T201
@@ -128,6 +131,8 @@ class RecoveryController:
         False if no rank is left. dead: the nodes that are known to be gone."""
         limit_s = self._timings.replace_limit_s
         if await self._pace.within(limit_s, self._replace_or_release(lost, dead)):
+            if self._servers:
+                return False  # the ranks that are left would have other numbers, and other roles
             self._report_size("goes on without the workers of a lost node")
         return await self._go_on()
 

@@ -49,7 +49,7 @@ def calibrated(
 def _of_a_kind(
     document: dict[str, object], spec: JobSpec, accelerator: str | None
 ) -> JobSpec | None:
-    """The document of a recipe's job that ran on workers of the same kind."""
+    """The document of a job that ran on workers of the same kind."""
     try:
         ran = JobSpec.model_validate(document)
     except ValueError:
@@ -58,7 +58,7 @@ def _of_a_kind(
     alike = spec.resources.gpus_per_worker == ran.resources.gpus_per_worker
     if on_gpu and accelerator is not None:
         alike = alike and ran.resources.accelerator in (None, accelerator)
-    return ran if alike and ran.script is None and ran.federated is None else None
+    return ran if alike else None
 
 
 def _speed(session: Session, job_id: str, ran: JobSpec, machine: Machine) -> float | None:

@@ -84,8 +84,7 @@ class Plans:
         choose and whose workers' memory is not known is returned unchanged.
         """
         automatic = bool(spec.parallel.auto)
-        is_unknown = spec.script is not None or spec.federated is not None
-        if is_unknown or not (automatic or _may_know_memory(spec)):
+        if spec.script is not None or not (automatic or _may_know_memory(spec)):
             return Resolved(spec)
         known, machine = await self._database.read(
             lambda session: _look_up(session, spec, needs_speed=automatic)
@@ -213,11 +212,6 @@ def _refusal(best: Candidate, known: WorkerMemory, there: int, change: str | Non
 def _answer(
     request: PlanRequest, spec: JobSpec, known: WorkerMemory, machine: Machine
 ) -> views.Plan:
-    if spec.federated is not None:
-        raise NotPlannable(
-            "the job is federated: each rank has the whole model, and nothing is divided. Leave "
-            "federated out to plan for its model"
-        )
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:

@@ -6,7 +6,7 @@ done, and the monitor does it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_workers.shared.contracts import NOT_PREPARED, Cause, Drill, Grant, Outcome
@@ -114,6 +114,8 @@ class GroupPolicy:
     """Of a script: whether it does if it calls `train.prepare`."""
     is_script: bool
     is_elastic: bool
+    has_servers: bool = False
+    """Whether ranks of a recipe go on by themselves, beside parameter servers."""
 
     def decide(
         self, seen: GroupObservation, memory: GroupMemory, now: float
@@ -125,7 +127,7 @@ class GroupPolicy:
             return [End(Outcome.of(Cause.CANNOT_RUN, NOT_PREPARED))], memory
         if recovery.grants and not recovery.is_taking_in:
             actions.append(TakeIn(recovery.grants[0]))
-        if trains_again := _trains_again(seen):
+        if trains_again := self.trains_again(seen):
             actions.append(Confirm())
         memory = replace(memory, forming_since=_forming_since(seen, memory, now))
         message = None if trains_again else self._overdue(seen, memory, now)
@@ -137,13 +139,15 @@ class GroupPolicy:
             return [*actions, Gather()], replace(memory, stray_since=None)
         memory = replace(memory, stray_since=since)
 
-        if recovery.regrouping is not None and not trains_again:
-            hang = self._left_behind(seen, memory, now)
-        else:
+        is_regrouping = recovery.regrouping is not None and not trains_again
+        if not is_regrouping:
             step = max((rank.status.step for rank in seen.ranks), default=0)
             actions += (Inject(d, step) for d in seen.drills if step >= (d.at_step or 0))
-            if self.is_script:
-                return self._judge_script(seen, actions, memory, now)
+        if self.has_servers or (self.is_script and not is_regrouping):
+            return self._judge_stopped(seen, actions, memory, now)
+        if is_regrouping:
+            hang = self._left_behind(seen, memory, now)
+        else:
             # A rank that is missing was lost, or is silent with its node.
             if since is not None or seen.is_ending_hang or not seen.is_whole:
                 return actions, memory
@@ -157,11 +161,24 @@ class GroupPolicy:
             actions.append(EndHang(hang))
         return actions, memory
 
-    def _judge_script(
+    def trains_again(self, seen: GroupObservation) -> bool:
+        """Whether a group that recovers has taken a step in its new round, or is done. Workers
+        beside parameter servers that were not lost never notice, and may be done meanwhile."""
+        recovery = seen.recovery
+        if recovery.regrouping is None or recovery.lacking_since is not None:
+            return False
+        if self.has_servers:
+            return _newcomers_are(lambda rank: _has_begun(rank) and _trains(rank), seen)
+        return seen.is_whole and all(
+            rank.status.generation >= recovery.round and _trains(rank) for rank in seen.ranks
+        )
+
+    def _judge_stopped(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
         """Only stopped processes of a script hang: also one that shows where it is, because it
-        calls `train.prepare`, may be there for as long as it likes."""
+        calls `train.prepare`, may be there for as long as it likes. Beside parameter servers a slow
+        worker keeps nobody waiting."""
         if self.recovers_in_place:  # how long its steps take counts for ranks left behind
             memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
         stopped = tuple(rank for rank in seen.ranks if rank.state == "T")
@@ -193,6 +210,8 @@ class GroupPolicy:
             return None
         if now - recovery.announced_at <= limits.whole_limit_s:
             return None
+        if self.has_servers and _newcomers_are(_has_begun, seen):
+            return None  # their first step may take long, or wait for another worker's
         return f"the group was not whole again within {limits.whole_limit_s:g} s ({phases})"
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
@@ -232,14 +251,18 @@ def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> f
     return now if memory.forming_since is None else memory.forming_since
 
 
-def _trains_again(seen: GroupObservation) -> bool:
-    """Whether a group that recovers has taken a step in its new round, or is done."""
-    recovery = seen.recovery
-    if recovery.regrouping is None or recovery.lacking_since is not None or not seen.is_whole:
-        return False
-    statuses = [rank.status for rank in seen.ranks]
-    return all(
-        status.generation >= recovery.round
-        and (status.first_at > 0.0 or status.phase is RankPhase.FINISH)
-        for status in statuses
-    )
+def _newcomers_are(is_so: Callable[[RankObservation], bool], seen: GroupObservation) -> bool:
+    """Whether it is so of all ranks that took the place of lost ones in this recovery."""
+    regrouping = seen.recovery.regrouping
+    assert regrouping is not None
+    return set(regrouping.ranks) <= {rank.rank for rank in seen.ranks if is_so(rank)}
+
+
+def _has_begun(newcomer: RankObservation) -> bool:
+    """Whether it has come into its round, which is a later one than the attempt's first, 0."""
+    return newcomer.status.generation > 0
+
+
+def _trains(rank: RankObservation) -> bool:
+    """Whether it has taken a step in its round, or is done."""
+    return rank.status.first_at > 0.0 or rank.status.phase is RankPhase.FINISH

@@ -1,4 +1,4 @@
-"""The ranks of a script whose end its job does not wait for."""
+"""The ranks whose end their job does not wait for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Any
 
 
 def serving_ranks(document: Mapping[str, Any]) -> frozenset[int]:
-    """Ranks of roles that serve the others, such as parameter servers. document: the job's, as it
-    was stored."""
+    """Parameter servers, and ranks of a script's roles that serve the others. document: the job's,
+    as it was stored."""
+    sync = document.get("sync") or {}
+    if sync.get("kind") == "parameter_server":
+        num_ranks = document["resources"]["num_workers"]
+        return frozenset(range(num_ranks - sync["servers"], num_ranks))
     roles = (document.get("script") or {}).get("roles")
     if not roles:
         return frozenset()

@@ -109,6 +109,15 @@ class RendezvousHandler:
             self._form()
             enter()
 
+    def meet_without_group(self) -> Store:
+        """Take a place without a process group, where ranks are connected in another way; the
+        attempt's store, in which they find each other. Later rounds concern only the ranks that are
+        new in them."""
+        if self.place.generation == AWAITING:
+            self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
+            self._take_place(PLACE_LIMIT_S)
+        return TCPStore(*self._address, wait_for_workers=False)
+
     def _form(self) -> None:
         """Meet the others and connect to them. An error here comes from the store or a peer, never
         from the training code, so it is raised as DistStoreError unless it is GroupChanged or has a

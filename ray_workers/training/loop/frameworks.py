@@ -52,6 +52,7 @@ def _of_role(task: RankTask, script: Script) -> dict[str, str]:
         "ROLE_NAME": name,
         "ROLE_RANK": str(number),
         "ROLE_WORLD_SIZE": str(script.roles[name].num_workers),
+        "DRAY_ROLE_SIZES": json.dumps({each: r.num_workers for each, r in script.roles.items()}),
     }
 
 

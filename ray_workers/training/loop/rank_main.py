@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from dray import train
-from dray.spec import Imported, JobSpec, Script
+from dray.spec import Imported, JobSpec, ParameterServer, Script
 from dray.spec.sweep import as_text, variable
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
@@ -27,11 +27,13 @@ from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.core import compat_torch, elastic_error, gpu_memory_cap
 from ray_workers.training.core.errors import cause_of
 from ray_workers.training.devices import is_gpu, module_of
+from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop import frameworks, job_environment
 from ray_workers.training.loop.ending import RankEnd, flush_output
 from ray_workers.training.loop.run import run
 from ray_workers.training.loop.script import Program, run_script
 from ray_workers.training.loop.trainer import Preempted
+from ray_workers.training.parallel.parameter_server import server
 
 MAX_RESUME_REFS = 20
 """Checkpoints that a script gets to know, in case the newest are damaged."""
@@ -182,6 +184,12 @@ def _begin_page(task: RankTask) -> HeartbeatPage:
 
 def _run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     assert spec.recipe is not None
+    # An elastic group may have more ranks than its document names workers, but has no servers.
+    has_servers = isinstance(spec.sync, ParameterServer)
+    if has_servers and task.rank >= (num_workers := spec.num_ranks_that_train):
+        rendezvous = RendezvousHandler(task, page)
+        server.serve(spec, task.rank - num_workers, rendezvous, page, task.master_addr)
+        return
     if is_gpu(device := torch.device(task.device)):
         module_of(device).set_device(0)
         if 0 < (share := spec.resources.gpus_per_worker) < 1:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dray.spec import JobSpec
+from dray.spec import JobSpec, ParameterServer
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log
 from ray_workers.training.core.errors import LeaveRequested
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.loop.served_worker import train_served
 from ray_workers.training.loop.trainer import Trainer
 
 
@@ -21,7 +22,11 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) 
         for line in workload.about:
             log(line)
     rendezvous = RendezvousHandler(task, page)
-    train(Trainer(task, spec, workload, page), rendezvous)
+    trainer = Trainer(task, spec, workload, page)
+    if isinstance(spec.sync, ParameterServer):
+        train_served(trainer, rendezvous)
+    else:
+        train(trainer, rendezvous)
 
 
 def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
@@ -36,7 +41,7 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
             try:
                 rendezvous.join(lambda: trainer.join_group(rendezvous.place))
                 trainer.restore()
-                with trainer.steps_are_timed(rendezvous):
+                with trainer.steps_are_timed(rendezvous.sent_bytes, trainer.world_size):
                     for step in trainer.steps():
                         if step > trainer.progress.step:
                             rendezvous.check()  # GroupChanged if the next round is announced

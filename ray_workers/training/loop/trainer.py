@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,6 @@ from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.data.prefetcher import Feed, Feeding
 from ray_workers.training.data.sampler import derive_seed, steps_per_epoch
 from ray_workers.training.elastic import process_group, unreported_steps
-from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop import result
 from ray_workers.training.loop.client_evaluation import evaluation_of
 from ray_workers.training.loop.comm_metrics import CommMetrics
@@ -147,7 +146,7 @@ class Trainer:
 
     def _divide_data(self) -> Feed:
         """The loader of this rank's part of each step."""
-        self.evaluation.take(self.strategy.data_part(), self.world_size)
+        self.evaluation.take(self.strategy.evaluated_part(), self.world_size)
         self.reporter.rank = self.rank
         if self.profiler is not None:
             self.profiler.rank = self.rank
@@ -173,11 +172,14 @@ class Trainer:
             self._begin_save(self.progress.step)
 
     @contextmanager
-    def steps_are_timed(self, rendezvous: RendezvousHandler) -> Iterator[None]:
-        """Within it each step is timed and reported."""
+    def steps_are_timed(
+        self, sent_bytes: Callable[[], int | None], num_ranks: int
+    ) -> Iterator[None]:
+        """Within it each step is timed and reported. sent_bytes: those that this rank has sent to
+        others. num_ranks: that train together."""
         self.reporter.restart_clock()
         if self.comm_metrics is not None:
-            self.comm_metrics.watch(rendezvous.sent_bytes, self.world_size)
+            self.comm_metrics.watch(sent_bytes, num_ranks)
         self.triggers.starts_at(self.progress.step, self.world_size)
         try:
             yield
@@ -199,8 +201,9 @@ class Trainer:
         num_steps = self.state.batch_size // self.options.samples_per_step
         return self.calendar.last_of(first, num_steps)
 
-    def load_batch(self, step: int) -> Batch:
-        """This rank's samples of the step, on its device."""
+    def load_batch(self, step: int, first: int | None = None) -> Batch:
+        """This rank's samples of the step, on its device. first: the first step of its batch, where
+        that does not follow the last one that is done."""
         faultpoint(FaultPoint.STEP_BEGINS, step, self)
         assert self.prefetcher is not None
         self.page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
@@ -209,7 +212,7 @@ class Trainer:
         if self.profiler is not None:
             self.profiler.begin_step(step)
         began = time.perf_counter()
-        feed = self.prefetcher.at(self.progress.step + 1)
+        feed = self.prefetcher.at(self.progress.step + 1 if first is None else first)
         wait_s = time.perf_counter() - began
         if self.profiler is not None:
             self.profiler.data_came()
@@ -256,13 +259,16 @@ class Trainer:
         self.strategy.after_step(step)
         return grad_norm
 
-    def report(self, step: int, batch: Batch, loss: Tensor, grad_norm: Tensor) -> None:
-        """Note the figures of the step; they are written during the next ones."""
+    def report(
+        self, step: int, batch: Batch, loss: Tensor, grad_norm: Tensor, num_steps: int = 1
+    ) -> None:
+        """Note the figures of the step; they are written during the next ones. num_steps: so many
+        were done since the last report, where ranks take steps beside each other."""
         self.reporter.step_done(
             StepFigures(
                 step=step,
                 epoch=self.calendar.epoch_of(step),
-                num_samples=batch.feed.num_global,
+                num_samples=batch.feed.num_global * num_steps,
                 lr=self._lr_at(step),
                 data_wait_s=batch.wait_s,
                 loss=loss,

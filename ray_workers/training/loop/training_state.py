@@ -145,7 +145,7 @@ class TrainingState:
         loss = self._reporter.last_loss
         about = CheckpointMetadata(
             step,
-            metrics=self.metrics if self._calendar.evaluates_after(step) else {},
+            metrics=self.metrics if self.measured_at == step else {},
             position={
                 **self._position(step),
                 "seed": self._spec.train.seed,

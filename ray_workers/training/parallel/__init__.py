@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from dray.spec import AllReduce, Gossip
+from dray.spec import AllReduce, Gossip, ParameterServer
 from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, plain_ddp
 from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
@@ -14,6 +14,7 @@ from ray_workers.training.parallel.federated.outside_clients import OutsideStrat
 from ray_workers.training.parallel.gossip.asynchronous import asynchronous_gossip
 from ray_workers.training.parallel.gossip.synchronous import synchronous_gossip
 from ray_workers.training.parallel.model_parallel.model_parallel import sharded
+from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
 
 __all__ = [
@@ -40,6 +41,8 @@ def strategy_of(given: StrategyContext) -> Strategy:
         case Gossip():
             is_asynchronous = spec.sync.mode == "ad_psgd"
             return asynchronous_gossip(given) if is_asynchronous else synchronous_gossip(given)
+        case ParameterServer():
+            return ParameterServerWorker(given)
         case unknown:
             assert_never(unknown)
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMapp
 from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.parallel.gradients import GradientEngine
-from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -61,6 +60,20 @@ class DataPart:
     samples together have 1 together."""
 
 
+class Update(Protocol):
+    """Takes the optimizer's step: an `OptimizerStep`, or servers that have the optimizer."""
+
+    @property
+    def weights(self) -> nn.Module:
+        """The model as it is to be judged and kept."""
+
+    def loss_scale(self) -> Tensor | None:
+        """The factor of the loss in the backward pass; None for 1."""
+
+    def step(self, lr: float) -> Tensor:
+        """One optimizer step; the gradient's norm before it was clipped."""
+
+
 class Strategy(ABC):
     """Owns the model, what computes its gradients (`gradients`) and what applies them (`update`).
 
@@ -69,7 +82,7 @@ class Strategy(ABC):
     collectives. `leave_group` follows when the group breaks."""
 
     gradients: GradientEngine
-    update: OptimizerStep
+    update: Update
     model: nn.Module
     """This rank's part of the model."""
     rank = 0
@@ -89,6 +102,10 @@ class Strategy(ABC):
     @abstractmethod
     def data_part(self) -> DataPart:
         """The part of this rank."""
+
+    def evaluated_part(self) -> DataPart:
+        """The part of an evaluation that this rank computes."""
+        return self.data_part()
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
         """The loader of this rank's part of each step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dray.spec import Gpt, Imported, JobSpec
+from dray.spec import Gpt, Imported, JobSpec, ParameterServer
 from service.domain.init_from.toy_datasets import SKLEARN
 
 BYTES = 256
@@ -23,15 +23,26 @@ class Shapes:
 
 
 class Unknown(Exception):
-    """Nothing can be said without reading the data; the message names what is missing."""
+    """Nothing can be said of the job before it runs; the message says why."""
 
 
 def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
-    """The shapes. Unknown for a script, and where a size that everything depends on is only in the
-    data. vocabulary: of the tokenizer, where it is known.
+    """The shapes. Unknown for a script, for jobs whose memory and steps the planner does not know,
+    and where a size that everything depends on is only in the data. vocabulary: of the tokenizer,
+    where it is known.
     """
     if spec.script is not None:
         raise Unknown("a script brings its own model, of which nothing is known before it runs")
+    if spec.federated is not None:
+        raise Unknown(
+            "the job is federated: each rank has the whole model, and nothing is divided. Leave "
+            "federated out to plan for its model"
+        )
+    if isinstance(spec.sync, ParameterServer):
+        raise Unknown(
+            "the planner knows neither the memory of parameter servers nor how long their steps "
+            "take. Leave sync out to plan for the model with all-reduce"
+        )
     if isinstance(spec.model, Imported):
         raise Unknown("nothing is known of a model of your own before it runs")
     if isinstance(spec.model, Gpt):

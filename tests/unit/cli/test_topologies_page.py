@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from dray.spec import Gossip, JobSpec
+from dray.spec import Correction, Document, Gossip, JobSpec, ParameterServer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "topologies.md").read_text()
 
@@ -21,7 +21,10 @@ def test_each_block_is_part_of_a_document(block: str) -> None:
     JobSpec.model_validate(base | {"data": {"source": "sklearn://digits"}} | part)
 
 
-@pytest.mark.parametrize("field", ["mode", "graph"])
-def test_it_explains_every_choice_of_gossip(field: str) -> None:
-    for choice in get_args(Gossip.model_fields[field].annotation):
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [(Gossip, "mode"), (Gossip, "graph"), (ParameterServer, "mode"), (Correction, "name")],
+)
+def test_it_explains_every_choice(kind: type[Document], field: str) -> None:
+    for choice in get_args(kind.model_fields[field].annotation):
         assert f"`{choice}`" in PAGE

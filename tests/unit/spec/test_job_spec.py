@@ -27,6 +27,15 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
     )
 
 
+def served(num_ranks: int, **sync: Any) -> dict[str, Any]:
+    """A job with parameter servers among its ranks."""
+    return recipe(
+        "image_classification",
+        resources={"num_workers": num_ranks},
+        sync={"kind": "parameter_server", **sync},
+    )
+
+
 def refusal(document: dict[str, Any]) -> tuple[str, str]:
     """(pointer, message) of the first error."""
     with pytest.raises(ValidationError) as caught:
@@ -305,6 +314,90 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             gossip(2, mode="ad_psgd") | {"data": {"source": "file:///images", "loader_workers": 2}},
             "/data/loader_workers",
             "must be 0 with ad_psgd",
+        ),
+        (
+            served(3, servers=2),
+            "/resources/num_workers",
+            "is 3, of which sync.servers takes 2: make it 4 or more",
+        ),
+        (
+            served(7, servers=4),
+            "/sync/servers",
+            "is 4, more than the 3 workers that are left of the 7 ranks: take 3 servers or fewer",
+        ),
+        (
+            served(4, mode="bounded"),
+            "/sync/max_staleness",
+            "and mode: bounded go together",
+        ),
+        (
+            served(4, max_staleness=4),
+            "/sync/max_staleness",
+            "and mode: bounded go together",
+        ),
+        (
+            served(4, correction={"name": "staleness_lr"}),
+            "/sync/correction",
+            "synchronous updates are not stale",
+        ),
+        (
+            served(4, mode="asynchronous", correction={"name": "staleness_lr", "strength": 0.1}),
+            "/sync/correction/strength",
+            "is for delay_compensation",
+        ),
+        (
+            served(4) | {"parallel": {"shard": 2}},
+            "/parallel",
+            "must be unset with sync.kind parameter_server: each worker has the whole model",
+        ),
+        (
+            served(4) | {"elastic": {"min_workers": 3}},
+            "/elastic",
+            "with sync.kind parameter_server the size is fixed",
+        ),
+        (
+            served(4) | {"parallel": {"balance": "auto"}},
+            "/parallel/balance",
+            "with sync.kind other than all_reduce",
+        ),
+        (
+            served(4) | {"resources": {"num_workers": 4, "gpus_per_worker": 1}},
+            "/resources/gpus_per_worker",
+            "must be 0 with sync.kind parameter_server",
+        ),
+        (
+            served(4) | {"train": {"optimizer": {"name": "lamb"}}},
+            "/train/optimizer/name",
+            "must be adamw or sgd with sync.kind parameter_server: lamb looks at whole layers",
+        ),
+        (
+            served(4) | {"train": {"max_grad_norm": 1.0}},
+            "/train/max_grad_norm",
+            "or take sync.mode asynchronous or bounded",
+        ),
+        (served(4) | {"train": {"precision": "fp16"}}, "/train/precision", "must be fp32 or bf16"),
+        (served(4) | {"train": {"ema": {}}}, "/train/ema", "must be unset"),
+        (
+            served(4) | {"train": {"on_divergence": "skip_step"}},
+            "/train/on_divergence",
+            "take rollback",
+        ),
+        (
+            served(4) | {"train": {"optimizer": {"state_dtype": "bf16"}}},
+            "/train/optimizer/state_dtype",
+            "must be fp32",
+        ),
+        (
+            served(4, mode="asynchronous")
+            | {"data": {"source": "sklearn://digits", "loader_workers": 2}},
+            "/data/loader_workers",
+            "must be 0 with sync.mode asynchronous",
+        ),
+        (served(4) | {"profile": {}}, "/profile", "workers do not take the same steps"),
+        (
+            served(6, servers=2) | {"train": {"global_batch_size": 3}},
+            "/train/global_batch_size",
+            "is 3, fewer than one sample for each of 4 workers",
         ),
         (
             recipe("image_classification", sync={"compression": {"name": "fp16", "ratio": 0.1}}),

@@ -102,6 +102,8 @@ class ReplicaSync:
 class Ddp(Strategy):
     """Data parallelism. All ranks are equal, so any of them can hand its state to a newcomer."""
 
+    update: OptimizerStep
+
     def __init__(
         self,
         given: StrategyContext,

@@ -116,6 +116,7 @@ class ModelParallel(Strategy):
     was replaced.
     """
 
+    update: OptimizerStep
     mesh: Mesh
     _division: Division
 

@@ -187,13 +187,20 @@ async def test_what_was_assumed_is_no_reason_to_refuse(service: Service) -> None
     await service.jobs.submit(JobSpec.model_validate(text(model=model, resources=resources)))
 
 
-async def test_a_federated_job_is_neither_planned_nor_refused_for_its_memory(
-    service: Service,
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"federated": {"clients": 20, "clients_per_round": 5, "rounds": 30}},
+        {"sync": {"kind": "parameter_server"}},
+    ],
+    ids=str,
+)
+async def test_jobs_of_these_kinds_are_neither_planned_nor_refused_for_their_memory(
+    how: dict[str, Any], service: Service
 ) -> None:
-    clients = {"clients": 20, "clients_per_round": 5, "rounds": 30}
-    document = text(train={}, federated=clients, resources={"memory_bytes": 1000})
+    document = text(train={}, resources={"num_workers": 3, "memory_bytes": 1000}, **how)
     plans = Plans(service.database)
-    with pytest.raises(NotPlannable, match="Leave federated out"):
+    with pytest.raises(NotPlannable, match=f"Leave {next(iter(how))} out"):
         await plans.plan(PlanRequest.model_validate(document))
     resolved = await plans.resolve_parallelism(JobSpec.model_validate(document))
     assert resolved.refusal is None

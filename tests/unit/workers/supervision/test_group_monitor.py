@@ -55,6 +55,11 @@ QUICK = Timings(
     echo_s=0.01,
 )
 RECIPE = {"recipe": "image_classification", "resources": {"num_workers": 2}}
+SERVED = {
+    "recipe": "image_classification",
+    "resources": {"num_workers": 3},
+    "sync": {"kind": "parameter_server", "servers": 1},
+}
 SCRIPT = {"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 2}}
 STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step\n'
 
@@ -395,12 +400,14 @@ async def test_an_error_of_a_rank_when_another_is_through_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "cause"), [(RECIPE, Cause.SUCCEEDED), (SCRIPT, Cause.WORKER_LOST)]
+    ("document", "cause"),
+    [(RECIPE, Cause.SUCCEEDED), (SERVED, Cause.SUCCEEDED), (SCRIPT, Cause.WORKER_LOST)],
 )
 async def test_a_replacement_does_not_wait_for_a_rank_that_is_through(
     document: dict[str, Any], cause: Cause, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = Standing(2)
+    ranks = range(document["resources"]["num_workers"])
+    group = Standing(len(ranks))
 
     async def recover(recovery: RecoveryController, lost: Sequence[Any], **_: Any) -> bool:
         recovery.state = recovery.state.begin([member.rank for member in lost], 0.0, 10)
@@ -410,13 +417,44 @@ async def test_a_replacement_does_not_wait_for_a_rank_that_is_through(
 
     monkeypatch.setattr(RecoveryController, "recover", recover)
     monitor = monitor_of(document, group, Reports())
-    group.seen = [observation(rank, is_prepared=True) for rank in (0, 1)]
+    group.seen = [observation(rank, is_prepared=True) for rank in ranks]
     watching = asyncio.ensure_future(monitor.watch())
     await group.signal("n", 1, signal.SIGKILL)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome is not None
     assert outcome.cause is cause
-    assert [member.rank for member in group.running] == [1], "ending it is for the supervisor"
+    assert [member.rank for member in group.running] == [*ranks[1:]], (
+        "ending it is for the supervisor"
+    )
+
+
+@pytest.mark.parametrize("document", [RECIPE, SERVED, SCRIPT])
+async def test_a_group_that_ends_before_it_was_seen_again_has_recovered(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_ranks = document["resources"]["num_workers"]
+    group, reports, never = Standing(num_ranks), Reports(), replace(QUICK, look_period_s=3600.0)
+    never = replace(never, quick_look_period_s=3600.0, script_period_s=3600.0)
+
+    async def recover(recovery: RecoveryController, lost: Sequence[Any], **_: Any) -> bool:
+        recovery.state = recovery.state.begin([member.rank for member in lost], 0.0, 10)
+        group.seen = [
+            observation(rank, round_number=1, resumed_step=10, first_at=2.0, is_prepared=True)
+            for rank in range(num_ranks)
+        ]
+        replaced = group.replace(1)
+        for rank in range(num_ranks):
+            group.end(rank, 0)
+        return replaced
+
+    monkeypatch.setattr(RecoveryController, "recover", recover)
+    monitor = monitor_of(document, group, reports, timings=never)
+    group.seen = [observation(rank, is_prepared=True) for rank in range(num_ranks)]
+    watching = asyncio.ensure_future(monitor.watch())
+    await group.signal("n", 1, signal.SIGKILL)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
+    (report,) = reports.of(FrameKind.REGROUPED)
+    assert (report["ranks"], report["steps_lost"]) == ([1], 0)
 
 
 @pytest.mark.parametrize(

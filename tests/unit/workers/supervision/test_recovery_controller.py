@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import FrameKind, Grant, Recall, Slice
+from ray_workers.shared.contracts import AttemptSpec, FrameKind, Grant, Recall, Slice
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace
@@ -86,6 +86,7 @@ class SlowGroup:
         self.running = [survivor]
         self.placed = [survivor, self.lost]
         self.slots: list[Any] = []
+        self.lost_with_nodes: list[Any] = []
         self.asked = asyncio.Event()
         self.replaced = asyncio.Event()
         self.announced: list[int] = []
@@ -97,7 +98,7 @@ class SlowGroup:
         return [member.end for member in self.placed if member not in self.running]
 
     async def lose_nodes(self, node_ids: Any) -> list[Any]:
-        return []
+        return self.lost_with_nodes
 
     async def replace(self, members: Any, round_number: int) -> None:
         self.asked.set()
@@ -120,7 +121,7 @@ class SlowGroup:
 class Recovering:
     """A group that has just lost rank 1, and the monitor that watches it."""
 
-    def __init__(self, slowness: float = 1.0) -> None:
+    def __init__(self, slowness: float = 1.0, spec: AttemptSpec = SPEC) -> None:
         self.now = 0.0
         self.pace = MachinePace(lambda: self.now)
         self.pace.learn(slowness)
@@ -129,7 +130,7 @@ class Recovering:
         self.unprepared: Exception | None = None
         for member in self.group.placed:
             member.exit = asyncio.get_running_loop().create_future()
-        parts: Any = (SPEC, self.group, self.nodes, self.reports)
+        parts: Any = (spec, self.group, self.nodes, self.reports)
         self.recovery = RecoveryController(*parts, lambda: None, self.prepare, self.pace, QUICK)
         drills: Any = FaultInjector(parts[-1])
         self._monitor = GroupMonitor(*parts, drills, self.recovery, self.pace, QUICK)
@@ -207,6 +208,17 @@ async def test_a_rank_that_did_not_notice_that_its_connection_broke_is_ended() -
     job.group.placed[0].exit.set_result(job.group.placed[0].end)
     assert await asyncio.wait_for(watching, PATIENCE_S) is None, "the only one that held the state"
     assert job.recovery.state.round == 1
+
+
+async def test_without_the_workers_of_a_lost_node_parameter_servers_do_not_go_on() -> None:
+    """The others would be renumbered, and a worker be taken for a server."""
+    sync = {"kind": "parameter_server", "servers": 1}
+    for document, recovers in ((SPEC.spec, True), ({**SPEC.spec, "sync": sync}, False)):
+        resources = {"num_workers": 3}
+        job = Recovering(spec=replace(SPEC, spec={**document, "resources": resources}))
+        job.group.lost_with_nodes = [job.group.lost]
+        job.group.replaced.set()
+        assert await job.recover() is recovers
 
 
 async def test_slots_that_do_not_come_are_not_taken_in() -> None:

@@ -30,6 +30,7 @@ from tests.unit.workers.supervision.observed import observation
 TIMINGS = Timings()
 STEP_S = TIMINGS.hang_s[RankPhase.COMPUTE]
 ELASTIC = GroupPolicy(TIMINGS, recovers_in_place=True, is_script=False, is_elastic=False)
+SERVED = GroupPolicy(TIMINGS, True, is_script=False, is_elastic=False, has_servers=True)
 FIXED = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=False, is_elastic=False)
 SCRIPT = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=True, is_elastic=False)
 REGROUPING = Regrouping((1,), began_at=0.0, furthest_step=10)
@@ -103,6 +104,19 @@ def test_a_rank_that_does_not_come_to_its_end_when_the_others_are_through_is_end
         late = observation(1, RankPhase.FINISH, PATIENCE * TIMINGS.hang_s[RankPhase.FINISH] + age_s)
         last = seen(late, num_placed=2, num_through=1)
         assert bool(decide(last, at=[0.0, TIMINGS.sure_s])) is ends
+
+
+def test_a_slow_worker_of_parameter_servers_is_not_ended_and_a_stopped_one_is() -> None:
+    age_s = 100.0 * STEP_S
+    assert decide(stuck(age_s), at=[0.0, 9.0], policy=SERVED) == []
+    late = stuck(age_s, recovery=ANNOUNCED)
+    times = [TIMINGS.cut_off_s, TIMINGS.cut_off_s + TIMINGS.sure_s]
+    assert decide(late, at=times, policy=SERVED) == []
+    assert culprits(decide(late, at=times)) == [0, 1]
+    times = [0.0, TIMINGS.stopped_hang_s + 0.1]
+    for recovery in (RecoveryState(), ANNOUNCED):
+        stopped = seen(observation(0, state="T"), observation(1), recovery=recovery)
+        assert culprits(decide(stopped, at=times, policy=SERVED)) == [0]
 
 
 def script(state: str, **fields: Any) -> GroupObservation:
@@ -222,6 +236,37 @@ def test_a_group_has_recovered_once_every_rank_has_taken_a_step_in_the_new_round
     assert decide(old, at=[1.0]) == []
     missing = seen(observation(0, round_number=1), num_placed=2, recovery=ANNOUNCED)
     assert decide(missing, at=[1.0]) == []
+
+
+def beside_servers(newcomer: RankObservation, **fields: Any) -> GroupObservation:
+    """Rank 0 was not lost, and is in a long step of the first round."""
+    return seen(observation(0, age_s=1e6), newcomer, recovery=ANNOUNCED, **fields)
+
+
+def test_beside_servers_a_newcomer_that_has_taken_a_step_is_a_recovery() -> None:
+    """The others never notice, and may be done meanwhile."""
+    trains = beside_servers(observation(1, round_number=1))
+    assert decide(trains, at=[1.0], policy=SERVED) == [Confirm()]
+    alone = seen(observation(1, round_number=1), num_placed=2, num_through=1, recovery=ANNOUNCED)
+    assert decide(alone, at=[1.0], policy=SERVED) == [Confirm()]
+    over = beside_servers(observation(1, RankPhase.FINISH, round_number=1, first_at=0.0))
+    assert decide(over, at=[1.0], policy=SERVED) == [Confirm()]
+    for other in (
+        beside_servers(observation(1, round_number=1, first_at=0.0)),
+        beside_servers(observation(1)),
+        beside_servers(observation(1, RankPhase.FINISH, first_at=0.0)),  # it came too late
+        seen(observation(0), num_placed=2, recovery=ANNOUNCED),
+    ):
+        assert decide(other, at=[1.0], policy=SERVED) == []
+
+
+def test_beside_servers_a_newcomer_may_take_long_for_its_step_but_not_for_coming() -> None:
+    late = TIMINGS.whole_limit_s + 0.1
+    waits = beside_servers(observation(1, RankPhase.UPDATE, round_number=1, first_at=0.0))
+    assert decide(waits, at=[late], policy=SERVED) == []
+    comes = beside_servers(observation(1, RankPhase.JOINING, first_at=0.0))
+    (end,) = decide(comes, at=[late], policy=SERVED)
+    assert isinstance(end, End)
 
 
 def joining(recovery: RecoveryState, **fields: Any) -> GroupObservation:

@@ -18,6 +18,7 @@ from ray_workers.supervision.rules.recovery_rules import (
     RecoveryState,
     Regrouping,
 )
+from ray_workers.supervision.rules.serving_ranks import serving_ranks
 from tests.unit.workers.supervision.observed import observation
 
 RECIPE: dict[str, Any] = {"recipe": "image_classification"}
@@ -112,6 +113,21 @@ def test_an_error_of_ones_own_would_come_again() -> None:
     assert refused(RankExit.of(1, 3)) == "rank 1 exited with code 3"
     both = [RankExit.of(0, -signal.SIGKILL), RankExit.of(1, 1)]
     assert refused(*both, errors={1: error(1, Cause.BAD_DATA)}) is not None
+
+
+def test_a_server_that_is_lost_takes_its_part_of_the_weights_along() -> None:
+    killed = [RankExit.of(1, -signal.SIGKILL), RankExit.of(3, -signal.SIGKILL)]
+    limits: dict[str, Any] = {"num_holders": 2, "without_a_step": 0, "servers": {2, 3}}
+    assert recovery_rules.refused(killed[:1], {}, **limits) is None
+    reason = recovery_rules.refused(killed, {}, **limits)
+    assert reason == "rank 3 is a server, and nobody else holds its part of the weights"
+
+
+def test_the_last_ranks_are_parameter_servers() -> None:
+    sync = {"kind": "parameter_server", "servers": 2}
+    document = JobSpec.model_validate({**RECIPE, "resources": {"num_workers": 5}, "sync": sync})
+    assert serving_ranks(document.model_dump(mode="json")) == {3, 4}
+    assert recovery_rules.may_recover(document, num_workers=5, has_gpus=False)
 
 
 def test_without_a_survivor_there_is_no_state_left() -> None:

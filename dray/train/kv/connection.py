@@ -1,0 +1,172 @@
+"""Messages between a worker and a server: a header of JSON, and numbers behind it, over TCP.
+
+A process group of gloo breaks when one of its members dies, and then all of them start anew. Each
+pair of a worker and a server has a connection of its own instead, whose end concerns these two.
+Both ends prove that they know a secret, which the server leaves in the attempt's store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_FRAME = struct.Struct("<IQ")  # bytes of the header, bytes behind it
+NONCE_BYTES = 32
+MAX_HEADER_BYTES = 1 << 24
+DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Of gradients that are pushed, by their names in a job document."""
+SECRET_BYTES: Final = 32
+CONNECT_LIMIT_S: Final = 60.0
+PROOF_LIMIT_S: Final = 30.0
+"""Limit for the other end to prove itself."""
+
+
+class ConnectionLost(dist.DistNetworkError):
+    """The other end has closed the connection, or is gone."""
+
+
+class TensorConnection:
+    """One end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self.sent_bytes = 0
+
+    def prove(self, secret: bytes, *, is_server: bool) -> None:
+        """Have both ends prove the secret; ConnectionLost if the other does not."""
+        self._socket.settimeout(PROOF_LIMIT_S)
+        mine, other = (b"server", b"worker") if is_server else (b"worker", b"server")
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._write(nonce)
+        theirs = self._read(NONCE_BYTES)
+        self._write(_proof(secret, mine, theirs))
+        if not hmac.compare_digest(self._read(NONCE_BYTES), _proof(secret, other, nonce)):
+            raise ConnectionLost("the other end does not know the secret")
+        self._socket.settimeout(None)
+
+    def send(self, header: Mapping[str, Any], *payload: Tensor) -> None:
+        """payload: contiguous tensors on the CPU, which the other end gets as one of bytes."""
+        text = json.dumps(header).encode()
+        self._write(_FRAME.pack(len(text), sum(t.nbytes for t in payload)) + text)
+        for tensor in payload:
+            if tensor.nbytes:
+                self._write(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+
+    def receive(self) -> tuple[dict[str, Any], Tensor]:
+        """(the header, a tensor of bytes)."""
+        header_bytes, payload_bytes = _FRAME.unpack(self._read(_FRAME.size))
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ConnectionLost(f"a header of {header_bytes} bytes")
+        header: dict[str, Any] = json.loads(self._read(header_bytes))
+        payload = torch.empty(payload_bytes, dtype=torch.uint8)
+        if payload_bytes:
+            self._read_into(payload.numpy().data)
+        return header, payload
+
+    def close(self) -> None:
+        """End the connection, also where another thread waits for its other end."""
+        with contextlib.suppress(OSError):  # it may have ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        self.sent_bytes += len(data)
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray(size)
+        self._read_into(memoryview(data))
+        return bytes(data)
+
+    def _read_into(self, room: memoryview) -> None:
+        while room:
+            try:
+                count = self._socket.recv_into(room)
+            except OSError as error:
+                raise ConnectionLost(str(error)) from error
+            if not count:
+                raise ConnectionLost("a worker or parameter server has closed the connection")
+            room = room[count:]
+
+
+@contextlib.contextmanager
+def listening(
+    store: Any, key: str, address: str, serve: Callable[[TensorConnection], None]
+) -> Iterator[None]:
+    """Within it `serve` runs in a thread for each worker that connects and proves the secret, until
+    the connection is lost. store: torch's, of the attempt; it gets where this server is, and the
+    secret. address: of this node."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listener:
+        secret = secrets.token_bytes(SECRET_BYTES)
+        host, port = listener.getsockname()[:2]
+        store.set(key, json.dumps({"host": host, "port": port, "secret": secret.hex()}))
+
+        def accept() -> None:
+            while True:
+                sock, _ = listener.accept()
+                threading.Thread(
+                    target=welcome, args=(TensorConnection(sock),), daemon=True
+                ).start()
+
+        def welcome(connection: TensorConnection) -> None:
+            try:
+                connection.prove(secret, is_server=True)
+                serve(connection)
+            except ConnectionLost:
+                pass  # the worker is done, or dead, which others see
+            finally:
+                connection.close()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield
+
+
+def connect(store: Any, key: str) -> TensorConnection:
+    """To the server with this key in the store; ConnectionLost if it is gone."""
+    about = json.loads(store.get(key))
+    try:
+        sock = socket.create_connection((about["host"], about["port"]), CONNECT_LIMIT_S)
+    except OSError as error:
+        raise ConnectionLost(f"a server does not answer: {error}") from error
+    connection = TensorConnection(sock)
+    connection.prove(bytes.fromhex(about["secret"]), is_server=False)
+    return connection
+
+
+Shapes = Sequence[tuple[str, Sequence[int]]]
+"""(name, shape) of tensors, as a header has them."""
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """Of the tensors of fp32 that are the payload."""
+    return [(name, list(tensor.shape)) for name, tensor in tensors.items()]
+
+
+def unpacked(shapes: Shapes, payload: Tensor) -> dict[str, Tensor]:
+    """The tensors of a payload, as views of it."""
+    values, found, first = payload.view(torch.float32), {}, 0
+    for name, shape in shapes:
+        size = torch.Size(shape).numel()
+        found[name] = values[first : first + size].view(torch.Size(shape))
+        first += size
+    return found
+
+
+def _proof(secret: bytes, role: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, role + nonce, "sha256")

@@ -1,0 +1,114 @@
+"""The training loop of a worker of parameter servers. `Trainer` has its stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from dray.train.kv.connection import ConnectionLost
+from ray_workers.shared import heartbeat
+from ray_workers.shared.heartbeat import RankPhase, TimeCategory
+from ray_workers.training.core.compat_torch import Store
+from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
+from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.parallel.parameter_server.dealer import CHIEF
+from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
+
+FINISHED_KEY: Final = "parameter-servers-finished"
+"""In the attempt's store once the result is stored: then servers may be gone."""
+
+
+def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
+    """Train with the servers' weights until no batch is left.
+
+    Preempted if the rank was asked to leave. ConnectionLost if a server is gone: its part of the
+    weights is in the newest checkpoint.
+    """
+    strategy = trainer.strategy
+    assert isinstance(strategy, ParameterServerWorker)
+    try:
+        store = rendezvous.meet_without_group()
+        try:
+            _train(trainer, strategy, rendezvous, store)
+        except ConnectionLost:
+            if not store.check([FINISHED_KEY]):
+                raise
+            # The others are done, and this worker came, or came back, too late for a batch.
+        trainer.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
+    finally:
+        trainer.close()
+
+
+def _train(
+    trainer: Trainer, strategy: ParameterServerWorker, rendezvous: RendezvousHandler, store: Store
+) -> None:
+    trainer.page.enter(RankPhase.JOINING, TimeCategory.STARTING)
+    strategy.connect(store, rendezvous.place.rank, timedelta(seconds=MEETING_LIMIT_S))
+    if strategy.servers.is_ready:
+        figures = heartbeat.figures_of_earlier_processes(trainer.task.page_prefix)
+        strategy.servers.notes["figures"] = figures
+    # Every worker is a group of its own.
+    trainer.join_group(replace(rendezvous.place, world_size=1))
+    trainer.restore()
+    strategy.begin(trainer.progress.step, trainer.state.peer_state_dict([]))
+    with trainer.steps_are_timed(strategy.servers.sent_bytes, strategy.num_workers):
+        _compute_batches(trainer, strategy)
+    if trainer.rank == CHIEF:
+        trainer.finish()
+        store.set(FINISHED_KEY, "1")
+        strategy.servers.finish()
+
+
+def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
+    settled = strategy.settled
+    strategy.take()
+    if strategy.is_synchronous:
+        strategy.pull(None if strategy.batch is None else strategy.batch - 1)
+    while True:
+        if trainer.rank == CHIEF:
+            settled = _settle(trainer, strategy, settled)
+            if trainer.is_over(settled):
+                strategy.servers.stop()
+                return
+        if strategy.batch is None:
+            return
+        number = strategy.batch
+        if not strategy.is_synchronous:
+            trainer.checkpoints.hold()
+            strategy.pull()
+        batch = trainer.load_batch(number, first=number)
+        before = trainer.progress.step
+        loss = trainer.forward_backward(number, batch)
+        grad_norm = trainer.update(number)
+        step = strategy.version
+        if strategy.counted:
+            loss = strategy.loss if strategy.is_synchronous else loss
+            trainer.report(step, batch, loss, grad_norm, num_steps=max(1, step - before))
+        trainer.commit(max(step, before))
+
+
+def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> int:
+    """Do what is due after the steps that were done since `settled`; the step up to which that is
+    so now. The evaluation and the checkpoint are of the same weights."""
+    calendar = trainer.calendar
+    step = trainer.progress.step if strategy.batch is not None else calendar.total_steps
+    passed = range(settled + 1, step + 1)
+    is_asked_to_leave = strategy.preemption_requested
+    evaluates = any(map(calendar.evaluates_after, passed))
+    saves = any(map(calendar.saves_after, passed)) or trainer.triggers.is_due(step)
+    if not (evaluates or saves or is_asked_to_leave):
+        return step
+    trainer.checkpoints.hold()
+    strategy.consolidate()
+    step = strategy.version
+    trainer.commit(step)
+    if evaluates:
+        trainer.evaluate(step)
+    if saves or trainer.is_over(step):
+        trainer.save(step)
+    trainer.settle()
+    strategy.note(step, trainer.state.peer_state_dict([]))
+    if is_asked_to_leave:
+        trainer.leave_with_checkpoint(step)
+    return step

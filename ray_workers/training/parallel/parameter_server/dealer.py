@@ -1,0 +1,159 @@
+"""The rules by which workers get batches or wait: a state machine without I/O.
+
+A worker takes a batch, and is done with it once all servers have its gradient. One server deals.
+"""
+
+from __future__ import annotations
+
+import bisect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from enum import Enum
+
+CHIEF = 0
+"""The worker that evaluates, saves checkpoints and stores the result."""
+
+
+class Word(Enum):
+    """The answer to a worker that gets no batch."""
+
+    WAIT = "wait"
+    OVER = "over"
+
+
+Deal = int | Word
+Deals = list[tuple[int, int | None]]
+"""(worker, the number of its batch; None: there is none left), for workers that have waited."""
+
+
+class Dealer(ABC):
+    """The rules that all modes share: only the chief learns at once that no batch is left, and the
+    others once it has stored the result, since one of them may have to take its place."""
+
+    def __init__(self, last_batch: int) -> None:
+        self._last_batch = last_batch
+        self._waiting: list[int] = []
+        self._is_stopped = False
+        self._is_finished = False
+
+    def take(self, worker: int, done: int | None) -> Deals:
+        """A worker asks for a batch. done: the one that it took before and all servers have."""
+        if done is not None:
+            self._is_done(worker, done)
+        self._forget(worker)
+        self._waiting.append(worker)
+        return self._dealt()
+
+    def join(self, worker: int) -> Deals:
+        """A worker has come, or one in the place of another that was lost."""
+        return self.lost(worker)
+
+    def lost(self, worker: int) -> Deals:
+        """A worker is gone."""
+        self._forget(worker)
+        return self._dealt()
+
+    def stop(self) -> Deals:
+        """The chief ends the training early."""
+        self._is_stopped = True
+        return self._dealt()
+
+    def finish(self) -> Deals:
+        """The chief has stored the result."""
+        self._is_finished = self._is_stopped = True
+        return self._dealt()
+
+    @property
+    def is_finished(self) -> bool:
+        return self._is_finished
+
+    def _forget(self, worker: int) -> None:
+        if worker in self._waiting:
+            self._waiting.remove(worker)
+
+    def _dealt(self) -> Deals:
+        deals: Deals = []
+        for worker in list(self._waiting):
+            deal = Word.OVER if self._is_stopped else self._deal(worker)
+            if deal is Word.OVER and worker != CHIEF and not self._is_finished:
+                deal = Word.WAIT
+            if deal is not Word.WAIT:
+                self._waiting.remove(worker)
+                deals.append((worker, None if deal is Word.OVER else deal))
+        return deals
+
+    @abstractmethod
+    def _is_done(self, worker: int, batch: int) -> None:
+        """All servers have the worker's gradient of the batch."""
+
+    @abstractmethod
+    def _deal(self, worker: int) -> Deal: ...
+
+
+class SynchronousDealer(Dealer):
+    """All workers compute their shares of one batch, and then of the next."""
+
+    def __init__(self, num_workers: int, last_batch: int, first_done: int) -> None:
+        """first_done: batches that are done already."""
+        super().__init__(last_batch)
+        self._done = [first_done] * num_workers
+
+    def _is_done(self, worker: int, batch: int) -> None:
+        self._done[worker] = batch
+
+    def _deal(self, worker: int) -> Deal:
+        own = self._done[worker]
+        if min(self._done) < own:
+            return Word.WAIT
+        return Word.OVER if own >= self._last_batch else own + 1
+
+
+class SharedDealer(Dealer):
+    """Each batch goes to one worker: whoever is free takes the next.
+
+    With a bound on the staleness, a worker that has done more than so many batches more than the
+    slowest one waits for it (Ho et al. 2013, Stale Synchronous Parallel). The counts are the
+    workers' clocks; a worker that joins later begins with the slowest one's.
+    """
+
+    def __init__(
+        self, last_batch: int, next_batch: int, again: Iterable[int], max_staleness: int | None
+    ) -> None:
+        """again: batches below `next_batch` that are to be dealt first."""
+        super().__init__(last_batch)
+        self._next = next_batch
+        self._again = sorted(again)
+        self._held: dict[int, int] = {}
+        self._max_staleness = max_staleness
+        self.clocks: dict[int, int] = {}
+
+    def join(self, worker: int) -> Deals:
+        deals = super().join(worker)
+        self.clocks[worker] = min(self.clocks.values(), default=0)
+        return deals
+
+    def lost(self, worker: int) -> Deals:
+        self._forget(worker)
+        self.clocks.pop(worker, None)
+        batch = self._held.pop(worker, None)
+        if batch is not None:
+            bisect.insort(self._again, batch)
+        return self._dealt()
+
+    def _is_done(self, worker: int, batch: int) -> None:
+        if self._held.get(worker) == batch:
+            del self._held[worker]
+            self.clocks[worker] += 1
+
+    def _deal(self, worker: int) -> Deal:
+        if not self._again and self._next > self._last_batch:
+            return Word.WAIT if self._held else Word.OVER
+        ahead = self.clocks[worker] - min(self.clocks.values())
+        if self._max_staleness is not None and ahead > self._max_staleness:
+            return Word.WAIT
+        if self._again:
+            batch = self._again.pop(0)
+        else:
+            batch, self._next = self._next, self._next + 1
+        self._held[worker] = batch
+        return batch

@@ -1,0 +1,234 @@
+"""One server's part of the parameters, as a state machine: messages in, answers out, no I/O.
+
+A batch counts once: a push of a batch that the shard has had already changes nothing, so a batch
+whose worker was lost may be computed again without asking which servers had its gradient.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dray import spec
+from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
+from ray_workers.training.parallel.parameter_server.layout import Sizes
+
+
+@dataclass(frozen=True)
+class Push:
+    """The gradient that a worker has computed of a batch, or in the synchronous mode of its share
+    of it."""
+
+    worker: int
+    batch: int
+    """Number of the batch; 1 is the first."""
+    lr: float
+    loss: float
+    """Of the same samples, weighted as the gradient is."""
+    gradient: Tensor
+    """The segments of `Sizes`: of buffers it has the change."""
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """The answer to a `Push`."""
+
+    version: int
+    """Batches that the shard's weights have seen."""
+    staleness: int
+    """Batches that were applied between the worker's pull and its push."""
+    counts: bool
+    """Whether the shard had not had this batch yet."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The answer to a pull."""
+
+    version: int
+    values: Tensor
+    """The shard's own memory: to be copied before the next message."""
+    loss: float
+    """Of the last batch."""
+    squares: float
+    """Sum of the squares of the last gradient, in this shard."""
+
+
+@dataclass
+class DoneBatches:
+    """The numbers of the batches that were applied, in whatever order."""
+
+    all_up_to: int = 0
+    above: set[int] = field(default_factory=set)
+
+    def __contains__(self, batch: int) -> bool:
+        return batch <= self.all_up_to or batch in self.above
+
+    def __len__(self) -> int:
+        return self.all_up_to + len(self.above)
+
+    def add(self, batch: int) -> None:
+        self.above.add(batch)
+        while self.all_up_to + 1 in self.above:
+            self.all_up_to += 1
+            self.above.remove(self.all_up_to)
+
+    @property
+    def last(self) -> int:
+        return max(self.above, default=self.all_up_to)
+
+    def missing(self, last: int) -> list[int]:
+        """Of the batches up to `last`."""
+        return [n for n in range(self.all_up_to + 1, last + 1) if n not in self.above]
+
+
+class ParameterShard:
+    """The weights, the optimizer's state and the buffers of one part of the model."""
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        optimizer: spec.Optimizer,
+        num_shares: int | None,
+        correction: spec.Correction | None = None,
+    ) -> None:
+        """num_shares: gradients that make up a step, one of each worker; None: each is a step."""
+        self._sizes = sizes
+        self._num_shares = num_shares
+        self._correction = correction
+        self._values = torch.zeros(sum(sizes))
+        decayed, plain, self._buffers = torch.split(self._values, list(sizes))
+        # A matrix decays, and a vector does not.
+        self._parameters = nn.ParameterDict()
+        for name, values in (("decayed", decayed.unsqueeze(0)), ("plain", plain)):
+            if values.numel():
+                self._parameters[name] = nn.Parameter(values)
+        self._optimizer = build_optimizer(self._parameters, optimizer) if self._parameters else None
+        self.done = DoneBatches()
+        self._staged: dict[int, Push] = {}
+        self._pulled: dict[int, tuple[int, Tensor | None]] = {}
+        """(version, the weights if they are needed later) that each worker pulled last."""
+        self._last = (0.0, 0.0)
+        self.staleness: Counter[int] = Counter()
+        """Staleness, and the number of updates that were so stale."""
+
+    @property
+    def version(self) -> int:
+        return len(self.done)
+
+    # Messages.
+
+    def push(self, push: Push) -> Pushed:
+        """Take a gradient. In the synchronous mode it is kept until all workers are known to have
+        pushed theirs to all servers, which the first pull of the next version shows."""
+        if self._num_shares is not None:
+            if push.batch not in self.done:
+                self._staged[push.worker] = push
+            return Pushed(self.version, 0, counts=push.batch not in self.done)
+        pulled, weights = self._pulled.get(push.worker, (self.version, None))
+        staleness = self.version - pulled
+        if push.batch in self.done:
+            return Pushed(self.version, staleness, counts=False)
+        gradient, lr = push.gradient, push.lr
+        match self._correction:
+            case spec.Correction(name="staleness_lr"):
+                lr = lr / max(1, staleness)
+            case spec.Correction(name="delay_compensation", strength=strength):
+                if weights is not None:
+                    gradient = self._compensated(gradient, weights, strength)
+        self.staleness[staleness] += 1
+        self._apply(push.batch, gradient, lr, push.loss)
+        return Pushed(self.version, staleness, counts=True)
+
+    def pull(self, worker: int, version: int | None = None) -> Weights:
+        """The newest weights; in the synchronous mode those of a version, or, where nothing is on
+        its way any more, the last ones."""
+        if version is None and len(self._staged) == self._num_shares:
+            version = self.version + 1
+        if version == self.version + 1:
+            self._apply_staged(version)
+        assert version in (None, self.version), f"{self.version} is not {version}"
+        keeps = self._correction is not None and self._correction.name == "delay_compensation"
+        trained = self._values[: self._sizes.num_trained]
+        self._pulled[worker] = (self.version, trained.clone() if keeps else None)
+        loss, squares = self._last
+        return Weights(self.version, self._values, loss, squares)
+
+    def lost(self, worker: int) -> None:
+        """Forget what a worker that is gone has pulled."""
+        self._pulled.pop(worker, None)
+
+    # The update.
+
+    def _compensated(self, gradient: Tensor, pulled: Tensor, strength: float) -> Tensor:
+        """g + lambda g g (w - w_old) of DC-ASGD, for the parameters."""
+        trained, buffers = torch.split(gradient, [self._sizes.num_trained, self._sizes.buffers])
+        moved = self._values[: self._sizes.num_trained] - pulled
+        return torch.cat([trained + strength * trained * trained * moved, buffers])
+
+    def _apply_staged(self, batch: int) -> None:
+        shares = [self._staged[worker] for worker in sorted(self._staged)]
+        assert len(shares) == self._num_shares
+        assert all(share.batch == batch for share in shares)
+        total = shares[0].gradient.clone()
+        for share in shares[1:]:
+            total += share.gradient
+        # The change of a buffer is a mean over the workers, as its gradient would be.
+        total[self._sizes.num_trained :] /= len(shares)
+        self._staged.clear()
+        self._apply(batch, total, shares[0].lr, sum(share.loss for share in shares))
+
+    @torch.no_grad()
+    def _apply(self, batch: int, gradient: Tensor, lr: float, loss: float) -> None:
+        decayed, plain, buffers = torch.split(gradient, list(self._sizes))
+        self._last = (loss, float(decayed.square().sum() + plain.square().sum()))
+        for name, values in (("decayed", decayed.unsqueeze(0)), ("plain", plain)):
+            if name in self._parameters:
+                self._parameters[name].grad = values
+        if self._optimizer is not None:
+            set_lr(self._optimizer, lr)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        self._buffers += buffers
+        self.done.add(batch)
+
+    # The state.
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies: `values`, and of the optimizer's state vectors without buffers, or scalars."""
+        found = {"values": self._values.clone()}
+        states = [self._optimizer_state(name) for name in self._parameters]
+        for key in states[0] if states else ():
+            parts = [state[key] for state in states]
+            is_scalar = parts[0].ndim == 0
+            found[key] = parts[0].clone() if is_scalar else torch.cat([p.view(-1) for p in parts])
+        return found
+
+    def _optimizer_state(self, name: str) -> dict[str, Tensor]:
+        assert self._optimizer is not None
+        state: Mapping[str, Any] = self._optimizer.state.get(self._parameters[name], {})
+        return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor], done: DoneBatches) -> None:
+        """Take a state, as `state` gave it, after these batches."""
+        self._values.copy_(state["values"])
+        self.done = done
+        keys = [key for key in state if key != "values"]
+        first = 0
+        for parameter in self._parameters.values():
+            size = parameter.numel()
+            own = {}
+            for key in keys:
+                value = state[key]
+                is_scalar = value.ndim == 0
+                part = value if is_scalar else value[first : first + size].view(parameter.shape)
+                own[key] = part.clone()
+            if own and self._optimizer is not None:
+                self._optimizer.state[parameter] = own
+            first += size

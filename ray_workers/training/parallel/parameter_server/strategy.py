@@ -1,0 +1,311 @@
+"""A worker's strategy: the weights come from servers, and gradients go to them.
+
+A worker is in no process group. It has nothing that its replacement could not get from the servers,
+so the loss of one concerns no other. Worker 0, the chief, gives the servers their first weights,
+evaluates, saves checkpoints of their state and stores the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dray import spec
+from dray.train.kv.connection import DTYPES
+from ray_workers.training.core.compat_torch import Store
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.core.progress import NOTHING, Progress
+from ray_workers.training.data.prefetcher import Feed
+from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
+from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.meta_init import materialise
+from ray_workers.training.parallel.optim.optimizer_step import clip_gradients, named_state
+from ray_workers.training.parallel.optim.optimizers import build_optimizer
+from ray_workers.training.parallel.parameter_server.client import Servers
+from ray_workers.training.parallel.parameter_server.dealer import CHIEF
+from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
+from ray_workers.training.parallel.parameter_server.shard import DoneBatches
+from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
+
+PERCENTILES = (50, 95, 99)
+
+
+class WorkerGradients(GradientEngine):
+    """Computes the gradient of this worker's samples, and tells of its staleness."""
+
+    loss = 0.0
+    """Of the samples, weighted as the gradient is."""
+    staleness: int | None = None
+    """Of the last update; None where updates are not stale."""
+    clock = 0
+    """Batches that this process has computed, and that count."""
+
+    def take_loss(self) -> Tensor:
+        carried = super().take_loss()
+        self.loss = carried.item()
+        return carried
+
+    def step_metrics(self) -> dict[str, float]:
+        if self.staleness is None:
+            return {}
+        return {"sync/staleness": float(self.staleness), "sync/clock": float(self.clock)}
+
+
+class RemoteUpdate:
+    """Pushes gradients to the servers, and takes the next batch and the weights for it."""
+
+    def __init__(self, worker: ParameterServerWorker) -> None:
+        self._worker = worker
+
+    @property
+    def weights(self) -> nn.Module:
+        return self._worker.model
+
+    def loss_scale(self) -> Tensor | None:
+        return None
+
+    def step(self, lr: float) -> Tensor:
+        return self._worker.push(lr)
+
+
+class ParameterServerWorker(Strategy):
+    """See the module's docstring."""
+
+    servers: Servers
+    saves_alone = False
+
+    def __init__(self, given: StrategyContext) -> None:
+        super().__init__(given)
+        sync = given.spec.sync
+        assert isinstance(sync, spec.ParameterServer)
+        self.model = model = given.workload.model
+        materialise(model, given.device, given.spec.train.seed)
+        prepare_blocks(model, given.spec.train)
+        self.is_synchronous = sync.mode == "synchronous"
+        self.num_workers = given.spec.resources.num_workers - sync.servers
+        self.gradients = self._own = WorkerGradients(model, given.workload.loss_sum, given.autocast)
+        self.update = RemoteUpdate(self)
+        self._layout = FlatLayout(model, sync.servers)
+        self._push_dtype = DTYPES[sync.push_dtype]
+        self._restored: Mapping[str, Any] = {}
+        self._held: dict[str, Any] | None = None
+        """The servers' state, as a checkpoint has it, as long as the model has its weights."""
+        self.settled = 0
+        """Evaluations and checkpoints up to this step were done when this worker came."""
+        self.batch: int | None = None
+        """Number of the batch that this worker computes next; None: there is none left."""
+        self.version = 0
+        """Optimizer steps that the servers had done when they were last asked."""
+        self.counted = False
+        """Whether the last push was an update: another worker may have computed the batch too."""
+        self._staleness: Mapping[int, int] = {}
+        """As in `ServersState`, when the state was last asked for."""
+        self._buffers = torch.empty(0)
+
+    def connect(self, store: Store, worker: int, limit: timedelta) -> None:
+        """Connect to all servers; DataError if this worker has read other data than another."""
+        fingerprint = self.given.workload.fingerprint
+        self.servers = Servers.connect(
+            store, self._layout, worker, fingerprint, limit, self._push_dtype
+        )
+        if not self.servers.is_same_data:
+            raise DataError(
+                "the workers have read different data from the same source; its content here "
+                f"hashes to {fingerprint}. Don't change a source while a job starts"
+            )
+
+    def data_part(self) -> DataPart:
+        if self.is_synchronous:
+            return DataPart(range(self.rank, self.rank + 1), self.num_workers)
+        return DataPart(range(1), 1, is_on_demand=True)
+
+    def evaluated_part(self) -> DataPart:
+        return DataPart(range(1), 1)  # the chief evaluates alone
+
+    # Coming to the servers.
+
+    def sync_progress(
+        self, progress: int, state: Callable[[], Mapping[str, Any]]
+    ) -> tuple[int, dict[str, Any] | None]:
+        """The servers' progress, and the chief's notes, if they have begun."""
+        if not self.servers.is_ready:
+            return NOTHING, None
+        return Progress.just_after(self.servers.version).number, self.servers.notes
+
+    def begin(self, step: int, notes: Mapping[str, Any]) -> None:
+        """The chief gives servers without weights the state after `step`; others wait for it."""
+        if self.servers.is_ready:
+            self.settled = self.servers.notes["settled"]
+            return
+        self.settled = step
+        if self.rank != CHIEF:
+            return
+        tensors = {"values": flat(self._layout.tensors)}
+        optimizer = self._restored.get("optimizer", {"state": {}})["state"]
+        if optimizer:
+            tensors |= self._optimizer_vectors(optimizer)
+        done = [DoneBatches(step) for _ in range(self._layout.num_servers)]
+        saved = self._restored.get("servers")
+        if saved is not None and len(saved["done"]) == len(done):
+            done = [DoneBatches(all_up_to, set(above)) for all_up_to, above in saved["done"]]
+        last_batch = self.given.calendar.total_steps
+        self.servers.begin(tensors, done, last_batch, {**notes, "settled": step})
+        self._restored = {}
+
+    def note(self, step: int, notes: Mapping[str, Any]) -> None:
+        """Leave the chief's state with the servers, for the process that may take its place. step:
+        all that was due up to it is done."""
+        self.servers.note({**notes, "settled": step})
+
+    def _optimizer_vectors(self, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Of a state by names of parameters, or, as dray once wrote it, by their numbers."""
+        own = [
+            state[name] if name in state else state[place]
+            for place, (name, _) in enumerate(self._layout.trained)
+        ]
+        found = {}
+        for key, first in own[0].items():
+            if isinstance(first, Tensor):
+                found[key] = first if first.ndim == 0 else flat([each[key] for each in own])
+        return found
+
+    def prepare(self, feed: Feed, step: int) -> None:
+        return
+
+    def leave_group(self) -> None:
+        self.servers.close()
+
+    # One batch.
+
+    def take(self) -> None:
+        """Take the next batch, with `batch` done."""
+        self.batch = self.servers.take(self.batch)
+
+    def pull(self, version: int | None = None) -> Tensor:
+        """Have the model take the servers' weights; the norm of the last gradient."""
+        pulled = self.servers.pull(version)
+        self._held = None
+        self._layout.write(pulled.vector)
+        # A view would hold the whole vector.
+        self._buffers = pulled.vector[self._layout.sizes.num_trained :].clone()
+        self.version, self._own.loss = pulled.version, pulled.loss
+        return torch.tensor(pulled.squares).sqrt()
+
+    def push(self, lr: float) -> Tensor:
+        """Push the gradient of `batch`, and take the next one; the gradient's norm.
+
+        In the synchronous mode the servers then have the gradients of all, and the model takes the
+        weights after the step. At the end only the chief does: it may have stopped the training
+        before the step.
+        """
+        assert self.batch is not None
+        batch, norm = self.batch, self.gradients.grad_norm()
+        max_norm = self.options.max_grad_norm
+        if max_norm is not None:
+            clip_gradients(self.model, max_norm, norm)
+        pushed = self.servers.push(batch, lr, self._own.loss, self._gradient())
+        self.gradients.forget_gradients()
+        self.version, self.counted = pushed.version, pushed.counts
+        self.take()
+        if not self.is_synchronous:
+            self._own.staleness = pushed.staleness
+            self._own.clock += pushed.counts
+            return norm
+        if self.batch is None and self.rank != CHIEF:
+            self.counted = False
+            return norm
+        return self.pull(batch)
+
+    @property
+    def loss(self) -> Tensor:
+        """Of the last update."""
+        return torch.tensor(self._own.loss)
+
+    def _gradient(self) -> Tensor:
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for _, parameter in self._layout.trained
+        ]
+        vector = flat([*gradients, *self._layout.buffers])
+        vector[self._layout.sizes.num_trained :] -= self._buffers
+        return vector
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        """Mean, percentiles and maximum of the staleness of the updates so far."""
+        counts = sorted(self._staleness.items())
+        total = sum(count for _, count in counts)
+        if not total:
+            return {}
+        found = {
+            "sync/staleness_mean": sum(stale * count for stale, count in counts) / total,
+            "sync/staleness_max": float(counts[-1][0]),
+        }
+        for percent in PERCENTILES:
+            seen = itertools.accumulate(count for _, count in counts)
+            at = next(n for n, number in enumerate(seen) if number >= total * percent / 100)
+            found[f"sync/staleness_p{percent}"] = float(counts[at][0])
+        return found
+
+    # The whole state.
+
+    def consolidate(self) -> None:
+        """Ask the servers for their state, and have the model take its weights."""
+        if self._held is not None:
+            return
+        state = self.servers.state()
+        self._layout.write(state.tensors["values"])
+        self._staleness = state.staleness
+        self.version = len(state.done[0])
+        names: dict[Tensor, str] = {
+            parameter: name for name, parameter in self.model.named_parameters()
+        }
+        optimizer = named_state(build_optimizer(self.model, self.options.optimizer), names)
+        optimizer["state"] = self._optimizer_state(state.tensors)
+        self._held = {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer,
+            "servers": {"done": [[each.all_up_to, sorted(each.above)] for each in state.done]},
+        }
+
+    def _optimizer_state(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        found: dict[str, dict[str, Tensor]] = {name: {} for name, _ in self._layout.trained}
+        sizes = [parameter.numel() for _, parameter in self._layout.trained]
+        for key in tensors.keys() - {"values"}:
+            value = tensors[key]
+            parts = [value] * len(sizes) if value.ndim == 0 else torch.split(value, sizes)
+            for (name, parameter), part in zip(self._layout.trained, parts, strict=True):
+                found[name][key] = part.clone() if value.ndim == 0 else part.view(parameter.shape)
+        return {name: state for name, state in found.items() if state}
+
+    def state(self) -> dict[str, Any]:
+        assert self._held is not None, "consolidate() comes first"
+        return self._held
+
+    def peer_state_dict(self) -> dict[str, Any]:
+        return {}  # the servers have it
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self._restored = state
+
+    def load_peer_state(self, state: Mapping[str, Any]) -> None:
+        return
+
+    def load_model(self, whole: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(whole)
+
+    @property
+    def preemption_requested(self) -> bool:
+        return self.given.page.is_asked_to_leave
+
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
+    def trained(self) -> nn.Module | None:
+        return self.model
