@@ -157,7 +157,7 @@ async def get_round(
 async def get_form(
     request: Request, context: TheContext, federation: TheFederation, token: Client, job_id: str
 ) -> Response:
-    """What clients know of the model and its training: columns, classes, and the fields of the job
+    """The facts that clients know of the model and its training: columns, classes, and the fields of the job
     document that they go by. Where the job's own data are is not among it."""
     return _download(request, context.runtime.storage, await federation.form(job_id, token))
 
