@@ -79,8 +79,8 @@ class FederatedRound(View):
     num_elements: int | None = None
     """Of an update: as many numbers of 32 bits."""
     awaits: str | None = None
-    """The thing that the client is to send: `update`, or with secure aggregation the name of the phase
-    that it answers in."""
+    """The thing that the client is to send: `update`, or with secure aggregation its answer in this
+    phase."""
     update_bytes: int | None = None
     """The size of an update; with secure aggregation of a masked one."""
     part_bytes: int | None = None

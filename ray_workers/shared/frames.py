@@ -187,8 +187,8 @@ class RoundReport(Report):
     received: Sequence[int]
     """The clients whose updates are there."""
     awaits: str
-    """The thing that clients are to send: `round_files.UPDATE`, or the phase of secure aggregation in
-    which they answer."""
+    """The thing that clients are to send: `round_files.UPDATE`, or with secure aggregation their
+    answer in this phase."""
     update_bytes: int
     """The size of the update that they send in parts."""
 

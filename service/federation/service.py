@@ -1,8 +1,8 @@
 """Use cases of federated jobs whose clients are outside of the cluster.
 
 A client has a token, which is stored as its hash and is good for the rounds of one job. Its
-updates go to the job's storage by way of the service, and the rank that aggregates finds them there,
-so that neither knows of the other.
+updates go to the job's storage by way of the service, and the rank that aggregates finds them
+there, so that neither knows of the other.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class Federation:
         return RoundFile(key, at.model_size_bytes, at.model_sha256)
 
     async def form(self, job_id: str, token: str) -> RoundFile:
-        """The facts that clients know of the model and the training. RoundOver if no round was opened."""
+        """The facts that clients know of the model and the training. RoundOver if no round was
+        opened."""
         at = await self._standing(job_id, token)
         if at.name is None:
             raise RoundOver("no round was opened yet", hint="ask for the round, and wait for it")

@@ -272,9 +272,9 @@ class UpdateCollector:
 
 
 def _form(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:
-    """The facts that a client needs to know besides the weights: the form of the model's inputs and outputs,
-    as a result has it, and the parts of the document that training goes by. Where the job's own
-    data are, and its environment, is not among it.
+    """The facts that a client needs to know besides the weights: the form of the model's inputs and
+    outputs, as a result has it, and the parts of the document that training goes by. The place of
+    the job's own data, and its environment, are not among them.
 
     folder: an empty one, for a moment.
     """
