@@ -33,17 +33,18 @@ class Swarm:
         asyncio.run(self._run())
 
     async def _run(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(
-            base_url=f"{self.url}/v1/federated/{self.job_id}",
-            limits=limits,
-            timeout=httpx.Timeout(30.0, read=2 * WAIT_S),
-            trust_env=False,
-        ) as http:
-            await asyncio.gather(*(self._take_part(http, token) for token in self.tokens))
+        await asyncio.gather(*map(self._take_part, self.tokens))
 
-    async def _take_part(self, http: httpx.AsyncClient, token: str) -> None:
-        headers = {"Authorization": f"Bearer {token}"}
+    async def _take_part(self, token: str) -> None:
+        """Each with a pool of its own: httpx looks through all connections of one at each call."""
+        base_url = f"{self.url}/v1/federated/{self.job_id}"
+        timeout = httpx.Timeout(30.0, read=2 * WAIT_S)
+        async with httpx.AsyncClient(
+            base_url=base_url, timeout=timeout, trust_env=False, verify=False
+        ) as http:
+            await self._play(http, {"Authorization": f"Bearer {token}"})
+
+    async def _play(self, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
         while True:
             response = await http.get(f"/round?wait_s={WAIT_S:g}", headers=headers)
             response.raise_for_status()
