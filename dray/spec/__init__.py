@@ -270,7 +270,8 @@ class JobSpec(Document):
         if self.recipe is None:
             return ()
         options = RECIPES[self.recipe]
-        return options.metrics if self.federated is None else options.client_metrics
+        is_simulated = self.federated is not None and self.federated.http is None
+        return options.client_metrics if is_simulated else options.metrics
 
     @property
     def is_exact(self) -> bool:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dray.spec import JobSpec
 
 MAX_CLIENTS = 10_000
+HTTP_RECIPES = ("image_classification", "tabular_classification", "tabular_regression")
+"""Recipes whose clients may be outside of the cluster."""
 MAX_SECURE_CLIENTS = 500
 """Of a round with secure aggregation, in which each client has a mask for each other one."""
 MAX_NORM_IN_32_BITS = 100.0
@@ -148,6 +150,17 @@ class Privacy(Document):
     """Chance that the promise of epsilon does not hold; below one over the number of clients."""
 
 
+class Http(Document):
+    """Clients outside of the cluster, which take part by `dray federate join`. The job's only rank
+    aggregates. Its `data` say which columns and classes there are, and validate the model."""
+
+    deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] = 600.0
+    """Seconds after which a round ends with as many updates as `quorum` asks for. A round that has
+    not so many by then is open to all clients, and ends with the update that makes them."""
+    max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 100_000
+    """A client that says that it has more samples weighs as much as one with so many."""
+
+
 class SecureAggregation(Document):
     """The server learns the sum of the updates of a round, and no single one (Bonawitz et al. 2017,
     doi:10.1145/3133956.3133982): clients mask their updates by keys that each two of them agree on,
@@ -162,9 +175,10 @@ class SecureAggregation(Document):
 
 
 class Federated(Document):
-    """Federated learning in simulation: the ranks play the clients, whose data come from the job's
-    data set. A round is a step of the job. `train.optimizer` is that of the clients, which begin
-    each round with a fresh one, and `train.schedule` gives its rate for each round."""
+    """Federated learning. The ranks play the clients, whose data come from the job's data set; or
+    with `http` clients outside of the cluster train on data of their own. A round is a step of the
+    job. `train.optimizer` is that of the clients, which begin each round with a fresh one, and
+    `train.schedule` gives its rate for each round."""
 
     algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "scaffold"] = "fedavg"
     """fedavg: the mean of the clients' weights (arXiv:1602.05629). fedprox: clients are pulled back
@@ -181,6 +195,8 @@ class Federated(Document):
     """Passes of a client over its samples in a round."""
     batch_size: Annotated[Int, Field(ge=1, le=2**24)] = 32
     """Samples of a client's step."""
+    http: Http | None = None
+    """Unset, the ranks play the clients."""
     partition: Partition = Partition()
     proximal_mu: Annotated[Number, Field(gt=0.0, le=1000.0)] | None = None
     """fedprox: strength of the pull; unset, 0.01."""
@@ -235,9 +251,28 @@ class Federated(Document):
         self._check_updates()
         if self.privacy is not None:
             self._check_privacy(self.privacy)
+        if self.http is not None:
+            self._check_http()
         if self.secure_aggregation is not None:
             self._check_secure_aggregation(self.secure_aggregation)
         return self
+
+    def _check_http(self) -> None:
+        for name in ("partition", "dropout_rate", "stragglers", "attack"):
+            if getattr(self, name) != Federated.model_fields[name].default:
+                raise wrong(f"/federated/{name}", "must be unset with http: clients are real there")
+        if self.algorithm == "scaffold":
+            raise wrong(
+                "/federated/algorithm",
+                "must not be scaffold with http: its corrections need each client in every round "
+                "and on this server. Take fedprox",
+            )
+        if self.privacy is not None:
+            raise wrong(
+                "/federated/privacy",
+                "must be unset with http, in this version: which clients send something is not by "
+                "chance there, and the noise would come from the job's seed",
+            )
 
     def _check_options(self) -> None:
         name, server = self.algorithm, self.server
@@ -379,11 +414,36 @@ def _check_group(document: JobSpec, federated: Federated) -> None:
     if document.data.loader_workers:
         raise wrong("/data/loader_workers", "must be 0 with federated, in this version")
     num_workers = document.resources.num_workers
+    if federated.http is not None:
+        _check_outside(document, federated)
+        return
     if num_workers > federated.clients_per_round:
         raise wrong(
             "/resources/num_workers",
             f"is {num_workers}: with more workers than the {federated.clients_per_round} clients "
             "of a round, some have nothing to do",
+        )
+
+
+def _check_outside(document: JobSpec, federated: Federated) -> None:
+    """Clients outside of the cluster, who run nothing that the job brings along."""
+    if document.resources.num_workers != 1:
+        raise wrong(
+            "/resources/num_workers",
+            f"is {document.resources.num_workers}, and must be 1 with federated.http: the only "
+            "rank aggregates",
+        )
+    if document.elastic is not None:
+        raise wrong("/elastic", "must be unset with federated.http, whose only rank aggregates")
+    if document.recipe not in HTTP_RECIPES:
+        raise wrong(
+            "/recipe",
+            f"is {document.recipe}: federated.http takes {' and '.join(HTTP_RECIPES)}, in this "
+            "version",
+        )
+    if document.model is not None and document.model.name == "imported":
+        raise wrong(
+            "/model/name", "must not be imported with federated.http: clients run no code of a job"
         )
 
 

@@ -235,6 +235,7 @@ class FrameKind(StrEnum):
     RESUMED = "resumed"
     STRAGGLERS = "stragglers"
     DIVERGENCE = "divergence"
+    ROUND = "round"
     ERROR = "error"
 
     # Reported by the supervisor, as the rank SUPERVISOR_RANK.
@@ -246,6 +247,10 @@ class FrameKind(StrEnum):
     LEDGER = "ledger"
     SYSTEM_METRICS = "system_metrics"
 
+
+FIRST_SIGNS = frozenset({FrameKind.METRICS, FrameKind.ROUND})
+"""Frames of which the first shows that a group trains. A round waits for its clients, perhaps for
+hours, before it is a step."""
 
 BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale"
 """Metrics that ranks report and the scheduler goes by."""
@@ -429,6 +434,11 @@ class RankTask(Seat):
             array_index=attempt.array_index,
             parameters=dict(attempt.parameters),
         )
+
+    @property
+    def rounds_url(self) -> str:
+        """The files of the rounds of a federated job whose clients are outside of the cluster."""
+        return f"{self.folder_url.rpartition('/')[0]}/rounds"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

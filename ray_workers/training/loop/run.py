@@ -6,6 +6,7 @@ from dray.spec import JobSpec, ParameterServer
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log
+from ray_workers.training.core.errors import LeaveRequested
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop.served_worker import train_served
@@ -63,6 +64,8 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                 trainer.finish()
                 rendezvous.leave()
                 return
+            except LeaveRequested:
+                trainer.leave_with_checkpoint(trainer.progress.step)
             except Exception as error:
                 if not rendezvous.may_follow(error):
                     raise

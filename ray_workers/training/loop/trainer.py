@@ -73,7 +73,11 @@ class Trainer:
         self.calendar = _calendar_of(spec, workload)
         self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
 
-        given = StrategyContext(spec, workload, self.device, self.calendar, page, task.rank)
+        given = StrategyContext(
+            *(spec, workload, self.device, self.calendar, page),
+            rounds_url=task.rounds_url,
+            seat=task.rank,
+        )
         self.strategy = strategy_of(given)
         self.comm_metrics: CommMetrics | None = None
         self.evaluation = evaluation_of(given, self.strategy)

@@ -32,6 +32,8 @@ class StrategyContext:
     device: torch.device
     calendar: Calendar
     page: HeartbeatPage
+    rounds_url: str
+    """`RankTask.rounds_url`."""
     seat: int = 0
     """The worker's number, which it keeps as long as the attempt lasts: its first rank."""
 

@@ -199,3 +199,36 @@ def test_a_script_trains_its_clients_itself() -> None:
         "/federated",
         "is for recipes; a script trains its clients itself",
     )
+
+
+def outside(federated: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return job({"http": {}, "quorum": 5, **(federated or {})}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        (outside({"quorum": 11}), "/federated/quorum", "more than the 10 of federated.clients_per"),
+        (outside({"clients": 5}), "/federated/clients_per_round", "more than the 5"),
+        (outside({"http": {"deadline_s": 0}}), "/federated/http/deadline_s", "1"),
+        (outside({"dropout_rate": 0.1}), "/federated/dropout_rate", "clients are real"),
+        (outside({"privacy": PRIVACY, "quorum": None}), "/federated/privacy", "unset with http"),
+        (
+            outside(checkpoint={"best": "val/worst_tenth_accuracy"}),
+            "/checkpoint/best",
+            "val/accuracy",
+        ),
+        (outside(resources={"num_workers": 2}), "/resources/num_workers", "must be 1"),
+        (
+            outside(model={"import": "net:Net"}),
+            "/model/name",
+            "clients run no code of a job",
+        ),
+    ],
+)
+def test_what_clients_outside_of_the_cluster_can_not_do_is_refused(
+    document: dict[str, Any], pointer: str, message: str
+) -> None:
+    found, said = refusal(document)
+    assert found == pointer
+    assert message in said

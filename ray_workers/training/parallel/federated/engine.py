@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,7 +93,7 @@ class FederatedEngine(GradientEngine):
         self._options = options = given.spec.federated
         self.rank = 0
         self._flat = Flat(model, has_buffers=options.privacy is None)
-        self._clients = ClientTraining(model, loss_sum, autocast, given.spec.train, options)
+        self._parts = (model, loss_sum, autocast)
         self._controls: ControlVariates | None = None
         if options.algorithm == "scaffold":
             self._controls = ControlVariates(self._flat, options.clients, given.device)
@@ -107,6 +108,10 @@ class FederatedEngine(GradientEngine):
             self._secure_rounds = _secure_rounds()
         self._last_loss = 0.0
         self._end: RoundEnd | None = None
+
+    @cached_property
+    def _clients(self) -> ClientTraining:
+        return ClientTraining(*self._parts, self._train, self._options)
 
     def form(self, world_size: int) -> None:
         self._world_size = world_size
@@ -282,7 +287,7 @@ class FederatedEngine(GradientEngine):
             assert rows is not None
             sent = [mine.plan.participants[at] for at in accepted]
             controls = self._controls.change(sent, rows[accepted], self._lr(number))
-        metrics, clip_norm = received.metrics(counts=counts), None
+        metrics, clip_norm = self._metrics(mine, received, counts=counts), None
         if self._clipping is not None and self._accountant is not None:
             if counts:
                 clip_norm = self._clipping.after(number, result.num_within, len(accepted))
@@ -290,6 +295,11 @@ class FederatedEngine(GradientEngine):
             if self.rank == 0:
                 metrics["federated/epsilon"] = self._accountant.epsilon(number)
         self._end = RoundEnd(counts, buffers, result.loss, metrics, controls, clip_norm)
+
+    def _metrics(
+        self, mine: RoundShare, received: ReceivedUpdates, *, counts: bool
+    ) -> dict[str, float]:
+        return received.metrics(counts=counts)
 
     # After a round.
 

@@ -76,7 +76,7 @@ class Rounds:
 
     def plan(self, number: int) -> RoundPlan:
         options = self._options
-        chosen = self._choose(number)
+        chosen = self.chosen(number)
         fate = self._generator("fate", number).random((3, options.clients))
         participants, num_stragglers = [], 0
         lost: dict[int, MaskingPhase] = {}
@@ -100,9 +100,9 @@ class Rounds:
             participants.append(Participant(client, size, num_steps, attacks, lost_in))
         return RoundPlan(number, participants, len(chosen), num_stragglers, lost)
 
-    def _choose(self, number: int) -> list[int]:
-        """In rising order. With privacy each client by a chance of its own (Poisson sampling),
-        which is what the accountant counts on."""
+    def chosen(self, number: int) -> list[int]:
+        """The clients of a round, in rising order. With privacy each client by a chance of its own
+        (Poisson sampling), which is what the accountant counts on."""
         options = self._options
         generator = self._generator("chosen", number)
         if options.privacy is not None:
