@@ -265,7 +265,8 @@ class JobSpec(Document):
         if self.recipe is None:
             return ()
         options = RECIPES[self.recipe]
-        return options.metrics if self.federated is None else options.client_metrics
+        plays_clients = self.federated is not None and self.federated.silos is None
+        return options.client_metrics if plays_clients else options.metrics
 
     @property
     def is_exact(self) -> bool:
@@ -338,8 +339,8 @@ class JobSpec(Document):
     @model_validator(mode="before")
     @classmethod
     def _the_workers_of_all_roles(cls, document: Any) -> Any:
-        """Fill in `resources.num_workers` of a script with roles."""
-        return roles.with_num_workers(document)
+        """Fill in `resources.num_workers` of a script with roles, and of silos."""
+        return federated.with_num_workers(roles.with_num_workers(document))
 
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Self:

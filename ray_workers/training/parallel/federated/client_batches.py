@@ -22,7 +22,8 @@ class RoundShare(Share):
     plan: RoundPlan
     owners: Sequence[int]
     """The rank of each participant."""
-    feed: ClientFeed
+    feed: ClientFeed | None
+    """None where the clients have their samples elsewhere."""
 
     def own(self, rank: int) -> Iterator[tuple[int, Participant]]:
         """(place among all participants, participant) of those that a rank plays."""
@@ -32,6 +33,7 @@ class RoundShare(Share):
 
     def batches(self, participant: Participant) -> Iterator[Piece]:
         """(inputs, targets) of each step of a client."""
+        assert self.feed is not None
         return self.feed.batches(self.plan.number, participant)
 
 
@@ -63,20 +65,32 @@ class ClientFeed:
         return Feeding(plan.num_samples, [RoundShare(batch, [], plan, owners, self)])
 
     def batches(self, round_number: int, participant: Participant) -> Iterator[Piece]:
-        """In each local epoch a client goes over its samples in an order of its own."""
+        """As `batches_of`."""
         own = torch.from_numpy(self._clients[participant.client])
         seed = derive_seed("client", self._seed, round_number, participant.client)
-        generator = torch.Generator().manual_seed(seed)
-        left = participant.num_steps
-        while left:
-            order = own[torch.randperm(len(own), generator=generator)]
-            pieces: Sequence[Tensor] = torch.split(order, self._batch_size)[:left]
-            left -= len(pieces)
-            for at in pieces:
-                yield self._samples.take(at)
+        return batches_of(self._samples, own, participant.num_steps, self._batch_size, seed)
 
     def end_batches(self, *_: object) -> None:
         """A round is one step."""
 
     def close(self) -> None:
         """Nothing is read ahead."""
+
+
+def batches_of(
+    samples: InMemorySamples | MemoryMappedSamples,
+    own: Tensor,
+    num_steps: int,
+    batch_size: int,
+    seed: int,
+) -> Iterator[Piece]:
+    """(inputs, targets) of each step of a client, whose samples have the numbers `own`. In each
+    local epoch it goes over them in an order of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    left = num_steps
+    while left:
+        order = own[torch.randperm(len(own), generator=generator)]
+        pieces: Sequence[Tensor] = torch.split(order, batch_size)[:left]
+        left -= len(pieces)
+        for at in pieces:
+            yield samples.take(at)

@@ -109,7 +109,8 @@ class FederatedEngine(GradientEngine):
             verdict, norm = judged(update, size, max_norm)
             table.note(place, verdict, norm, loss)
             if self._needs_each:
-                kept.append(update)
+                has_shape = verdict is not Verdict.WRONG_SHAPE
+                kept.append(update if has_shape else torch.zeros(size, device=update.device))
             elif verdict is Verdict.ACCEPTED:
                 if self._clipping is not None:
                     self._clipping.clip(update, norm)
@@ -122,7 +123,7 @@ class FederatedEngine(GradientEngine):
         else:
             self._take(mine, received, self._mean(received, added.total(self._world_size)), None)
         if self.rank == 0:
-            received.name_refused(max_norm)
+            received.name_refused(max_norm, self._options.silos)
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
         """The update that a client sends, and its mean loss."""

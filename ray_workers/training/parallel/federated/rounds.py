@@ -28,6 +28,8 @@ class Participant:
     """Local steps that it takes in the round."""
     attacks: bool
     """Whether it sends a poisoned update."""
+    tells_loss: bool = True
+    """Whether its mean loss comes with the update."""
 
 
 @dataclass(frozen=True)

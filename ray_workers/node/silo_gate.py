@@ -1,0 +1,204 @@
+"""The gate of a federated silo: what of its ranks may leave their node.
+
+A rank whose data must stay on its node writes its reports as any rank does. The node agent, through
+which all of it leaves the node, lets out what the owner of the node has opened, and the metrics
+that both the job and the owner name. It knows a silo by a file beside the spools, so that nothing
+depends on the code of the rank. The owner decides by variables of the node's Ray; a job has no say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from ray_workers.shared.contracts import FrameKind, RankTask
+from ray_workers.shared.spool_reader import parse_key
+
+OPENS: Final = "DRAY_SILO_OPENS"
+METRICS: Final = "DRAY_SILO_METRICS"
+SOURCE: Final = "DRAY_SILO_SOURCE"
+_NOTE: Final = ".silo"
+_AGGREGATOR: Final = 0
+"""Rank that may run on a silo's node and has none of its data."""
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Opening(StrEnum):
+    """Something that the owner of a silo's node may open."""
+
+    LOGS = "logs"
+    """Lines of its ranks' output, and the messages and tracebacks of their errors."""
+    STACKS = "stacks"
+    """Stacks of its ranks' threads, in bundles of hangs."""
+    FILES = "files"
+    """Artifacts, sample pictures and checkpoints that its ranks save."""
+    SYSTEM_METRICS = "system_metrics"
+    """Processors and memory that its ranks use."""
+
+
+_KINDS: Final = {
+    FrameKind.LOG: Opening.LOGS,
+    FrameKind.ARTIFACT: Opening.FILES,
+    FrameKind.CHECKPOINT: Opening.FILES,
+    FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
+}
+
+
+@dataclass(frozen=True)
+class Silo:
+    """A silo of an attempt on this node, with what its owner allows."""
+
+    name: str
+    opens: Set[Opening]
+    metrics: Set[str]
+
+    def frames(self, data: bytes) -> bytes:
+        """Whole lines of a spool, of which only what may leave. Each line keeps its length, since
+        offsets count by it; spaces take the room of what stays."""
+        return b"".join(self._line(line) for line in data.splitlines(keepends=True))
+
+    def _line(self, line: bytes) -> bytes:
+        nothing = b" " * (len(line) - 1) + b"\n"
+        try:
+            frame = json.loads(line)
+            kind, body = FrameKind(frame["kind"]), frame["body"]
+            kept = self._body(kind, body)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return nothing  # no frame
+        if kept is None:
+            return nothing
+        if kept == body:
+            return line
+        told = {"kind": kind, "time": float(frame["time"]), "body": kept}
+        text = _encode(told).encode()
+        return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
+
+    def _body(self, kind: FrameKind, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What may leave of a frame; None for nothing."""
+        if kind is FrameKind.METRICS:
+            values = {name: float(v) for name, v in body["values"].items() if name in self.metrics}
+            return {"step": int(body["step"]), "values": values} if values else None
+        if kind is FrameKind.ERROR:
+            return body if Opening.LOGS in self.opens else self._closed_error(body)
+        opening = _KINDS.get(kind)
+        return body if opening is not None and opening in self.opens else None
+
+    def _closed_error(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        # Short, so that it has room in the line that it replaces.
+        return {
+            "cause": str(body["cause"]),
+            "type": "Silo",
+            "message": f"error in silo {self.name}",
+            "traceback": "",
+            "raised_at": None,
+        }
+
+    def stacks(self, text: str) -> str:
+        if Opening.STACKS in self.opens:
+            return text
+        return f"the stacks of silo {self.name} stay on its node"
+
+
+def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
+    """What the node's owner opens, of a list with commas; ValueError for a word that is none."""
+    words = (word.strip() for word in environ.get(OPENS, "").split(","))
+    return frozenset(Opening(word) for word in words if word)
+
+
+def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]:
+    """The metrics that may leave, of those that a job asks for: all, unless the owner lists some."""
+    if METRICS not in environ:
+        return frozenset(asked)
+    return asked & {word.strip() for word in environ[METRICS].split(",")}
+
+
+def silo_of(task: RankTask) -> Mapping[str, Any] | None:
+    """The silo of the document that a rank is; None of a rank that is none."""
+    silos = (task.spec.get("federated") or {}).get("silos")
+    if not silos or task.rank == _AGGREGATOR:
+        return None
+    found: Mapping[str, Any] = silos[task.rank - 1]
+    return found
+
+
+def folder_of(task: RankTask) -> Path:
+    """Where the files of a silo stay until its job is deleted."""
+    return Path(task.work_dir, "silo", f"attempt-{task.attempt}", f"rank-{task.rank}")
+
+
+def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:
+    """The task of a silo as its node's owner allows it: its files stay here unless they are opened,
+    it gets no other job's, and it sends no metric that may not leave."""
+    metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
+    federated = {**task.spec["federated"], "metrics": sorted(metrics)}
+    source = task.silo_source or environ.get(SOURCE)
+    policy = task.data_policy
+    if not task.silo_source:  # the owner's word
+        policy = replace(policy, file_roots=None)
+    task = replace(
+        task,
+        spec={**task.spec, "federated": federated},
+        silo_source=source,
+        data_policy=policy,
+        resume_from=(),
+        init_from=None,
+    )
+    if Opening.FILES in owner_opens(environ):
+        return task
+    folder = folder_of(task)
+    return replace(
+        task,
+        checkpoint_url=(folder / "checkpoints").as_uri(),
+        artifact_url=(folder / "artifacts").as_uri(),
+        folder_url=(folder / "checkpoint-folder").as_uri(),
+    )
+
+
+def note_silo(task: RankTask) -> None:
+    """Leave for the node's agent what it must know of a silo that is about to start."""
+    silo = silo_of(task)
+    if silo is None:
+        return
+    spools = Path(task.spool_dir).parent
+    spools.mkdir(parents=True, exist_ok=True)
+    path = spools / _NOTE
+    partial = path.with_name(f"{_NOTE}.{secrets.token_hex(8)}")
+    about = [silo["name"], list(task.spec["federated"]["metrics"])]
+    partial.write_text(json.dumps({**_noted(path), str(task.rank): about}))
+    partial.replace(path)
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    try:
+        noted: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    return noted
+
+
+class SiloGate:
+    """The silos of attempts on this node, by the folder of their spools."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+
+    def silo(self, spools: Path, rank: int) -> Silo | None:
+        """None of a rank that is no silo, or has not begun. A rank that took the place of another
+        may count anew; where there is a silo, every rank but the aggregator is one."""
+        noted = _noted(spools / _NOTE)
+        if not noted or rank == _AGGREGATOR:
+            return None
+        name, metrics = noted.get(str(rank)) or next(iter(noted.values()))
+        opens = owner_opens(self._environ)
+        return Silo(name, opens, owner_metrics(self._environ, set(metrics)))
+
+    def frames(self, spools: Path, key: str, data: bytes) -> bytes:
+        """The data of a spool as they may leave the node."""
+        silo = self.silo(spools, parse_key(key)[0])
+        return data if silo is None else silo.frames(data)
