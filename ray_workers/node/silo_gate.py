@@ -8,6 +8,7 @@ depends on the code of the rank. The owner decides by variables of the node's Ra
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -17,12 +18,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from ray_workers.shared.contracts import FrameKind, RankTask
+from ray_workers.shared.contracts import Cause, FrameKind, RankTask
 from ray_workers.shared.spool_reader import parse_key
 
 OPENS: Final = "DRAY_SILO_OPENS"
 METRICS: Final = "DRAY_SILO_METRICS"
 SOURCE: Final = "DRAY_SILO_SOURCE"
+OUTPUT: Final = "output.log"
+"""The output of a silo's ranks, and errors of their starts, where they are not opened."""
 _NOTE: Final = ".silo"
 _AGGREGATOR: Final = 0
 """Rank that may run on a silo's node and has none of its data."""
@@ -92,7 +95,7 @@ class Silo:
     def _closed_error(self, body: Mapping[str, Any]) -> dict[str, Any]:
         # Short, so that it has room in the line that it replaces.
         return {
-            "cause": str(body["cause"]),
+            "cause": Cause(body["cause"]),
             "type": "Silo",
             "message": f"error in silo {self.name}",
             "traceback": "",
@@ -130,6 +133,15 @@ def silo_of(task: RankTask) -> Mapping[str, Any] | None:
 def folder_of(task: RankTask) -> Path:
     """Where the files of a silo stay until its job is deleted."""
     return Path(task.work_dir, "silo", f"attempt-{task.attempt}", f"rank-{task.rank}")
+
+
+def keep(task: RankTask, text: str) -> None:
+    """Add to the silo's output, which stays on its node, as far as there is room."""
+    folder = folder_of(task)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (folder / OUTPUT).open("a") as file:
+            file.write(text)
 
 
 def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:

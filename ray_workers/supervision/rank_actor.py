@@ -96,9 +96,9 @@ class RankActor:
                 silo_gate.at_home(task, os.environ), socket_path, store_secret
             )
         except Exception as error:  # its message, and those of its causes, may tell of the node
-            traceback.print_exc()
+            silo_gate.keep(task, traceback.format_exc())
             kind = ForkFailed if isinstance(error, ForkFailed) else RuntimeError
-            raise kind("a silo could not be started: its node's own logs say why") from None
+            raise kind("a silo could not be started: the reason is in its folder on its node") from None
 
     async def _start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
         if self._forwarder is not None:
@@ -124,7 +124,7 @@ class RankActor:
         spool = Path(task.spool_dir), self._process.output, task.spool_limit_bytes
         is_silo = silo_gate.silo_of(task) is not None
         if is_silo and Opening.LOGS not in silo_gate.owner_opens(os.environ):
-            self._log = ClosedLogPump(*spool, self._timings, silo_gate.folder_of(task))
+            self._log = ClosedLogPump(*spool, self._timings, task)
         else:
             self._log = LogPump(*spool, self._timings)
         self._log.mask(masker)
@@ -365,25 +365,20 @@ class LogPump:
 
 
 class ClosedLogPump(LogPump):
-    """Keeps a silo's output in a file of its node, up to as many bytes as a spool may have, and
+    """Keeps a silo's output on its node, up to as many characters as a spool may have bytes, and
     passes nothing on."""
 
     def __init__(
-        self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, folder: Path
+        self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask
     ) -> None:
         super().__init__(spool_dir, output, limit_bytes, timings)
-        self._path = folder / "output.log"
-        self._left_bytes = limit_bytes
+        self._task = task
+        self._left = limit_bytes
 
     def _keep(self, line: int, text: str) -> None:
-        data = f"{text}\n".encode()
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            return
-        with contextlib.suppress(OSError):  # the disk may have no room for it
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._path.open("ab") as file:
-                file.write(data)
+        self._left -= len(text)
+        if self._left >= 0:
+            silo_gate.keep(self._task, f"{text}\n")
 
     def _show(self, text: str) -> None:
         """Nowhere."""
