@@ -47,10 +47,16 @@ class Opening(StrEnum):
 
 _KINDS: Final = {
     FrameKind.LOG: Opening.LOGS,
+    FrameKind.ERROR: Opening.LOGS,
     FrameKind.ARTIFACT: Opening.FILES,
     FrameKind.CHECKPOINT: Opening.FILES,
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
+
+
+def opening_of(kind: FrameKind) -> Opening | None:
+    """What has to be open for frames of a kind to leave as they are; None: they never do."""
+    return _KINDS.get(kind)
 
 
 @dataclass(frozen=True)
@@ -87,10 +93,9 @@ class Silo:
         if kind is FrameKind.METRICS:
             values = {name: float(v) for name, v in body["values"].items() if name in self.metrics}
             return {"step": int(body["step"]), "values": values} if values else None
-        if kind is FrameKind.ERROR:
-            return body if Opening.LOGS in self.opens else self._closed_error(body)
-        opening = _KINDS.get(kind)
-        return body if opening is not None and opening in self.opens else None
+        if opening_of(kind) in self.opens:
+            return body
+        return self._closed_error(body) if kind is FrameKind.ERROR else None
 
     def _closed_error(self, body: Mapping[str, Any]) -> dict[str, Any]:
         # Short, so that it has room in the line that it replaces.
