@@ -253,7 +253,8 @@ class Federated(Document):
         silos = given.get("silos") if isinstance(given, Mapping) else None
         if not isinstance(silos, list | tuple):
             return given
-        return {"clients": len(silos), "clients_per_round": len(silos), **given}
+        number = max(2, len(silos))  # of fewer it is the list that is refused
+        return {"clients": number, "clients_per_round": number, **given}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -430,7 +431,9 @@ def _check_silos(document: JobSpec, num_silos: int) -> None:
             f"must be 0 {chosen}, in this version: a group on GPUs does not recover in place",
         )
     if resources.required_topology is not None:
-        raise wrong("/resources/required_topology", f"must be unset {chosen}, whose nodes are given")
+        raise wrong(
+            "/resources/required_topology", f"must be unset {chosen}, whose nodes are given"
+        )
     if document.elastic is not None:
         raise wrong("/elastic", f"must be unset {chosen}: each silo has its node. Give a quorum")
     if isinstance(document.model, Imported):

@@ -120,10 +120,10 @@ def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
 
 
 def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]:
-    """The metrics that may leave, of those that a job asks for: all, unless the owner lists some."""
+    """Those metrics of a job that may leave: all, unless the owner lists some."""
     if METRICS not in environ:
         return frozenset(asked)
-    return asked & {word.strip() for word in environ[METRICS].split(",")}
+    return frozenset(asked & {word.strip() for word in environ[METRICS].split(",")})
 
 
 def silo_of(task: RankTask) -> Mapping[str, Any] | None:

@@ -29,9 +29,7 @@ from ray_workers.training.core.workload import Workload
 class Build(Protocol):
     """Builds a workload."""
 
-    def __call__(
-        self, document: JobSpec, policy: DataPolicy, own: Data | None = None
-    ) -> Workload:
+    def __call__(self, document: JobSpec, policy: DataPolicy, own: Data | None = None) -> Workload:
         """Model and data on the CPU, the same on every rank. Raises DataError. own: the samples are
         these, and the document's data only say what the model is."""
 

@@ -45,8 +45,8 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     num_windows = (len(tokens.ids) - 1) // length  # each window's last target is the next's first
     if num_windows < 2:
         raise DataError(
-            f"{(own or document.data).source} has {len(tokens.ids)} tokens, too few for two samples of "
-            f"model.context_length {length}"
+            f"{(own or document.data).source} has {len(tokens.ids)} tokens, too few for two "
+            f"samples of model.context_length {length}"
         )
     training, validation = splits.at_the_end(num_windows, document.data.validation_fraction)
     return Workload(

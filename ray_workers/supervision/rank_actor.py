@@ -27,13 +27,12 @@ from typing import Any
 import ray
 
 from dray.train.spool import SpoolWriter, begin_count, segments
-from ray_workers.node import rank_environment
+from ray_workers.node import rank_environment, silo_gate
 from ray_workers.node.folders.storage_access import StorageAccess, needs_access
-from ray_workers.node.forkserver.client import ForkedProcess
+from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
 from ray_workers.node.forkserver.forked_child import Given
 from ray_workers.node.found_metrics.finder import MetricFinder
 from ray_workers.node.node_address import own_address
-from ray_workers.node import silo_gate
 from ray_workers.node.secret_masking import note_secrets
 from ray_workers.node.silo_gate import Opening
 from ray_workers.shared import heartbeat
@@ -92,13 +91,13 @@ class RankActor:
         if silo_gate.silo_of(task) is None:
             return await self._start(task, socket_path, store_secret)
         try:
-            return await self._start(
-                silo_gate.at_home(task, os.environ), socket_path, store_secret
-            )
+            return await self._start(silo_gate.at_home(task, os.environ), socket_path, store_secret)
         except Exception as error:  # its message, and those of its causes, may tell of the node
             silo_gate.keep(task, traceback.format_exc())
             kind = ForkFailed if isinstance(error, ForkFailed) else RuntimeError
-            raise kind("a silo could not be started: the reason is in its folder on its node") from None
+            raise kind(
+                "a silo could not be started: the reason is in its folder on its node"
+            ) from None
 
     async def _start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
         if self._forwarder is not None:
@@ -123,10 +122,12 @@ class RankActor:
         self._page_prefix = task.page_prefix
         spool = Path(task.spool_dir), self._process.output, task.spool_limit_bytes
         is_silo = silo_gate.silo_of(task) is not None
-        if is_silo and Opening.LOGS not in silo_gate.owner_opens(os.environ):
-            self._log = ClosedLogPump(*spool, self._timings, task)
-        else:
-            self._log = LogPump(*spool, self._timings)
+        is_open = not is_silo or Opening.LOGS in silo_gate.owner_opens(os.environ)
+        self._log = (
+            LogPump(*spool, self._timings)
+            if is_open
+            else ClosedLogPump(*spool, self._timings, task)
+        )
         self._log.mask(masker)
         if self._finder is not None:
             self._log.show_to(self._finder.saw)

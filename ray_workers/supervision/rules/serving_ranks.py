@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-
 AGGREGATOR = 0
 """The rank that aggregates what silos send."""
 
@@ -23,8 +22,8 @@ def irreplaceable_ranks(document: Mapping[str, Any]) -> frozenset[int]:
 
 
 def serving_ranks(document: Mapping[str, Any]) -> frozenset[int]:
-    """Ranks whose end their job does not wait for: parameter servers, and ranks of a script's roles that serve the others. document: the job's,
-    as it was stored."""
+    """Ranks whose end their job does not wait for: parameter servers, and ranks of a script's roles
+    that serve the others. document: the job's, as it was stored."""
     sync = document.get("sync") or {}
     if sync.get("kind") == "parameter_server":
         num_ranks = document["resources"]["num_workers"]

@@ -37,9 +37,7 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) 
         train(trainer, rendezvous)
 
 
-def aggregate(
-    trainer: Trainer, strategy: SiloAggregator, rendezvous: RendezvousHandler
-) -> None:
+def aggregate(trainer: Trainer, strategy: SiloAggregator, rendezvous: RendezvousHandler) -> None:
     """Train by the updates of silos, which are in no group with this rank."""
     store = rendezvous.meet_without_group()
     address = trainer.task.master_addr

@@ -61,7 +61,11 @@ class ReceivedUpdates:
         participants = self.plan.participants
         told = [at for at in accepted if participants[at].tells_loss]
         total = sum(participants[at].num_samples for at in told)
-        return sum(participants[at].num_samples * self.losses[at] / total for at in told) if told else last
+        return (
+            sum(participants[at].num_samples * self.losses[at] / total for at in told)
+            if told
+            else last
+        )
 
     def metrics(self, *, counts: bool) -> dict[str, float]:
         """counts: whether the round does."""

@@ -26,7 +26,7 @@ LOSS = "train/loss"
 class SiloEngine(FederatedEngine):
     """Makes one update of those that came from silos."""
 
-    arrived: Mapping[int, SiloUpdate] = {}  # noqa: RUF012
+    arrived: Mapping[int, SiloUpdate] = {}
     """Of the round that is being played, by silo."""
 
     def round_start(self, number: int) -> RoundStart:
@@ -77,7 +77,11 @@ class SiloFeed:
         self._engine.arrived = played.updates
         participants = [
             Participant(
-                silo, sent.num_samples, sent.num_steps, attacks=False, tells_loss=LOSS in sent.metrics
+                silo,
+                sent.num_samples,
+                sent.num_steps,
+                attacks=False,
+                tells_loss=LOSS in sent.metrics,
             )
             for silo, sent in played.updates.items()
         ]

@@ -110,8 +110,8 @@ def careless(task: RankTask) -> None:
 
     def tell_and_play(self: Any) -> None:
         inputs, _ = self._samples.take(torch.arange(len(self._samples)))
-        print(f"{CANARY}: {inputs.tolist()}, of {task.silo_source}")  # noqa: T201
-        print(CANARY, file=sys.stderr)  # noqa: T201
+        print(f"{CANARY}: {inputs.tolist()}, of {task.silo_source}")
+        print(CANARY, file=sys.stderr)
         train.report(1, {f"train/{CANARY.lower()}": NUMBER, "val/loss": NUMBER})
         picture = folder / f"{CANARY}.png"
         picture.write_bytes(inputs.numpy().tobytes() + CANARY.encode())
