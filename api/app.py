@@ -27,6 +27,7 @@ from api.routes import (
     downloads,
     drills,
     events,
+    federation,
     hangs,
     health,
     jobs,
@@ -68,6 +69,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     artifacts.router,
     downloads.router,
+    federation.router,
     code.router,
     cluster.router,
     schema.router,
@@ -93,7 +95,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = runtime or await Runtime.open(settings, loops=loops)
-        context = Context(running, authority, telemetry, Turns(TurnLimits()))
+        context = Context(
+            *(running, authority, telemetry, Turns(TurnLimits())),
+            Turns(federation.UPLOADS),
+        )
         app.state.context = context
         try:
             yield

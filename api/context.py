@@ -15,6 +15,7 @@ from api.problems import Refused
 from api.security.auth import Authority
 from service.code.uploads import CodeUploads
 from service.costs.reports import Costs
+from service.federation.service import Federation
 from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
@@ -35,6 +36,8 @@ class Context:
     authority: Authority
     telemetry: Telemetry
     turns: Turns
+    uploads: Turns
+    """The same for the updates of clients of federated jobs, whose parts are held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server was asked to stop: long polls should answer now."""
 
@@ -125,6 +128,10 @@ async def _faults(request: Request) -> FaultService:
     return context_of(request).runtime.faults
 
 
+async def _federation(request: Request) -> Federation:
+    return context_of(request).runtime.federation
+
+
 async def _mlflow(request: Request) -> MlflowQueries:
     return context_of(request).runtime.mlflow
 
@@ -149,6 +156,7 @@ TheChanges = Annotated[JobChanges, Depends(_changes)]
 TheQueues = Annotated[Queues, Depends(_queues)]
 TheCosts = Annotated[Costs, Depends(_costs)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
+TheFederation = Annotated[Federation, Depends(_federation)]
 TheMlflow = Annotated[MlflowQueries, Depends(_mlflow)]
 TheTracking = Annotated[Tracking, Depends(_tracking)]
 ThePlans = Annotated[Plans, Depends(_plans)]

@@ -23,11 +23,13 @@ from dray.requests import (
     DownloadRequest,
     DrillRequest,
     ExperimentRequest,
+    InvitationRequest,
     JobChangeRequest,
     PlanRequest,
     PreemptRequest,
     QueueChangeRequest,
     QueueRequest,
+    UpdateRequest,
     WebhookChangeRequest,
     WebhookRequest,
 )
@@ -55,6 +57,7 @@ REQUESTS = (
     *(JobChangeRequest, QueueRequest, QueueChangeRequest),
     *(AnnotationRequest, ExperimentRequest),
     *(WebhookRequest, WebhookChangeRequest, DownloadRequest),
+    *(InvitationRequest, UpdateRequest),
 )
 """The other bodies that `api.http.body` reads."""
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import httpx
 
 from dray import frames, functions, views
-from dray._http import costs, fault_injection, outlook, queues, sweeps, tracking, webhooks
+from dray._http import (
+    costs,
+    fault_injection,
+    federation,
+    outlook,
+    queues,
+    sweeps,
+    tracking,
+    webhooks,
+)
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import AsyncDriver
@@ -22,6 +31,7 @@ from dray._http.flows import Flows, JobFilter, Spec, States
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.client import http_options
 from dray.code.packing import PackedCode, pack
+from dray.federation import trainer_of
 from dray.runs import AsyncJobRun
 from dray.views import DrillKind, JobState, WebhookFormat
 
@@ -414,6 +424,28 @@ class AsyncClient:
 
     async def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
         return await self._driver.run(webhooks.test(self._flows, webhook_id, wait=wait))
+
+    async def invite_clients(self, job_id: str, clients: int = 1) -> list[views.Invitation]:
+        return await self._driver.run(federation.invite(self._flows, job_id, clients))
+
+    async def federated_clients(self, job_id: str) -> views.FederatedClientPage:
+        return await self._driver.run(federation.clients(self._flows, job_id))
+
+    async def revoke_client(self, job_id: str, client: int) -> None:
+        await self._driver.run(federation.revoke(self._flows, job_id, client))
+
+    async def join(
+        self,
+        job_id: str,
+        data: str | PathLike[str],
+        *,
+        on_round: Callable[[str], None] | None = None,
+    ) -> views.JobState:
+        with tempfile.TemporaryDirectory(prefix="dray-client-") as folder:
+            make_trainer = trainer_of(Path(folder), data)
+            tell = on_round or (lambda _sentence: None)
+            flow = federation.join(self._flows, job_id, Path(folder), make_trainer, tell)
+            return await self._driver.run(flow)
 
     def webhook_deliveries(self, webhook_id: str) -> AsyncGenerator[views.WebhookDelivery, None]:
         return self._driver.iterate(webhooks.deliveries(self._flows, webhook_id))

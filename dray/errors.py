@@ -34,6 +34,7 @@
           |   + InitFromNotFound     init_from_not_found
           |   + InitFromDiffers      init_from_differs
           |   + BadUpload            bad_upload
+          |   + BadUpdate            bad_update
           |   + UploadTooLarge       upload_too_large
           |   + CodeUnfit            code_unfit
           |   + UnknownQueue         unknown_queue
@@ -62,6 +63,7 @@
           |   + ExperimentNotFound   experiment_not_found
           |   + WebhookNotFound      webhook_not_found
           |   + DownloadLinkNotFound  download_link_not_found
+          |   + ClientNotFound       client_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -75,6 +77,10 @@
           |   + IdempotencyInFlight  idempotency_in_flight
           |   + TooManyWebhooks      too_many_webhooks
           |   + WebhookDisabled      webhook_disabled
+          |   + NotFederated         not_federated
+          |   + TooManyClients       too_many_clients
+          |   + RoundOver            round_over
+          |   + UpdateRefused        update_refused
           + ServerError         the fault is the server's
               + InternalError        internal_error
               + QuotaExceeded        quota_exceeded
@@ -310,6 +316,12 @@ class BadUpload(BadRequest):
     code = "bad_upload"
 
 
+class BadUpdate(BadRequest):
+    """The update has not the size of the model, or lacks a part."""
+
+    code = "bad_update"
+
+
 class UploadTooLarge(BadRequest):
     """The code is larger than the server takes."""
 
@@ -511,6 +523,12 @@ class DownloadLinkNotFound(NotFound):
     code = "download_link_not_found"
 
 
+class ClientNotFound(NotFound):
+    """The federated job has no client of this number."""
+
+    code = "client_not_found"
+
+
 class RouteNotFound(NotFound):
     """The server has no such path: it may be older than the client, or no dray server."""
 
@@ -587,6 +605,30 @@ class WebhookDisabled(Conflict):
     """The webhook is disabled, so nothing is sent to it."""
 
     code = "webhook_disabled"
+
+
+class NotFederated(Conflict):
+    """The job has no clients outside of the cluster."""
+
+    code = "not_federated"
+
+
+class TooManyClients(Conflict):
+    """As many clients are invited as the job's document has."""
+
+    code = "too_many_clients"
+
+
+class RoundOver(Conflict):
+    """The round is not open (any more): ask for the newest one."""
+
+    code = "round_over"
+
+
+class UpdateRefused(Conflict):
+    """The client is not asked for an update in the round, or has sent it."""
+
+    code = "update_refused"
 
 
 class ServerError(ApiError):

@@ -21,6 +21,7 @@ from pydantic import (
 from dray import units
 from dray.code.manifest import MAX_FILES
 from dray.spec import JobSpec
+from dray.spec.federated import MAX_CLIENTS
 from dray.spec.fields import (
     MAX_STEPS,
     Document,
@@ -340,3 +341,29 @@ class WebhookChangeRequest(Document):
     """Enable or disable a webhook."""
 
     enabled: StrictBool
+
+
+class InvitationRequest(Document):
+    """Invite clients outside of the cluster to a federated job."""
+
+    clients: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)] = 1
+    """How many more."""
+
+
+Count = Annotated[Int, Field(ge=0, le=2**31)]
+
+
+class UpdateRequest(Document):
+    """Send the update whose parts are there. The numbers are the client's own word."""
+
+    sha256: Sha256
+    """Of all parts together."""
+    num_samples: Annotated[Int, Field(ge=1, le=2**31)]
+    """That the client has trained with."""
+    num_steps: Annotated[Int, Field(ge=1, le=2**31)]
+    loss: Number
+    """The mean loss of the training, on the way."""
+    num_val_samples: Count = 0
+    """Of the client's own, for validation."""
+    val_loss: Number | None = None
+    """The mean loss of the round's model over these, before the training."""

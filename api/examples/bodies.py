@@ -251,6 +251,15 @@ _QUEUE: Mapping[str, Any] = {
 }
 
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
+    "InvitationRequest": {"clients": 2},
+    "UpdateRequest": {
+        "sha256": SHA256,
+        "num_samples": 1200,
+        "num_steps": 38,
+        "loss": 0.52,
+        "num_val_samples": 300,
+        "val_loss": 0.61,
+    },
     "PreemptRequest": {"grace_s": 30},
     "JobChangeRequest": {"queue": "night", "priority": 70},
     "AnnotationRequest": {"add_tags": ["good"], "notes": "Best so far."},
@@ -355,7 +364,44 @@ _DELIVERY: Mapping[str, Any] = {
 }
 
 
+_FEDERATED_CLIENT: Mapping[str, Any] = {
+    "client": 0,
+    "invited_by": "ann",
+    "created_at": MADE,
+    "joined_at": STARTED,
+    "sent_at": STEPPED,
+    "num_sent": 12,
+}
+_INVITATION: Mapping[str, Any] = {"client": 0, "token": "dray-join-(a secret)"}
+
 VIEWS: Mapping[str, Mapping[str, Any]] = {
+    "InvitationPage": {"items": [_INVITATION]},
+    "FederatedClientPage": {
+        "items": [_FEDERATED_CLIENT],
+        "round": 12,
+        "is_open": True,
+        "closes_at": STEPPED,
+        "quorum": 2,
+        "num_sent": 1,
+    },
+    "FederatedRound": {
+        "phase": "open",
+        "client": 0,
+        "job_state": "RUNNING",
+        "number": 12,
+        "name": f"000000000012-{SHA256[:16]}",
+        "closes_at": STEPPED,
+        "quorum": 2,
+        "num_elements": 9610,
+        "awaits": "update",
+        "update_bytes": 38440,
+        "part_bytes": 4194304,
+        "model_sha256": SHA256,
+        "model_size_bytes": 38760,
+        "form_sha256": SHA256,
+        "form_size_bytes": 1220,
+    },
+    "UpdateReceipt": {"round": 12, "client": 0},
     "Webhook": {**_WEBHOOK, "secret": "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"},
     "WebhookPage": {"items": [_WEBHOOK]},
     "WebhookDelivery": _DELIVERY,

@@ -46,6 +46,27 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "is no longer valid",
         "hint": "ask for another one by POST /v1/jobs/ID/downloads, or press the button again",
     },
+    "client_not_found": {
+        "detail": f"job {JOB_ID} has no client 7",
+        "hint": f"`dray federate clients {JOB_ID}` shows those that are invited",
+    },
+    "not_federated": {
+        "detail": f"job {JOB_ID} has no clients outside of the cluster",
+        "hint": "`federated: {http: {}}` in its document gives it some",
+    },
+    "too_many_clients": {
+        "detail": "federated.clients is 2, and 2 of them are invited",
+        "hint": f"`dray federate revoke {JOB_ID} CLIENT` makes room for another one",
+    },
+    "round_over": {
+        "detail": "the round '000000000012-9f86d081884c7d65' is over",
+        "hint": "ask for the round again",
+    },
+    "update_refused": {"detail": "client 0 has sent its update in round 12"},
+    "bad_update": {
+        "detail": "part 0 of the update is missing",
+        "hint": "send it, and then the update",
+    },
     "too_many_webhooks": {
         "detail": "ann has 20 webhooks, as many as a user may have",
         "hint": "delete one that is not needed: `dray webhook ls` shows them",

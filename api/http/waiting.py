@@ -52,15 +52,20 @@ async def unless_over(
 async def long_poll(
     context: Context,
     request: Request,
-    topic: str,
+    topics: str | tuple[str, ...],
     wait_s: float,
     look: Callable[[], Awaitable[T]],
     enough: Callable[[T], bool],
+    *,
+    is_of_client: bool = False,
 ) -> T:
-    """The result of `look` as soon as it is `enough`, or when `wait_s` seconds are over."""
+    """The result of `look` as soon as it is `enough`, or when `wait_s` seconds are over.
+
+    is_of_client: a client of a federated job asks, whose token `look` checks."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
-    with context.runtime.signals.subscribe(topic) as woken:
+    every = (topics,) if isinstance(topics, str) else topics
+    with context.runtime.signals.subscribe(*every) as woken:
         while True:
             found = await look()
             left_s = deadline - loop.time()
@@ -69,7 +74,8 @@ async def long_poll(
             pause = woken.wait(min(left_s, LOOK_AGAIN_S))
             if await unless_over(context, request, pause) is None:
                 return found
-            context.authority.caller(request)  # raises Refused once the token was removed
+            if not is_of_client:
+                context.authority.caller(request)  # raises Refused once the token was removed
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from fastapi import Request
 from api.problems import Refused
 from service.config.tokens_file import LOCAL_OWNER, Tokens, TokensFile, load_tokens
 from service.domain.events import ANONYMOUS
+from service.federation.service import JOIN_TOKEN
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Authority:
 
     def caller(self, request: Request) -> str:
         """Name of the caller; raises Refused if the token is missing or unknown."""
+        _refuse_client(request)
         if self._file is None:
             return LOCAL_OWNER
         return self._owner(self._file, _token(request), 'Bearer realm="dray"')
@@ -49,6 +51,7 @@ class Authority:
 
         Other routes refuse passwords, which browsers attach to requests that foreign pages cause.
         """
+        _refuse_client(request)
         if self._file is None:
             return LOCAL_OWNER
         token = _token(request) or _password(request)
@@ -110,6 +113,22 @@ class Authority:
 def _token(request: Request) -> str | None:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+def client_token(request: Request) -> str:
+    """The token of a client of a federated job; raises Refused where there is none. Whether it is
+    good for a job, the database knows."""
+    token = _token(request)
+    if token is None:
+        raise _unauthorized("this call needs the token of a client", 'Bearer realm="dray"')
+    return token
+
+
+def _refuse_client(request: Request) -> None:
+    """Also on a server without tokens: who has such a token may use it for rounds alone."""
+    if (_token(request) or "").startswith(JOIN_TOKEN):
+        detail = "the token is that of a client of a federated job, and for its rounds alone"
+        raise Refused("forbidden", detail, None, "leave it out here, or send your own token")
 
 
 def _password(request: Request) -> str | None:

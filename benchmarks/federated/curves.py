@@ -23,7 +23,7 @@ def measured(document: Mapping[str, Any]) -> Iterator[dict[str, float]]:
     assert spec.federated is not None
     workload = RECIPES[spec.recipe].build(spec, DataPolicy.open())
     calendar = Calendar.of_rounds(spec.federated.rounds, 1, spec.checkpoint)
-    given = StrategyContext(spec, workload, CPU, calendar, HeartbeatPage(None))
+    given = StrategyContext(spec, workload, CPU, calendar, HeartbeatPage(None), "")
     strategy = strategy_of(given)
     strategy.join_group(0, 1)
     evaluation = evaluation_of(given, strategy)

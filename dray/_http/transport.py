@@ -48,7 +48,7 @@ class Call:
         return (
             self.method != "POST"
             or "Idempotency-Key" in self.headers
-            or self.path.endswith(("/cancel", "/preempt", "/code", "/code/parts"))
+            or self.path.endswith(("/cancel", "/preempt", "/code", "/code/parts", "/update"))
         )
 
 

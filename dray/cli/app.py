@@ -13,6 +13,7 @@ from dray.cli.commands import costs as _costs  # noqa: F401  registers its comma
 from dray.cli.commands import decisions as _decisions  # noqa: F401  registers its commands
 from dray.cli.commands import documents as _documents  # noqa: F401  registers its commands
 from dray.cli.commands import fault_injection as _faults  # noqa: F401  registers its commands
+from dray.cli.commands import federation as _federation  # noqa: F401  registers its commands
 from dray.cli.commands import jobs as _jobs  # noqa: F401  registers its commands
 from dray.cli.commands import listing as _listing  # noqa: F401  registers its commands
 from dray.cli.commands import metrics as _metrics  # noqa: F401  registers its commands

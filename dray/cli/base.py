@@ -27,7 +27,7 @@ ORDER = (
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "annotate", "experiment"),
     *("sweep", "plan", "schema", "cluster", "queue", "costs", "hold", "release", "move"),
-    *("priority", "preempt", "drill", "hangs", "webhook"),
+    *("priority", "preempt", "drill", "hangs", "webhook", "federate"),
 )
 """Commands in the order of the help: those needed first come first."""
 

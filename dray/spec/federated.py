@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from dray.secure_aggregation.messages import LEAST_CLIENTS, least_clients
 from dray.spec.data import SourceUrl
 from dray.spec.fields import (
     MAX_STEPS,
@@ -32,6 +33,13 @@ MAX_SILOS = 1000
 SharedMetric = Annotated[
     str, StringConstraints(max_length=128, pattern=r"^(train/loss|val/[a-z0-9_]+)$")
 ]
+HTTP_RECIPES = ("image_classification", "tabular_classification", "tabular_regression")
+"""Recipes whose clients may be outside of the cluster."""
+MAX_SECURE_CLIENTS = 500
+"""Of a round with secure aggregation, in which each client has a mask for each other one."""
+MAX_NORM_IN_32_BITS = 100.0
+"""`max_update_norm` of secure aggregation with 32 bits. The default would leave few bits for
+updates as they are."""
 Rate = Annotated[Number, Field(ge=0.0, lt=1.0)]
 Beta = Annotated[Number, Field(ge=0.0, lt=1.0)]
 
@@ -172,10 +180,35 @@ class Silo(Document):
     owner names it by DRAY_SILO_SOURCE."""
 
 
+class Http(Document):
+    """Clients outside of the cluster, which take part by `dray federate join`. The job's only rank
+    aggregates. Its `data` say which columns and classes there are, and validate the model."""
+
+    deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] = 600.0
+    """Seconds after which a round ends with as many updates as `quorum` asks for. A round that has
+    not so many by then is open to all clients, and ends with the update that makes them."""
+    max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 100_000
+    """A client that says that it has more samples weighs as much as one with so many."""
+
+
+class SecureAggregation(Document):
+    """The server learns the sum of the updates of a round, and no single one (Bonawitz et al. 2017,
+    doi:10.1145/3133956.3133982): clients mask their updates by keys that each two of them agree on,
+    and the masks cancel out in the sum. Needs the package `cryptography` on the nodes."""
+
+    threshold: Annotated[Number, Field(gt=0.5, le=1.0)] = 0.6
+    """Share of the clients of a round that must stay to its end, three at least, or it does not
+    count. Fewer of them, together with the server, can't see another client's update."""
+    bits: Literal[32, 64] = 64
+    """Of each number that a client sends. 32 halve what it sends, and round more, the more the
+    larger `max_update_norm` is, which must be 100 or less then. How much is in the job's log."""
+
+
 class Federated(Document):
-    """Federated learning. The ranks play the clients, whose data come from the job's data set, or
-    with `silos` each client is a rank where its own data lie. A round is a step of the job.
-    `train.optimizer` is that of the clients, which begin each round with a fresh one, and
+    """Federated learning. The ranks play the clients, whose data come from the job's data set; or
+    with `silos` each client is a rank where its own data lie; or with `http` clients outside of the
+    cluster train on data of their own. A round is a step of the job. `train.optimizer` is that of
+    the clients, which begin each round with a fresh one, and
     `train.schedule` gives its rate for each round."""
 
     algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "scaffold"] = "fedavg"
@@ -205,6 +238,8 @@ class Federated(Document):
     """Passes of a client over its samples in a round."""
     batch_size: Annotated[Int, Field(ge=1, le=2**24)] = 32
     """Samples of a client's step."""
+    http: Http | None = None
+    """Unset, the ranks play the clients."""
     partition: Partition = Partition()
     proximal_mu: Annotated[Number, Field(gt=0.0, le=1000.0)] | None = None
     """fedprox: strength of the pull; unset, 0.01."""
@@ -223,6 +258,8 @@ class Federated(Document):
     attack: Attack | None = None
     """Unset, no client sends a poisoned update."""
     privacy: Privacy | None = None
+    secure_aggregation: SecureAggregation | None = None
+    """Unset, the server sees each update."""
     evaluate_every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
     """Rounds between two evaluations on all clients. Unless `checkpoint.every_steps` is given, a
     checkpoint follows each."""
@@ -268,6 +305,10 @@ class Federated(Document):
         self._check_updates()
         if self.privacy is not None:
             self._check_privacy(self.privacy)
+        if self.http is not None:
+            self._check_http()
+        if self.secure_aggregation is not None:
+            self._check_secure_aggregation(self.secure_aggregation)
         return self
 
     def _check_silos(self) -> None:
@@ -294,6 +335,26 @@ class Federated(Document):
                 "/federated/privacy",
                 "is for a simulation, not for silos, in this version: its noise comes from the "
                 "job's seed, which the silos know",
+            )
+        for name in ("http", "secure_aggregation"):
+            if getattr(self, name) is not None:
+                raise wrong(f"/federated/{name}", "is not for silos, in this version")
+
+    def _check_http(self) -> None:
+        for name in ("partition", "dropout_rate", "stragglers", "attack"):
+            if getattr(self, name) != Federated.model_fields[name].default:
+                raise wrong(f"/federated/{name}", "must be unset with http: clients are real there")
+        if self.algorithm == "scaffold":
+            raise wrong(
+                "/federated/algorithm",
+                "must not be scaffold with http: its corrections need each client in every round "
+                "and on this server. Take fedprox",
+            )
+        if self.privacy is not None:
+            raise wrong(
+                "/federated/privacy",
+                "must be unset with http, in this version: which clients send something is not by "
+                "chance there, and the noise would come from the job's seed",
             )
 
     def _check_options(self) -> None:
@@ -365,6 +426,47 @@ class Federated(Document):
                 "updates needs a part of it: take more clients_per_round, or leave adaptive out",
             )
 
+    def _check_secure_aggregation(self, secure: SecureAggregation) -> None:
+        if self.aggregator.name != "mean":
+            raise wrong(
+                "/federated/aggregator/name",
+                f"must be mean with secure_aggregation: {self.aggregator.name} needs each update "
+                "by itself, and the server has their sum alone",
+            )
+        if self.algorithm == "scaffold":
+            raise wrong(
+                "/federated/algorithm",
+                "must not be scaffold with secure_aggregation: the control variates of each "
+                "client, which tell its updates, are in the job's checkpoints. Take fedavg",
+            )
+        if self.attack is not None:
+            raise wrong(
+                "/federated/attack",
+                "must be unset with secure_aggregation: a client checks its own update there, and "
+                "one that attacks would not",
+            )
+        chosen = self.clients_per_round
+        if not LEAST_CLIENTS <= chosen <= MAX_SECURE_CLIENTS:
+            raise wrong(
+                "/federated/clients_per_round",
+                f"must be {LEAST_CLIENTS} to {MAX_SECURE_CLIENTS} with secure_aggregation: with "
+                "fewer clients there are too few to hide among, and each has a mask for each other",
+            )
+        if secure.bits == 32 and self.max_update_norm > MAX_NORM_IN_32_BITS:
+            raise wrong(
+                "/federated/max_update_norm",
+                f"must be {MAX_NORM_IN_32_BITS:g} or less with secure_aggregation.bits of 32, "
+                "which round more with a larger one: give one near the norm of your updates",
+            )
+        least = least_clients(secure.threshold, chosen)
+        if self.expected_updates < least:
+            raise wrong(
+                "/federated/secure_aggregation/threshold",
+                f"is {secure.threshold:g}: {least} of {chosen} clients must stay to the end of a "
+                f"round, and by dropout_rate and stragglers {self.expected_updates:g} will. Take "
+                "more clients_per_round or a lower threshold",
+            )
+
 
 def check(document: JobSpec) -> None:
     """Refuse what does not go together with `federated`, or has no meaning there."""
@@ -397,6 +499,9 @@ def _check_group(document: JobSpec, federated: Federated) -> None:
     num_workers = document.resources.num_workers
     if federated.silos is not None:
         _check_silos(document, len(federated.silos))
+        return
+    if federated.http is not None:
+        _check_outside(document, federated)
         return
     if num_workers > federated.clients_per_round:
         raise wrong(
@@ -445,6 +550,28 @@ def _check_silos(document: JobSpec, num_silos: int) -> None:
     for name in ("array", "sweep"):
         if getattr(document, name) is not None:
             raise wrong(f"/{name}", f"must be unset {chosen}, in this version")
+
+
+def _check_outside(document: JobSpec, federated: Federated) -> None:
+    """Clients outside of the cluster, who run nothing that the job brings along."""
+    if document.resources.num_workers != 1:
+        raise wrong(
+            "/resources/num_workers",
+            f"is {document.resources.num_workers}, and must be 1 with federated.http: the only "
+            "rank aggregates",
+        )
+    if document.elastic is not None:
+        raise wrong("/elastic", "must be unset with federated.http, whose only rank aggregates")
+    if document.recipe not in HTTP_RECIPES:
+        raise wrong(
+            "/recipe",
+            f"is {document.recipe}: federated.http takes {' and '.join(HTTP_RECIPES)}, in this "
+            "version",
+        )
+    if document.model is not None and document.model.name == "imported":
+        raise wrong(
+            "/model/name", "must not be imported with federated.http: clients run no code of a job"
+        )
 
 
 _INSTEAD: dict[str, str] = {

@@ -34,6 +34,13 @@ from dray.views.faults import DrillPage as DrillPage
 from dray.views.faults import Hang as Hang
 from dray.views.faults import HangPage as HangPage
 from dray.views.faults import HangRank as HangRank
+from dray.views.federation import FederatedClient as FederatedClient
+from dray.views.federation import FederatedClientPage as FederatedClientPage
+from dray.views.federation import FederatedRound as FederatedRound
+from dray.views.federation import Invitation as Invitation
+from dray.views.federation import InvitationPage as InvitationPage
+from dray.views.federation import RoundPhase as RoundPhase
+from dray.views.federation import UpdateReceipt as UpdateReceipt
 from dray.views.files import Artifact as Artifact
 from dray.views.files import ArtifactPage as ArtifactPage
 from dray.views.files import Code as Code

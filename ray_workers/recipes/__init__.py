@@ -19,9 +19,11 @@ from ray_workers.recipes import (
     image_classification,
     image_segmentation,
     language_model,
+    private_data,
     results,
     tabular,
 )
+from ray_workers.recipes.private_data import PrivateData
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import Workload
 
@@ -39,13 +41,20 @@ class Recipe:
     build: Build
     load: Callable[[Path], Any]
     """The result's folder -> an object with `predict`."""
+    private_data: Callable[[Any, JobSpec, Path], PrivateData] | None = None
+    """(such an object, document, path) -> the data of a client outside of the cluster. None where
+    there are no such clients."""
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "image_classification": Recipe(image_classification.build, image_classification.load),
+    "image_classification": Recipe(
+        image_classification.build, image_classification.load, private_data.of_images
+    ),
     "image_segmentation": Recipe(image_segmentation.build, image_segmentation.load),
-    "tabular_classification": Recipe(tabular.build_classification, tabular.load),
-    "tabular_regression": Recipe(tabular.build_regression, tabular.load),
+    "tabular_classification": Recipe(
+        tabular.build_classification, tabular.load, private_data.of_table
+    ),
+    "tabular_regression": Recipe(tabular.build_regression, tabular.load, private_data.of_table),
     "language_model": Recipe(language_model.build, language_model.load),
 }
 """The recipes by name, as a job document's `recipe` has it."""

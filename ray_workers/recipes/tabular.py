@@ -85,7 +85,7 @@ def build_regression(
     mean, deviation = _mean_and_deviation(table.target[:, None], training)
     model.target_mean.copy_(mean[0])
     model.target_deviation.copy_(deviation[0])
-    loss_sum = _squared_error(float(deviation[0]))
+    loss_sum = squared_error(float(deviation[0]))
     rows = table
     if own is not None:
         rows = table_like(table, open_table(own, policy, classifies=False))
@@ -200,7 +200,9 @@ def _samples(table: Table, rows: Rows) -> Samples:
     return Samples(rows, fetch, None if table.classes is None else table.target[rows])
 
 
-def _squared_error(deviation: float) -> LossSum:
+def squared_error(deviation: float) -> LossSum:
+    """In units of the target's variance."""
+
     def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
         return ((outputs - targets) / deviation).square().sum()
 

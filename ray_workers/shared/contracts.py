@@ -239,6 +239,7 @@ class FrameKind(StrEnum):
     RESUMED = "resumed"
     STRAGGLERS = "stragglers"
     DIVERGENCE = "divergence"
+    ROUND = "round"
     ERROR = "error"
 
     # Reported by the supervisor, as the rank SUPERVISOR_RANK.
@@ -250,6 +251,10 @@ class FrameKind(StrEnum):
     LEDGER = "ledger"
     SYSTEM_METRICS = "system_metrics"
 
+
+FIRST_SIGNS = frozenset({FrameKind.METRICS, FrameKind.ROUND})
+"""Frames of which the first shows that a group trains. A round waits for its clients, perhaps for
+hours, before it is a step."""
 
 BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale"
 """Metrics that ranks report and the scheduler goes by."""
@@ -430,6 +435,11 @@ class RankTask(Seat):
             if attempt.silo_sources and seat.rank
             else None,
         )
+
+    @property
+    def rounds_url(self) -> str:
+        """The files of the rounds of a federated job whose clients are outside of the cluster."""
+        return f"{self.folder_url.rpartition('/')[0]}/rounds"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -163,6 +163,39 @@ class DivergenceReport(Report):
 
 
 @dataclass(frozen=True)
+class RoundReport(Report):
+    """A round of a federated job whose clients are outside of the cluster opens, opens to more of
+    them, or ends."""
+
+    KIND = FrameKind.ROUND
+    number: int
+    name: str
+    """`round_files.round_name`; its files are below it."""
+    is_open: bool
+    clients: Sequence[int] | None
+    """The clients that are asked for an update; None for all."""
+    quorum: int
+    deadline_s: float
+    """After which a quorum ends the round."""
+    num_elements: int
+    """Of an update."""
+    model_sha256: str
+    model_size_bytes: int
+    form_sha256: str
+    """Of the file that says what the model takes and predicts."""
+    form_size_bytes: int
+    received: Sequence[int]
+    """The clients whose updates are there."""
+    awaits: str
+    """What clients are to send: `round_files.UPDATE`, or that of a phase of secure aggregation."""
+    update_bytes: int
+    """The size of the update that they send in parts."""
+
+    def body(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class ErrorReport(Report):
     """Why a rank ends."""
 

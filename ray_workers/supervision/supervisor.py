@@ -23,11 +23,11 @@ from ray_workers.node.node_address import own_address
 from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import paths, spool_reader
 from ray_workers.shared.contracts import (
+    FIRST_SIGNS,
     AttemptSpec,
     Cause,
     Drill,
     Frame,
-    FrameKind,
     Grant,
     Outcome,
     Phase,
@@ -163,7 +163,7 @@ class Supervisor:
         for key, chunk in read.data.items():
             frames += spool_reader.decode(key, chunk)
             advanced[key] = advanced.get(key, 0) + len(chunk)
-        if self._phase is Phase.STARTING and any(f.kind is FrameKind.METRICS for f in frames):
+        if self._phase is Phase.STARTING and any(f.kind in FIRST_SIGNS for f in frames):
             self._enter(Phase.RUNNING)
         return PollReply(
             cursor=advanced,

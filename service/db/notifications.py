@@ -35,6 +35,11 @@ def events_of(job_id: str) -> str:
     return f"{job_id}/events"
 
 
+def rounds_of(job_id: str) -> str:
+    """The topic of a federated job's rounds, of which its clients are told."""
+    return f"{job_id}/rounds"
+
+
 CHANNEL = "dray"
 LISTEN_WAIT_S = 1.0
 RECONNECT_S = 1.0

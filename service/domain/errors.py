@@ -16,6 +16,8 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         ExperimentNotFound  experiment_not_found
         WebhookNotFound     webhook_not_found
         DownloadLinkNotFound  download_link_not_found
+        ClientNotFound      client_not_found
+      JoinTokenUnknown      unauthorized
       Conflict
         JobFinished         job_finished
         JobLive             job_live
@@ -28,6 +30,10 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         IdempotencyInFlight idempotency_in_flight
         TooManyWebhooks     too_many_webhooks
         WebhookDisabled     webhook_disabled
+        NotFederated        not_federated
+        TooManyClients      too_many_clients
+        RoundOver           round_over
+        UpdateRefused       update_refused
       Unsatisfiable         unsatisfiable
         OutOfMemory         out_of_memory
       NotPlannable          not_plannable
@@ -36,6 +42,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       WebhookUrlForbidden   webhook_url_forbidden
       IdempotencyMismatch   idempotency_key_reused
       BadUpload             bad_upload
+      BadUpdate             bad_update
       UploadTooLarge        upload_too_large
       CodeUnfit             code_unfit
       UnknownQueue          unknown_queue
@@ -148,10 +155,52 @@ class DownloadLinkNotFound(NotFound):
     code = "download_link_not_found"
 
 
+class ClientNotFound(NotFound):
+    """The federated job has no client of this number."""
+
+    code = "client_not_found"
+
+
+class JoinTokenUnknown(DomainError):
+    """The token is not one of the job's clients, or was revoked."""
+
+    code = "unauthorized"
+
+
 class Conflict(DomainError):
     """The job's state does not allow what was asked."""
 
     code = "conflict"
+
+
+class NotFederated(Conflict):
+    """The job has no clients outside of the cluster."""
+
+    code = "not_federated"
+
+
+class TooManyClients(Conflict):
+    """As many clients are invited as the job's document has."""
+
+    code = "too_many_clients"
+
+
+class RoundOver(Conflict):
+    """The round of a federated job is not open (any more)."""
+
+    code = "round_over"
+
+
+class UpdateRefused(Conflict):
+    """The client is not asked for an update in the round, or has sent it."""
+
+    code = "update_refused"
+
+
+class BadUpdate(DomainError):
+    """The update of a client has not the size of the model, or lacks a part."""
+
+    code = "bad_update"
 
 
 class JobFinished(Conflict):

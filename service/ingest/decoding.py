@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
+from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec import MAX_WORKERS, OnDivergence
+from dray.spec.federated import MAX_CLIENTS
 from dray.views import DrillState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Slice
 from ray_workers.shared.frames import (
@@ -32,10 +34,12 @@ from ray_workers.shared.frames import (
     Report,
     ResizedReport,
     ResumedReport,
+    RoundReport,
     StragglersReport,
     SystemMetricsColumns,
     SystemMetricsReport,
 )
+from ray_workers.shared.round_files import UPDATE, number_of
 from service.domain.attempts import ledger
 from service.domain.text import clean
 from service.ingest.frame_checks import (
@@ -57,6 +61,7 @@ MAX_KEY_CHARS = 128
 MAX_LINE = 2**40
 """Highest number of a line of a log: gaps between the numbers are added up in a 64-bit column."""
 MAX_STRAGGLERS = 64
+MAX_ROUND_CHARS = 64
 MAX_MESSAGE_CHARS = 4096
 MAX_TRACEBACK_CHARS = 16 * 1024
 MAX_NODE_ID_CHARS = 128
@@ -196,6 +201,38 @@ def _divergence(body: Body) -> DivergenceReport:
     )
 
 
+def _round(body: Body) -> RoundReport:
+    name, is_open, clients = body["name"], body["is_open"], body.get("clients")
+    number = count(body, "number", MAX_STEP)
+    if not isinstance(name, str) or len(name) > MAX_ROUND_CHARS or number_of(name) != number:
+        raise BadFrame(f"name is not that of the round {number}: {name!r}")
+    if not isinstance(is_open, bool):
+        raise BadFrame(f"is_open is not a truth value: {is_open!r}")
+    return RoundReport(
+        number=number,
+        name=name,
+        is_open=is_open,
+        clients=None if clients is None else ranks_of(body, "clients", MAX_CLIENTS),
+        quorum=count(body, "quorum", MAX_CLIENTS),
+        deadline_s=finite(body["deadline_s"]),
+        num_elements=count(body, "num_elements", 2**40),
+        model_sha256=sha256(body["model_sha256"]),
+        model_size_bytes=count(body, "model_size_bytes", 2**62),
+        form_sha256=sha256(body["form_sha256"]),
+        form_size_bytes=count(body, "form_size_bytes", 2**62),
+        received=ranks_of(body, "received", MAX_CLIENTS),
+        awaits=_awaits(body["awaits"]),
+        update_bytes=count(body, "update_bytes", 2**42),
+    )
+
+
+def _awaits(value: Any) -> str:
+    """A part of a path, so that none but these may come."""
+    if value not in (UPDATE, *MaskingPhase):
+        raise BadFrame(f"awaits nothing that clients send: {value!r}")
+    return str(value)
+
+
 def _error(body: Body) -> ErrorReport:
     return ErrorReport(
         cause=Cause(body["cause"]),
@@ -328,6 +365,7 @@ _DECODERS: dict[FrameKind, Callable[[Body], Report]] = {
     FrameKind.RESUMED: _resumed,
     FrameKind.STRAGGLERS: _stragglers,
     FrameKind.DIVERGENCE: _divergence,
+    FrameKind.ROUND: _round,
     FrameKind.ERROR: _error,
     FrameKind.REGROUPING: _regrouping,
     FrameKind.REGROUPED: _regrouped,

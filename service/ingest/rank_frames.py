@@ -23,6 +23,7 @@ from ray_workers.shared.frames import (
     LogReport,
     MetricsReport,
     ResumedReport,
+    RoundReport,
     StragglersReport,
 )
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
@@ -30,7 +31,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.ids import artifact_id
 from service.domain.series import TIMES, Points
-from service.ingest import metric_columns, resume_reports, step_times
+from service.ingest import metric_columns, resume_reports, rounds, step_times
 from service.ingest.decoding import decode, metric_key, resumed_step
 from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, seconds_of, time_of
 from service.lifecycle.transitions import remark
@@ -150,6 +151,9 @@ class RankFrames:
                 self._take_stragglers(report)
             case DivergenceReport() as report:
                 self._take_divergence(report)
+            case RoundReport() as report:
+                at = time_of(frame, self._now)
+                rounds.store(self._session, self._job, self._attempt, report, at)
             case ErrorReport() as report:
                 self._take_error(report, frame.rank)
             case _:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import (
+    FIRST_SIGNS,
     SUPERVISOR_RANK,
     AttemptSpec,
     Cause,
@@ -148,7 +149,7 @@ class FakeAttempt:
         self, cursor: Mapping[str, int], data: Mapping[str, tuple[bytes, int]], max_bytes: int
     ) -> PollReply:
         frames = [f for key, (chunk, _) in data.items() for f in spool_reader.decode(key, chunk)]
-        if self.phase is Phase.STARTING and any(f.kind is FrameKind.METRICS for f in frames):
+        if self.phase is Phase.STARTING and any(f.kind in FIRST_SIGNS for f in frames):
             self._enter(Phase.RUNNING)
         return PollReply(
             cursor={**cursor, **{key: end for key, (_, end) in data.items()}},

@@ -30,6 +30,11 @@ class RoundsError(Exception):
     """The rounds of a federated job can't be played here, whatever its data."""
 
 
+class LeaveRequested(Exception):
+    """The rank was asked to leave while it waited in the middle of a step, of which nothing is
+    kept."""
+
+
 class SourceUnavailableError(Exception):
     """A source did not answer, or broke off, however often it was asked; later it may."""
 

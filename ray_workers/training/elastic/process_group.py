@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch import Tensor
 from ray_workers.training.core import compat_torch
 from ray_workers.training.elastic.kept_groups import kept
 
+T = TypeVar("T")
 OPERATION_LIMIT = timedelta(hours=12)
 BROADCAST_BYTES = 16 << 20
 """Tensors travel together up to this size."""
@@ -76,6 +78,15 @@ def add_up(total: Tensor, world_size: int) -> None:
     """Replace `total` by its sum over the ranks."""
     if world_size > 1:
         dist.all_reduce(total)
+
+
+def gathered(value: T, world_size: int) -> list[T]:
+    """The values of all ranks, which can be pickled, by rank."""
+    if world_size == 1:
+        return [value]
+    found: list[Any] = [None] * world_size
+    dist.all_gather_object(found, value)
+    return found
 
 
 def have_rank_0s(tensors: Sequence[Tensor]) -> None:

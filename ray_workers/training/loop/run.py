@@ -7,6 +7,7 @@ from dray.train.kv.connection import listening
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log
+from ray_workers.training.core.errors import LeaveRequested
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop.served_worker import train_served
@@ -15,7 +16,6 @@ from ray_workers.training.parallel.federated.silos.aggregator import SiloAggrega
 from ray_workers.training.parallel.federated.silos.server import (
     AGGREGATOR_KEY,
     FINISHED_KEY,
-    AskedToLeave,
 )
 
 
@@ -81,7 +81,7 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                 trainer.finish()
                 rendezvous.leave()
                 return
-            except AskedToLeave:  # in the middle of a step that has changed nothing
+            except LeaveRequested:
                 trainer.leave_with_checkpoint(trainer.progress.step)
             except Exception as error:
                 if not rendezvous.may_follow(error):

@@ -73,7 +73,7 @@ class Trainer:
         self.calendar = _calendar_of(spec, workload)
         self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
 
-        given = StrategyContext(spec, workload, self.device, self.calendar, page)
+        given = StrategyContext(spec, workload, self.device, self.calendar, page, task.rounds_url)
         self.strategy = strategy_of(given)
         self.comm_metrics: CommMetrics | None = None
         self.evaluation = evaluation_of(given, self.strategy)

@@ -32,6 +32,8 @@ class StrategyContext:
     device: torch.device
     calendar: Calendar
     page: HeartbeatPage
+    rounds_url: str
+    """`RankTask.rounds_url`."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of the forward pass."""

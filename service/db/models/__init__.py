@@ -21,6 +21,8 @@ from service.db.models.costs import DeletedAttemptRow as DeletedAttemptRow
 from service.db.models.costs import SlotSecondsRow as SlotSecondsRow
 from service.db.models.downloads import DownloadLinkRow as DownloadLinkRow
 from service.db.models.exports import MlflowExportRow as MlflowExportRow
+from service.db.models.federation import FederatedClientRow as FederatedClientRow
+from service.db.models.federation import FederatedRoundRow as FederatedRoundRow
 from service.db.models.jobs import FIRST_POSITIONS as FIRST_POSITIONS
 from service.db.models.jobs import IdempotencyRow as IdempotencyRow
 from service.db.models.jobs import JobDependencyRow as JobDependencyRow

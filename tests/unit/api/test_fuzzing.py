@@ -75,6 +75,10 @@ def ids(server: LiveServer) -> dict[str, str | int]:
         "name": "fuzzed",
         "webhook_id": hook["id"],
         "secret": link["url"].rpartition("/")[2],
+        "round_name": "000000000001-0123456789abcdef",  # of a round that is not open
+        "part": 0,
+        "client": 0,
+        "phase": "unmask",
         "number": 1,  # of no decision: this server plans nothing
     }
 

@@ -33,6 +33,10 @@ def job(
         job({"aggregator": {"name": "krum", "malicious": 3, "keep": 7}}),
         job({"privacy": PRIVACY}),
         job({"privacy": {**PRIVACY, "noise_multiplier": 0.9, "adaptive": {}}}),
+        job({"secure_aggregation": {}, "dropout_rate": 0.3, "quorum": 8}),
+        job({"secure_aggregation": {"threshold": 1}, "clients_per_round": 3}),
+        job({"secure_aggregation": {"bits": 32}, "max_update_norm": 5}),
+        job({"secure_aggregation": {}, "privacy": PRIVACY, "clients": 900}),
         job({}, resources={"num_workers": 10}, elastic={"min_workers": 1}),
         job({}, train={"early_stopping": {}, "ema": {}, "precision": "bf16"}),
     ],
@@ -82,6 +86,52 @@ def test_these_are_jobs(document: dict[str, Any]) -> None:
             job({"aggregator": {"name": "median"}, "algorithm": "scaffold"}),
             "/aggregator/name",
             "must be mean with scaffold",
+        ),
+        (
+            job({"secure_aggregation": {}, "clients_per_round": 2}),
+            "/clients_per_round",
+            "must be 3 to 500 with secure_aggregation: with fewer clients there are too few",
+        ),
+        (
+            job({"secure_aggregation": {}, "clients": 501, "clients_per_round": 501}),
+            "/clients_per_round",
+            "must be 3 to 500",
+        ),
+        (
+            job({"secure_aggregation": {"bits": 32}}),
+            "/max_update_norm",
+            "must be 100 or less with secure_aggregation.bits of 32",
+        ),
+        (
+            job({"secure_aggregation": {"threshold": 0.5}}),
+            "/secure_aggregation/threshold",
+            "greater than 0.5",
+        ),
+        (
+            job({"secure_aggregation": {"threshold": 0.9}, "dropout_rate": 0.3}),
+            "/secure_aggregation/threshold",
+            "is 0.9: 9 of 10 clients must stay to the end of a round, and by dropout_rate and "
+            "stragglers 7 will",
+        ),
+        (
+            job({"secure_aggregation": {}, "aggregator": {"name": "krum"}}),
+            "/aggregator/name",
+            "must be mean with secure_aggregation: krum needs each update by itself",
+        ),
+        (
+            job({"secure_aggregation": {}, "aggregator": {"name": "median"}}),
+            "/aggregator/name",
+            "median needs each update by itself",
+        ),
+        (
+            job({"secure_aggregation": {}, "algorithm": "scaffold"}),
+            "/algorithm",
+            "control variates of each client, which tell its updates",
+        ),
+        (
+            job({"secure_aggregation": {}, "attack": {"rate": 0.1}}),
+            "/attack",
+            "must be unset with secure_aggregation",
         ),
         (job({"proximal_mu": 0.1}), "/proximal_mu", "is an option of fedprox, not of fedavg"),
         (job({"server": {"tau": 0.1}}), "/server/tau", "is an option of fedadam and fedyogi"),
@@ -149,6 +199,34 @@ def test_a_script_trains_its_clients_itself() -> None:
         "/federated",
         "is for recipes; a script trains its clients itself",
     )
+
+
+def outside(federated: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return job({"http": {}, "quorum": 5, **(federated or {})}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        (outside({"quorum": 11}), "/federated/quorum", "more than the 10 of federated.clients_per"),
+        (outside({"clients": 5}), "/federated/clients_per_round", "more than the 5"),
+        (outside({"http": {"deadline_s": 0}}), "/federated/http/deadline_s", "1"),
+        (outside({"dropout_rate": 0.1}), "/federated/dropout_rate", "clients are real"),
+        (outside({"privacy": PRIVACY, "quorum": None}), "/federated/privacy", "unset with http"),
+        (outside(resources={"num_workers": 2}), "/resources/num_workers", "must be 1"),
+        (
+            outside(model={"import": "net:Net"}),
+            "/model/name",
+            "clients run no code of a job",
+        ),
+    ],
+)
+def test_what_clients_outside_of_the_cluster_can_not_do_is_refused(
+    document: dict[str, Any], pointer: str, message: str
+) -> None:
+    found, said = refusal(document)
+    assert found == pointer
+    assert message in said
 
 
 NAMES = ("north", "south")

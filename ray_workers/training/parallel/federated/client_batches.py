@@ -57,6 +57,11 @@ class ClientFeed:
         self._seed = seed
         self._world_size = world_size
 
+    @property
+    def most_samples(self) -> int:
+        """Of a client."""
+        return max(map(len, self._clients))
+
     def at(self, step: int) -> Feeding:
         """The round `step`, as one share."""
         plan = self._rounds.plan(step)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.core.schedule import lr_at
 from ray_workers.training.data.prefetcher import Piece, Share
 from ray_workers.training.data.sampler import derive_seed
@@ -29,6 +31,34 @@ from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.federated.update_checks import Verdict, judged
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.strategy import StrategyContext
+
+if TYPE_CHECKING:  # they need a package that a node without such jobs may lack
+    from ray_workers.training.parallel.federated.secure_round import SecureRound, SecureSum
+
+
+def _secure_rounds() -> type[SecureRound]:
+    """RoundsError if the node lacks the package that they need."""
+    try:
+        from ray_workers.training.parallel.federated.secure_round import SecureRound
+    except ImportError as error:
+        raise RoundsError(
+            "federated.secure_aggregation needs the package cryptography on the nodes: name it in "
+            'environment.python_packages, as "cryptography>=44.0"'
+        ) from error
+    return SecureRound
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What the updates of a round have come to."""
+
+    mean: Tensor | None
+    """float64 (elements,); None if too few updates came."""
+    loss: float
+    num_within: int
+    """Updates that privacy did not need to clip."""
+    rows: Tensor | None = None
+    """(participants, elements): each update, where they are needed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +93,7 @@ class FederatedEngine(GradientEngine):
         self._options = options = given.spec.federated
         self.rank = 0
         self._flat = Flat(model, has_buffers=options.privacy is None)
-        self._clients = ClientTraining(model, loss_sum, autocast, given.spec.train, options)
+        self._parts = (model, loss_sum, autocast)
         self._controls: ControlVariates | None = None
         if options.algorithm == "scaffold":
             self._controls = ControlVariates(self._flat, options.clients, given.device)
@@ -73,8 +103,15 @@ class FederatedEngine(GradientEngine):
             check_statistics(model)
             self._clipping = ClippingNorm(options, options.privacy, self._train.seed)
             self._accountant = Accountant(options, options.privacy)
+        self._secure_rounds: type[SecureRound] | None = None
+        if options.secure_aggregation is not None:
+            self._secure_rounds = _secure_rounds()
         self._last_loss = 0.0
         self._end: RoundEnd | None = None
+
+    @cached_property
+    def _clients(self) -> ClientTraining:
+        return ClientTraining(*self._parts, self._train, self._options)
 
     def form(self, world_size: int) -> None:
         self._world_size = world_size
@@ -100,6 +137,7 @@ class FederatedEngine(GradientEngine):
         (mine,) = shares
         assert isinstance(mine, RoundShare)
         size, max_norm = self._flat.num_elements, self._options.max_update_norm
+        secure = self._secure_round(mine, before_exchange)
         added = FixedPointSum(size, max_norm, self._given.device)
         table = UpdateTable(mine.plan, self._given.device)
         kept: list[Tensor] = []
@@ -107,23 +145,43 @@ class FederatedEngine(GradientEngine):
             prepare(place)
             update, loss = self._update_of(participant, mine)
             verdict, norm = judged(update, size, max_norm)
-            table.note(place, verdict, norm, loss)
             if self._needs_each:
                 has_shape = verdict is not Verdict.WRONG_SHAPE
                 kept.append(update if has_shape else torch.zeros(size, device=update.device))
             elif verdict is Verdict.ACCEPTED:
-                if self._clipping is not None:
-                    self._clipping.clip(update, norm)
-                added.add(update, self._weight(participant, mine))
+                is_within = self._clipping is None or self._clipping.clip(update, norm)
+                if secure is None:
+                    added.add(update, self._weight(participant, mine))
+                else:
+                    weight = participant.num_samples if self._clipping is None else 1
+                    secure.send(participant.client, update, weight, loss, is_within=is_within)
+                    norm = loss = math.nan  # the server does not learn them
+            table.note(place, verdict, norm, loss)
         before_exchange()
         received = table.of_all(self._world_size)
-        if self._needs_each:
+        if secure is not None:
+            self._take(mine, received, self._of_sum(received, secure.total()))
+        elif self._needs_each:
             rows = rows_of_all(kept, mine.owners, torch.empty(size, device=self._given.device))
-            self._take(mine, received, self._of_each(received, rows), rows)
+            self._take(mine, received, self._of_each(received, rows))
         else:
-            self._take(mine, received, self._mean(received, added.total(self._world_size)), None)
+            mean = self._mean(received, added.total(self._world_size))
+            self._take(mine, received, self._result(received, mean))
         if self.rank == 0:
             received.name_refused(max_norm, self._options.silos)
+
+    def _secure_round(
+        self, mine: RoundShare, before_exchange: Callable[[], None]
+    ) -> SecureRound | None:
+        """A round whose clients have exchanged their keys, if the job has secure aggregation."""
+        if self._secure_rounds is None:
+            return None
+        before_exchange()
+        group, page = (self.rank, self._world_size), self._given.page
+        found = self._secure_rounds(self._options, mine, self._flat.num_elements, *group, page)
+        found.exchange_keys()
+        self._given.page.compute()
+        return found
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
         """The update that a client sends, and its mean loss."""
@@ -177,23 +235,48 @@ class FederatedEngine(GradientEngine):
         """Of the weighted sum of the accepted updates; None if there are none."""
         plan = received.plan
         if self._clipping is not None:
-            # Over as many as are expected, not as came: the number of those tells something, too.
-            noise = self._clipping.noise(plan.number, len(total)).to(total)
-            return (total * len(plan.participants) + noise) / self._options.clients_per_round
+            return self._private_mean(plan.number, total * len(plan.participants))
         accepted = sum(plan.participants[at].num_samples for at in received.accepted)
         return total * (plan.num_samples / accepted) if accepted else None
 
-    def _of_each(self, received: ReceivedUpdates, rows: Tensor) -> Tensor | None:
-        accepted = received.accepted
-        if len(accepted) < self._options.least_updates:
-            return None
-        return robust(self._options.aggregator, rows[accepted])
+    def _private_mean(self, round_number: int, total: Tensor) -> Tensor:
+        """Of the sum of the clipped updates."""
+        assert self._clipping is not None
+        noise = self._clipping.noise(round_number, len(total)).to(total)
+        # Over as many as are expected, not as came: the number of those tells something, too.
+        return (total + noise) / self._options.clients_per_round
 
-    def _take(
-        self, mine: RoundShare, received: ReceivedUpdates, mean: Tensor | None, rows: Tensor | None
-    ) -> None:
-        """Leave the round's update as a gradient, and for `commit` what else it changes."""
+    def _of_each(self, received: ReceivedUpdates, rows: Tensor) -> RoundResult:
         accepted = received.accepted
+        mean = None
+        if len(accepted) >= self._options.least_updates:
+            mean = robust(self._options.aggregator, rows[accepted])
+        return self._result(received, mean, rows)
+
+    def _result(
+        self, received: ReceivedUpdates, mean: Tensor | None, rows: Tensor | None = None
+    ) -> RoundResult:
+        """Of a round whose single updates are known."""
+        num_within = 0
+        if self._clipping is not None:
+            norms = [received.norms[at] for at in received.accepted]
+            num_within = sum(norm <= self._clipping.value for norm in norms)
+        return RoundResult(mean, received.loss(self._last_loss), num_within, rows)
+
+    def _of_sum(self, received: ReceivedUpdates, found: SecureSum | None) -> RoundResult:
+        if found is None:
+            all_refused = received.plan.participants and not received.accepted
+            return RoundResult(None, math.nan if all_refused else self._last_loss, 0)
+        total = found.updates.to(self._given.device)
+        if self._clipping is None:
+            mean = total / found.weight
+        else:
+            mean = self._private_mean(received.plan.number, total)
+        return RoundResult(mean, found.loss, found.num_within)
+
+    def _take(self, mine: RoundShare, received: ReceivedUpdates, result: RoundResult) -> None:
+        """Leave the round's update as a gradient, and for `commit` what else it changes."""
+        accepted, mean, rows = received.accepted, result.mean, result.rows
         counts = mean is not None and len(accepted) >= self._options.least_updates
         if mean is None or not counts:
             mean = torch.zeros(self._flat.num_elements, device=self._given.device)
@@ -205,15 +288,19 @@ class FederatedEngine(GradientEngine):
             assert rows is not None
             sent = [mine.plan.participants[at] for at in accepted]
             controls = self._controls.change(sent, rows[accepted], self._lr(number))
-        metrics, clip_norm = received.metrics(counts=counts), None
+        metrics, clip_norm = self._metrics(mine, received, counts=counts), None
         if self._clipping is not None and self._accountant is not None:
-            within = [at for at in accepted if received.norms[at] <= self._clipping.value]
-            clip_norm = self._clipping.after(number, len(within), len(accepted))
+            if counts:
+                clip_norm = self._clipping.after(number, result.num_within, len(accepted))
             metrics["federated/clip_norm"] = self._clipping.value
             if self.rank == 0:
                 metrics["federated/epsilon"] = self._accountant.epsilon(number)
-        loss = received.loss(self._last_loss)
-        self._end = RoundEnd(counts, buffers, loss, metrics, controls, clip_norm)
+        self._end = RoundEnd(counts, buffers, result.loss, metrics, controls, clip_norm)
+
+    def _metrics(
+        self, mine: RoundShare, received: ReceivedUpdates, *, counts: bool
+    ) -> dict[str, float]:
+        return received.metrics(counts=counts)
 
     # After a round.
 

@@ -88,10 +88,11 @@ class ClippingNorm:
         self._seed = seed
         self.value = privacy.clip_norm
 
-    def clip(self, update: Tensor, norm: float) -> None:
-        """In place."""
+    def clip(self, update: Tensor, norm: float) -> bool:
+        """In place; whether nothing had to be clipped."""
         if norm > self.value:
             update *= self.value / norm
+        return norm <= self.value
 
     def noise(self, round_number: int, size: int) -> Tensor:
         """The noise of the sum of a round: float64, on the CPU, the same on every rank."""

@@ -42,9 +42,9 @@ class ReceivedUpdates:
     plan: RoundPlan
     verdicts: Sequence[Verdict]
     norms: Sequence[float]
-    """Before clipping; NaN of an update that has none."""
+    """Before clipping; NaN of an update that has none, or that secure aggregation has hidden."""
     losses: Sequence[float]
-    """The mean of each client on the way to its update."""
+    """The mean of each client on the way to its update; NaN where that is hidden."""
 
     @property
     def accepted(self) -> list[int]:
@@ -76,8 +76,8 @@ class ReceivedUpdates:
             "federated/stragglers": plan.num_stragglers,
             "federated/refused": len(plan.participants) - len(accepted),
         }
-        if accepted:
-            norms = sorted(self.norms[at] for at in accepted)
+        norms = sorted(self.norms[at] for at in accepted if math.isfinite(self.norms[at]))
+        if norms:
             found["federated/update_norm"] = norms[len(norms) // 2]
         return found
 

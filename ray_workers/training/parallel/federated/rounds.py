@@ -7,14 +7,18 @@ a round that is played again is the same round, on any number of ranks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec import Federated
 from ray_workers.training.data.sampler import derive_seed
+
+PHASES = tuple(phase for phase in MaskingPhase if phase is not MaskingPhase.ENDED)
+AFTER_THE_UPDATE = (MaskingPhase.CONSISTENCY_CHECK, MaskingPhase.UNMASK)
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Participant:
     """Whether it sends a poisoned update."""
     tells_loss: bool = True
     """Whether its mean loss comes with the update."""
+    lost_in: MaskingPhase | None = None
+    """With secure aggregation: the phase after its update in which nothing comes of it any more."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,14 @@ class RoundPlan:
     participants: Sequence[Participant]
     """In rising order of their clients."""
     num_chosen: int
-    num_dropped: int
-    """Clients of which nothing comes in, drop-outs and stragglers that are not waited for."""
     num_stragglers: int
+    lost: Mapping[int, MaskingPhase]
+    """Clients of which no update comes, drop-outs and stragglers that are not waited for; with the
+    phase of secure aggregation, where there is one, in which nothing comes of them any more."""
+
+    @property
+    def num_dropped(self) -> int:
+        return len(self.lost)
 
     @cached_property
     def num_samples(self) -> int:
@@ -67,29 +78,33 @@ class Rounds:
 
     def plan(self, number: int) -> RoundPlan:
         options = self._options
-        chosen = self._choose(number)
+        chosen = self.chosen(number)
         fate = self._generator("fate", number).random((3, options.clients))
         participants, num_stragglers = [], 0
+        lost: dict[int, MaskingPhase] = {}
         for client in chosen:
             is_gone, straggles, part = fate[:, client]
+            lost_in: MaskingPhase | None = None
             if is_gone < options.dropout_rate:
-                continue
+                lost_in = PHASES[int(len(PHASES) * is_gone / options.dropout_rate)]
+                if options.secure_aggregation is None or lost_in not in AFTER_THE_UPDATE:
+                    lost[client] = lost_in
+                    continue
             num_steps = self._num_steps(client)
             stragglers = options.stragglers
             if stragglers is not None and straggles < stragglers.rate:
                 num_stragglers += 1
                 if stragglers.updates == "drop":
+                    lost[client] = MaskingPhase.MASKED_INPUT
                     continue
                 num_steps = max(1, int(part * num_steps))
-            participants.append(
-                Participant(client, self._sizes[client], num_steps, client in self._attackers)
-            )
-        dropped = len(chosen) - len(participants)
-        return RoundPlan(number, participants, len(chosen), dropped, num_stragglers)
+            size, attacks = self._sizes[client], client in self._attackers
+            participants.append(Participant(client, size, num_steps, attacks, lost_in))
+        return RoundPlan(number, participants, len(chosen), num_stragglers, lost)
 
-    def _choose(self, number: int) -> list[int]:
-        """In rising order. With privacy each client by a chance of its own (Poisson sampling),
-        which is what the accountant counts on."""
+    def chosen(self, number: int) -> list[int]:
+        """The clients of a round, in rising order. With privacy each client by a chance of its own
+        (Poisson sampling), which is what the accountant counts on."""
         options = self._options
         generator = self._generator("chosen", number)
         if options.privacy is not None:

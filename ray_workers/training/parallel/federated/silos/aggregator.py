@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
+from dray.secure_aggregation.messages import MaskingPhase
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Feeding
-from ray_workers.training.data.sampler import Batch
 from ray_workers.training.parallel.data_parallel.ddp import Ddp
 from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.collecting import empty_batch
 from ray_workers.training.parallel.federated.engine import FederatedEngine
 from ray_workers.training.parallel.federated.federated import ServerState
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
@@ -70,7 +70,7 @@ class SiloFeed:
         self._given = given
 
     def at(self, step: int) -> Feeding:
-        """The round `step`, once it is over. AskedToLeave if this rank is to go meanwhile."""
+        """The round `step`, once it is over. LeaveRequested if this rank is to go meanwhile."""
         page, federated = self._given.page, self._given.spec.federated
         assert federated is not None
         played = self._server.play(self._engine.round_start(step), lambda: page.is_asked_to_leave)
@@ -85,10 +85,10 @@ class SiloFeed:
             )
             for silo, sent in played.updates.items()
         ]
-        gone = federated.clients - len(participants)
-        plan = RoundPlan(step, participants, federated.clients, gone, played.num_late)
-        batch = Batch(0, torch.empty(0, dtype=torch.int64), plan.num_samples, is_empty=True)
-        share = RoundShare(batch, [], plan, [0] * len(participants), feed=None)
+        gone = (silo for silo in range(federated.clients) if silo not in played.updates)
+        lost = dict.fromkeys(gone, MaskingPhase.MASKED_INPUT)
+        plan = RoundPlan(step, participants, federated.clients, played.num_late, lost)
+        share = RoundShare(empty_batch(plan), [], plan, [0] * len(participants), feed=None)
         return Feeding(plan.num_samples, [share])
 
     def end_batches(self, *_: object) -> None:

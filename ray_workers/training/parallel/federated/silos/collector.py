@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ray_workers.training.parallel.federated.collection_rules import Collection, Next, next_of
+
 
 @dataclass(frozen=True)
 class SiloUpdate:
@@ -25,12 +27,13 @@ class SiloUpdate:
 class RoundCollector:
     """Takes one update of each silo in each round.
 
-    A round ends when no silo is awaited any more, or at its deadline; and not before there are
-    `least` updates. A silo is awaited from the beginning of the training until it is lost, and
+    A round ends as `next_of` says; who is lost is not waited for once there are `least` updates. A
+    silo is awaited from the beginning of the training until it is lost, and
     again once it has come back.
     """
 
     def __init__(self, num_silos: int, least: int, deadline_s: float | None) -> None:
+        self._all = frozenset(range(num_silos))
         self._least = least
         self._deadline_s = math.inf if deadline_s is None else deadline_s
         self._awaited = set(range(num_silos))
@@ -71,9 +74,12 @@ class RoundCollector:
 
     def wait_s(self, now: float) -> float:
         """How long the round may go on if nothing happens; 0 if it is over."""
-        if len(self.updates) < self._least:
-            return math.inf
-        return max(0.0, self._ends_at - now) if self.num_late else 0.0
+        is_enough = len(self.updates) >= self._least
+        asked = self._awaited if is_enough else self._all
+        state = Collection(asked, True, self._least, self.updates.keys(), frozenset())
+        if next_of(state, is_late=now >= self._ends_at) is Next.END:
+            return 0.0
+        return self._ends_at - now if is_enough else math.inf
 
     def end(self) -> dict[int, SiloUpdate]:
         """Close the round; its updates, by silo in rising order."""

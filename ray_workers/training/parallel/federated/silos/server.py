@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dray.train.kv.connection import ConnectionLost, TensorConnection
+from ray_workers.training.core.errors import LeaveRequested
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
 
 AGGREGATOR_KEY: Final = "federated-aggregator"
@@ -25,10 +26,6 @@ FINISHED_KEY: Final = "federated-finished"
 """In the attempt's store once the result is stored."""
 LOOK_S: Final = 0.25
 """Between two looks whether the aggregator is asked to leave."""
-
-
-class AskedToLeave(Exception):
-    """The aggregator is to leave in the middle of a round, which has changed nothing yet."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class SiloServer:
         self._start: RoundStart | None = None
 
     def play(self, start: RoundStart, is_asked_to_leave: Callable[[], bool]) -> Played:
-        """Have the silos play a round."""
+        """Have the silos play a round. LeaveRequested if this rank is to leave meanwhile."""
         collector = self._collector
         with self._lock:
             self._start = start
@@ -66,7 +63,7 @@ class SiloServer:
             self._lock.notify_all()
             while (left_s := collector.wait_s(time.monotonic())) > 0:
                 if is_asked_to_leave():
-                    raise AskedToLeave
+                    raise LeaveRequested
                 self._lock.wait(min(left_s, LOOK_S))
             num_late = collector.num_late
             return Played(collector.end(), num_late)

@@ -27,7 +27,7 @@ class Server:
         self.workload = RECIPES[spec.recipe].build(spec, DataPolicy.open())
         calendar = Calendar.of_rounds(spec.federated.rounds, 1, spec.checkpoint)
         self.page = HeartbeatPage(None)
-        given = StrategyContext(spec, self.workload, CPU, calendar, self.page)
+        given = StrategyContext(spec, self.workload, CPU, calendar, self.page, "")
         self.strategy: Strategy = strategy_of(given)
         self.strategy.join_group(0, 1)
         self.feed = self.strategy.feed(on_device(self.workload.train, CPU))

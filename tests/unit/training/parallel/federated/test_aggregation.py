@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec.federated import Aggregator
 from ray_workers.training.devices import CPU
 from ray_workers.training.parallel.federated import aggregation
@@ -50,7 +51,7 @@ def test_all_ranks_get_all_updates_in_the_order_of_the_clients_and_none_where_no
 
 
 def _gather(rank: int) -> None:
-    nobody = RoundPlan(1, [], num_chosen=4, num_dropped=4, num_stragglers=0)
+    nobody = RoundPlan(1, [], 4, 0, lost=dict.fromkeys(range(4), MaskingPhase.SHARE_KEYS))
     received = UpdateTable(nobody, CPU).of_all(3)
     assert received.accepted == []
     assert received.loss(0.5) == 0.5
@@ -105,7 +106,7 @@ def test_updates_that_are_no_updates_are_refused_with_the_reason() -> None:
 
 def test_the_clients_of_refused_updates_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     participants = [Participant(client, 10, 1, attacks=False) for client in (3, 17, 40)]
-    plan = RoundPlan(5, participants, num_chosen=3, num_dropped=0, num_stragglers=0)
+    plan = RoundPlan(5, participants, num_chosen=3, num_stragglers=0, lost={})
     verdicts = [Verdict.ACCEPTED, Verdict.NOT_FINITE, Verdict.TOO_LARGE]
     received = ReceivedUpdates(plan, verdicts, [1.0, math.nan, 2e3], [0.5, math.nan, 9.0])
     received.name_refused(1000.0)

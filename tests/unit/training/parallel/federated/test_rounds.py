@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
+from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec import Federated
-from ray_workers.training.parallel.federated.rounds import Participant, Rounds, deal
+from ray_workers.training.parallel.federated.rounds import (
+    AFTER_THE_UPDATE,
+    PHASES,
+    Participant,
+    Rounds,
+    deal,
+)
 
 SIZES = [1 + client % 50 for client in range(400)]
 
@@ -78,3 +85,23 @@ def test_ranks_get_equally_many_steps() -> None:
     assert max(steps) - min(steps) <= 7
     assert deal(participants, 1) == [0] * 100
     assert deal([], 2) == []
+
+
+def test_secure_aggregation_loses_clients_in_each_of_its_phases() -> None:
+    """Those that are lost after their update train as the others do."""
+    plans = [rounds(dropout_rate=0.4, secure_aggregation={}).plan(at) for at in range(1, 51)]
+    without = [rounds(dropout_rate=0.4).plan(at) for at in range(1, 51)]
+    phases = [phase for plan in plans for phase in plan.lost.values()]
+    phases += [one.lost_in for plan in plans for one in plan.participants if one.lost_in]
+    for phase in PHASES:
+        assert phases.count(phase) / len(phases) == pytest.approx(0.2, abs=0.03)
+    for plan, other in zip(plans, without, strict=True):
+        stay = [one for one in plan.participants if one.lost_in is None]
+        assert stay == other.participants
+        assert {*plan.lost} <= {*other.lost}
+        assert {one.lost_in for one in plan.participants} <= {None, *AFTER_THE_UPDATE}
+
+
+def test_stragglers_that_are_dropped_have_exchanged_their_keys() -> None:
+    plan = rounds(stragglers={"rate": 0.2, "updates": "drop"}, secure_aggregation={}).plan(1)
+    assert {*plan.lost.values()} == {MaskingPhase.MASKED_INPUT}

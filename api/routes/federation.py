@@ -1,0 +1,288 @@
+"""/v1/jobs/{id}/clients: invite clients outside of the cluster to a federated job. And
+/v1/federated/{id}: the rounds of that job, for these clients, with tokens of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Path as PathParameter
+from fastapi import Query as QueryParameters
+from pydantic import Field
+
+from api.context import Actor, NoParameters, Query, TheContext, TheFederation
+from api.http import body
+from api.http.caching import answer, fresh
+from api.http.downloads import BINARY, DOWNLOAD, StoredFile, download
+from api.http.turns import TOO_MANY, TurnLimits
+from api.http.waiting import MAX_WAIT_S, long_poll
+from api.openapi import json_body
+from api.problems import Refused, declare
+from api.security.auth import client_token
+from dray import views
+from dray.requests import InvitationRequest, UpdateRequest
+from dray.secure_aggregation.messages import MAX_MESSAGE_BYTES
+from service.db.notifications import events_of, rounds_of
+from service.federation.service import RoundFile, token_digest
+from service.storage.storage import Storage
+
+router = APIRouter(prefix="/v1", tags=["federated"])
+
+UPLOADS = TurnLimits(at_once=32, of_caller=1, waiting_of_caller=1)
+"""Parts of updates that are received at a time: they take 128 MiB of memory at most."""
+SMALL_BYTES = 16 << 10
+_BODY = (
+    *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
+    "invalid_parameter",
+)
+_JOB = ("invalid_parameter", "job_not_found", "not_federated")
+_ROUND = ("invalid_parameter", "malformed_request", "round_over")
+
+
+async def _client(request: Request) -> str:
+    """The digest of the token of a client of a federated job; each use case looks whether it is one
+    of its job's."""
+    if "\0" in request.url.path or "%00" in str(request.url.query):
+        raise Refused("malformed_request", "the address holds a NUL character")
+    request.state.caller = "a client of a federated job"
+    return token_digest(client_token(request))
+
+
+_BYTES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            BINARY: {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}
+        },
+    }
+}
+Client = Annotated[str, Depends(_client)]
+RoundName = Annotated[str, PathParameter(max_length=64)]
+Phase = Annotated[str, PathParameter(max_length=32)]
+Number = Annotated[int, PathParameter(ge=0, le=2**31)]
+
+
+# For the owner of a job.
+
+
+@router.post(
+    "/jobs/{job_id}/clients",
+    operation_id="invite_clients",
+    status_code=201,
+    response_model=views.InvitationPage,
+    openapi_extra=json_body(InvitationRequest),
+    dependencies=[NoParameters],
+    responses=declare(*_BODY, "job_not_found", "not_federated", "job_finished", "too_many_clients"),
+)
+async def invite(
+    request: Request, federation: TheFederation, actor: Actor, job_id: str
+) -> Response:
+    """Invite clients outside of the cluster. The answer has their tokens, which are told this once:
+    each takes part in the rounds of this job, and does nothing else."""
+    wanted, _document = await body.read_as(InvitationRequest, request, SMALL_BYTES)
+    return fresh(await federation.invite(job_id, wanted.clients, by=actor), 201)
+
+
+@router.get(
+    "/jobs/{job_id}/clients",
+    operation_id="list_clients",
+    response_model=views.FederatedClientPage,
+    dependencies=[NoParameters],
+    responses=declare(*_JOB),
+)
+async def list_clients(
+    request: Request, federation: TheFederation, _: Actor, job_id: str
+) -> Response:
+    """List the clients that were invited, and show the newest round."""
+    return answer(request, await federation.clients(job_id))
+
+
+@router.delete(
+    "/jobs/{job_id}/clients/{client}",
+    operation_id="revoke_client",
+    status_code=204,
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses=declare(*_JOB, "client_not_found"),
+)
+async def revoke(
+    request: Request, federation: TheFederation, _: Actor, job_id: str, client: Number
+) -> Response:
+    """Revoke the token of a client, which is refused from then on. Updates that it has sent stay.
+    Another client may be invited in its place."""
+    await federation.revoke(job_id, client)
+    return Response(status_code=204)
+
+
+# For clients.
+
+
+class RoundQuery(Query):
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
+    """Seconds to wait for something to do for the client, or for the end of the job."""
+
+
+@router.get(
+    "/federated/{job_id}/round",
+    operation_id="get_round",
+    response_model=views.FederatedRound,
+    responses=declare("invalid_parameter", "malformed_request"),
+)
+async def get_round(
+    request: Request,
+    context: TheContext,
+    federation: TheFederation,
+    token: Client,
+    job_id: str,
+    query: Annotated[RoundQuery, QueryParameters()],
+) -> Response:
+    """The newest round, and whether the client that asks is to send an update. Needs a client's
+    token, as all of `/v1/federated` does."""
+    found = await long_poll(
+        *(context, request, (rounds_of(job_id), events_of(job_id)), query.wait_s),
+        lambda: federation.look(job_id, token),
+        lambda view: view.phase is not views.RoundPhase.WAITING,
+        is_of_client=True,
+    )
+    return answer(request, found)
+
+
+@router.get(
+    "/federated/{job_id}/form",
+    operation_id="get_form",
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses={**DOWNLOAD, **declare(*_ROUND, "range_not_satisfiable", "storage_unavailable")},
+)
+async def get_form(
+    request: Request, context: TheContext, federation: TheFederation, token: Client, job_id: str
+) -> Response:
+    """What clients know of the model and its training: columns, classes, and the fields of the job
+    document that they go by. Where the job's own data are is not among it."""
+    return _download(request, context.runtime.storage, await federation.form(job_id, token))
+
+
+@router.get(
+    "/federated/{job_id}/rounds/{round_name}/model",
+    operation_id="get_round_model",
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses={**DOWNLOAD, **declare(*_ROUND, "range_not_satisfiable", "storage_unavailable")},
+)
+async def get_model(
+    request: Request,
+    context: TheContext,
+    federation: TheFederation,
+    token: Client,
+    job_id: str,
+    round_name: RoundName,
+) -> Response:
+    """The weights that clients begin the open round with, as safetensors."""
+    file = await federation.model(job_id, token, round_name)
+    return _download(request, context.runtime.storage, file)
+
+
+@router.put(
+    "/federated/{job_id}/rounds/{round_name}/parts/{part}",
+    operation_id="put_update_part",
+    status_code=204,
+    response_class=Response,
+    openapi_extra=_BYTES,
+    dependencies=[NoParameters],
+    responses=declare(
+        *(*_ROUND, "update_refused", "bad_update", "body_too_large", "unsupported_media_type"),
+        *(TOO_MANY, "quota_exceeded", "storage_unavailable"),
+    ),
+)
+async def put_part(
+    request: Request,
+    context: TheContext,
+    federation: TheFederation,
+    token: Client,
+    job_id: str,
+    round_name: RoundName,
+    part: Number,
+) -> Response:
+    """Send a part of an update: `part_bytes` of its float32 numbers in little-endian order, fewer
+    in the last part. Harmless to repeat until the update is sent."""
+    size = await federation.size_of_part(job_id, token, round_name, part)
+    async with context.uploads.turn(token):
+        content, _kind = await body.read_bytes(request, size, [BINARY])
+        await federation.put_part(job_id, token, round_name, part, content)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/federated/{job_id}/rounds/{round_name}/update",
+    operation_id="send_update",
+    status_code=201,
+    response_model=views.UpdateReceipt,
+    openapi_extra=json_body(UpdateRequest),
+    dependencies=[NoParameters],
+    responses={
+        200: {"model": views.UpdateReceipt, "description": "The update had been sent before."},
+        **declare(*_BODY, "round_over", "update_refused", "bad_update", "storage_unavailable"),
+    },
+)
+async def send_update(
+    request: Request, federation: TheFederation, token: Client, job_id: str, round_name: RoundName
+) -> Response:
+    """Send the update whose parts are there. Of each client one counts in a round, the first."""
+    await federation.look(job_id, token)  # a stranger is not told what is wrong with the body
+    said, _document = await body.read_as(UpdateRequest, request, SMALL_BYTES)
+    receipt, is_new = await federation.send(job_id, token, round_name, said)
+    return fresh(receipt, 201 if is_new else 200)
+
+
+@router.get(
+    "/federated/{job_id}/rounds/{round_name}/messages/{phase}",
+    operation_id="get_masking_message",
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses={
+        200: DOWNLOAD[200],
+        **declare(*_ROUND, "update_refused", "storage_unavailable"),
+    },
+)
+async def get_message(
+    federation: TheFederation, token: Client, job_id: str, round_name: RoundName, phase: Phase
+) -> Response:
+    """With secure aggregation: the message to which the client answers in this phase."""
+    content = await federation.message(job_id, token, round_name, phase)
+    return Response(content, media_type=BINARY, headers={"Cache-Control": "no-store"})
+
+
+@router.put(
+    "/federated/{job_id}/rounds/{round_name}/answers/{phase}",
+    operation_id="put_masking_answer",
+    status_code=201,
+    response_model=views.UpdateReceipt,
+    openapi_extra=_BYTES,
+    dependencies=[NoParameters],
+    responses={
+        200: {"model": views.UpdateReceipt, "description": "The answer had been sent before."},
+        **declare(*_ROUND, "update_refused", "bad_update", "body_too_large"),
+        **declare("unsupported_media_type", TOO_MANY, "storage_unavailable"),
+    },
+)
+async def put_answer(
+    request: Request,
+    context: TheContext,
+    federation: TheFederation,
+    token: Client,
+    job_id: str,
+    round_name: RoundName,
+    phase: Phase,
+) -> Response:
+    """With secure aggregation: the client's answer in this phase. In `masked_input` the parts come
+    first, and the answer is their SHA-256."""
+    await federation.look(job_id, token)  # a stranger is not told what is wrong with the body
+    async with context.uploads.turn(token):
+        content, _kind = await body.read_bytes(request, MAX_MESSAGE_BYTES, [BINARY])
+        receipt, is_new = await federation.answer(job_id, token, round_name, phase, content)
+    return fresh(receipt, 201 if is_new else 200)
+
+
+def _download(request: Request, storage: Storage, file: RoundFile) -> Response:
+    name = file.key.rpartition("/")[2]
+    return download(request, storage, StoredFile(file.key, file.size_bytes, file.sha256, name))

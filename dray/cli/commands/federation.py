@@ -1,0 +1,113 @@
+"""Commands about clients of federated jobs: invite, list and revoke them; and join as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dray.cli.base import AsJson, JobId, app, connect, interruptible
+
+group = typer.Typer(
+    name="federate", help="Invite clients outside of the cluster, and take part as one."
+)
+app.add_typer(group)
+
+PATIENCE_S = 24 * 3600.0
+"""For which the server may be away while a client takes part."""
+
+
+@group.command("invite")
+def invite_clients(
+    job_id: JobId,
+    clients: Annotated[int, typer.Option(help="How many.", min=1)] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Make tokens for clients of a federated job, one for each line, after the client's number.
+
+    They are printed this once. A token takes part in the rounds of this job, and does nothing else.
+    """
+    from dray.cli.display.output import write, write_json
+
+    with connect() as client:
+        found = client.invite_clients(client.resolve(job_id), clients)
+    if as_json:
+        write_json(found)
+        return
+    for one in found:
+        write(f"{one.client} {one.token}")
+
+
+@group.command("clients")
+def list_clients(job_id: JobId, as_json: AsJson = False) -> None:
+    """List the clients that were invited, and show the newest round."""
+    from dray.cli.display.output import age, say, write_json
+    from dray.cli.display.tables import listing
+
+    with connect() as client:
+        page = client.federated_clients(client.resolve(job_id))
+    if as_json:
+        write_json(page)
+        return
+    if page.round is not None:
+        state = "open" if page.is_open else "over"
+        say(f"round {page.round} is {state}: {page.num_sent} updates, quorum {page.quorum}")
+    listing(
+        page.items,
+        as_json,
+        ("CLIENT", "INVITED BY", "INVITED", "JOINED", "UPDATES", "LAST UPDATE"),
+        lambda one: (
+            *(one.client, one.invited_by, age(one.created_at)),
+            None if one.joined_at is None else age(one.joined_at),
+            one.num_sent,
+            None if one.sent_at is None else age(one.sent_at),
+        ),
+        optional=("INVITED BY", "INVITED"),
+    )
+
+
+@group.command("revoke")
+def revoke_client(
+    job_id: JobId,
+    client_number: Annotated[int, typer.Argument(metavar="CLIENT", help="Its number.", min=0)],
+    as_json: AsJson = False,
+) -> None:
+    """Revoke the token of a client: it takes part in no more rounds."""
+    import json
+
+    from dray.cli.display.output import write
+
+    with connect() as client:
+        found = client.resolve(job_id)
+        client.revoke_client(found, client_number)
+    revoked = {"revoked": client_number, "job": found}
+    write(json.dumps(revoked) if as_json else f"client {client_number} of {found} revoked")
+
+
+@group.command("join")
+def join_job(
+    job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, in full.")],
+    data: Annotated[
+        Path,
+        typer.Option(help="A table, or for images a folder with a folder for each class."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Train in the rounds of a federated job with data that stay on this machine.
+
+    DRAY_TOKEN is the token that `dray federate invite` printed. The packages are those of
+    `pip install 'dray[client]'`. A client that is stopped may be started again at any time.
+    """
+    from dray._http.transport import Retry
+    from dray.cli.display.output import say, write
+    from dray.cli.exits import Exit
+
+    with (
+        connect(Retry(patience_s=PATIENCE_S)) as client,
+        interruptible(f"{job_id} goes on without this client; start it again to take part"),
+    ):
+        state = client.join(job_id, data, on_round=None if as_json else say)
+    write(f'{{"state": "{state}"}}' if as_json else f"{job_id} is {state}")
+    if state != "SUCCEEDED":
+        raise typer.Exit(Exit.JOB_ENDED_BADLY)

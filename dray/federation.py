@@ -1,0 +1,38 @@
+"""The training of a client of a federated job, which imports torch only when it is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from dray._http.federation import Trainer
+
+_NEEDED = frozenset(
+    {"fsspec", "numpy", "PIL", "safetensors", "tokenizers", "torch", "torchmetrics"}
+)
+
+
+def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], Trainer]:
+    """Makes the trainer of the client with a number, once the job's form is in the folder.
+
+    ImportError if the packages of `dray[client]` are missing, ValueError if the data do not fit the
+    job.
+    """
+
+    def make(client: int) -> Trainer:
+        try:
+            from ray_workers.training.loop.outside_client import DataError, OutsideClient
+        except ModuleNotFoundError as error:
+            if error.name not in _NEEDED:
+                raise
+            raise ImportError(
+                f"a federated client needs the package {error.name}: pip install 'dray[client]'",
+                name=error.name,
+            ) from error
+        try:
+            return OutsideClient(folder, Path(data), client)
+        except DataError as error:
+            raise ValueError(str(error)) from error
+
+    return make

@@ -1,0 +1,230 @@
+"""The client's half of a round."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable, Mapping
+
+from dray.secure_aggregation import keys, shamir
+from dray.secure_aggregation.errors import MessageRefused
+from dray.secure_aggregation.fixed_point import FixedPoint, Ring, Values
+from dray.secure_aggregation.keys import KeyPair, joined
+from dray.secure_aggregation.messages import (
+    KEY_BYTES,
+    SHARE_BYTES,
+    ConsistencyCodes,
+    DeliveredShares,
+    KeyAdvertisement,
+    MaskingPhase,
+    MaskingSettings,
+    RevealedShares,
+    Roster,
+    RosterEntry,
+    SharedKeys,
+    Survivors,
+)
+
+SERVER = "server"
+
+
+class MaskingClient:
+    """One client in one round. Its secrets are in this object alone: a client that was restarted is
+    lost to the round, and takes part in the next one.
+
+    A message of the server that is not what the protocol allows is refused by MessageRefused, and
+    then the object is as if it had not come.
+    """
+
+    def __init__(self, name: str, settings: MaskingSettings) -> None:
+        """name: as the server calls this client in the roster."""
+        self._name = name
+        self._settings = settings
+        self._phase = MaskingPhase.ADVERTISE_KEYS
+        self._sealing = KeyPair()
+        self._masking = KeyPair()
+        self._seed = secrets.token_bytes(KEY_BYTES)
+        self._update: tuple[Values, int] | None = None
+        # Known from the roster on: the others, their places and the own one, and all that was said.
+        self._others: dict[str, RosterEntry] = {}
+        self._places: dict[str, int] = {}
+        self._least = 0
+        self._transcript = b""
+        self._encoding: FixedPoint | None = None
+        self._own_shares = b""
+        # Known later.
+        self._delivered: Mapping[str, bytes] = {}
+        self._survivors: tuple[str, ...] = ()
+
+    @property
+    def phase(self) -> MaskingPhase:
+        """That of the message which `answer` gives next."""
+        return self._phase
+
+    def provide(self, values: Values, weight: int = 1) -> None:
+        """The update, (num_values,) floats of any width, and its weight in the sum, which the
+        server does not learn. Before the answer in masked_input.
+
+        ValueError if the values are of another length or not finite, or the weight is not between
+        1 and `settings.max_weight`.
+        """
+        FixedPoint.check(values, self._settings.num_values)
+        if not 1 <= weight <= self._settings.max_weight:
+            raise ValueError(
+                f"the weight is {weight}, and must be between 1 and {self._settings.max_weight}"
+            )
+        self._update = values, weight
+
+    def answer(self, message: bytes = b"") -> bytes:
+        """The message for the server in this phase; `message` is the server's for it, of which
+        there is none in the first. If a transport fails, the same answer is sent again: another
+        can't be had."""
+        match self._phase:
+            case MaskingPhase.ADVERTISE_KEYS:
+                answer = self._advertise_keys()
+            case MaskingPhase.SHARE_KEYS:
+                answer = self._share_keys(message)
+            case MaskingPhase.MASKED_INPUT:
+                answer = self._masked_input(message)
+            case MaskingPhase.CONSISTENCY_CHECK:
+                answer = self._consistency_codes(message)
+            case MaskingPhase.UNMASK:
+                answer = self._reveal(message)
+            case MaskingPhase.ENDED:
+                raise MessageRefused(SERVER, "the client has answered in all phases of the round")
+        phases = list(MaskingPhase)
+        self._phase = phases[phases.index(self._phase) + 1]
+        return answer
+
+    def _advertise_keys(self) -> bytes:
+        sealing, masking = self._sealing.public, self._masking.public
+        return KeyAdvertisement(sealing_key=sealing, masking_key=masking).to_bytes()
+
+    def _share_keys(self, message: bytes) -> bytes:
+        self._take_roster(message)
+        places = len(self._places)
+        key_shares = shamir.split(self._masking.private, self._least, places)
+        seed_shares = shamir.split(self._seed, self._least, places)
+        pairs = dict(zip(self._places, map(bytes.__add__, key_shares, seed_shares), strict=True))
+        self._own_shares = pairs.pop(self._name)
+        sealed = {
+            name: keys.seal(self._sealing_key(self._name, name), pair)
+            for name, pair in pairs.items()
+        }
+        commitment = keys.commitment_of(self._seed)
+        return SharedKeys(commitment=commitment, shares=sealed).to_bytes()
+
+    def _take_roster(self, message: bytes) -> None:
+        entries = Roster.from_bytes(message, SERVER).clients
+        names = [entry.name for entry in entries]
+        every_key = [key for entry in entries for key in (entry.sealing_key, entry.masking_key)]
+        if len(set(names)) < len(names) or len(set(every_key)) < len(every_key):
+            raise MessageRefused(SERVER, "the roster has a client or a key twice")
+        others = {entry.name: entry for entry in entries}
+        own = others.pop(self._name, None)
+        public = self._sealing.public, self._masking.public
+        if own is None or (own.sealing_key, own.masking_key) != public:
+            raise MessageRefused(SERVER, f"the roster does not have the keys of {self._name}")
+        least = self._settings.least_clients(len(names))
+        self._check_enough(names, least, "are in the roster")
+        try:
+            encoding = FixedPoint.of(self._settings, len(names))
+        except ValueError as error:
+            raise MessageRefused(SERVER, str(error)) from None
+        self._others, self._least, self._encoding = others, least, encoding
+        self._places = {name: place for place, name in enumerate(names, 1)}
+        self._transcript = keys.transcript_of(self._settings, message)
+
+    def _masked_input(self, message: bytes) -> bytes:
+        if self._update is None:
+            raise RuntimeError("provide() gives the update before the answer in masked_input")
+        delivered = DeliveredShares.from_bytes(message, SERVER).shares
+        self._check_known(delivered, "shares")
+        self._check_enough([*delivered, self._name], self._least, "have shared their keys")
+        assert self._encoding is not None
+        values, weight = self._update
+        masked = self._encoding.encode(values, weight)
+        masked += self._encoding.mask(self._seed)
+        for name in delivered:
+            self._add_common_mask(masked, name)
+        self._delivered, self._update = delivered, None
+        return masked.tobytes()
+
+    def _add_common_mask(self, masked: Ring, name: str) -> None:
+        assert self._encoding is not None
+        seed = self._masking.agree(self._others[name].masking_key, keys.MASKS, self._transcript)
+        mask = self._encoding.mask(seed)
+        if self._places[self._name] < self._places[name]:
+            masked += mask
+        else:
+            masked -= mask
+
+    def _consistency_codes(self, message: bytes) -> bytes:
+        survivors = Survivors.from_bytes(message, SERVER).clients
+        if self._name not in survivors or len(set(survivors)) < len(survivors):
+            raise MessageRefused(SERVER, f"{self._name} is not once among the survivors")
+        if not {*survivors} <= {*self._delivered, self._name}:
+            raise MessageRefused(SERVER, "a survivor has not shared its keys")
+        self._check_enough(survivors, self._least, "have survived")
+        self._survivors = tuple(survivors)
+        codes = {
+            name: keys.code_of(self._code_key(name), self._claim(self._name))
+            for name in survivors
+            if name != self._name
+        }
+        return ConsistencyCodes(codes=codes).to_bytes()
+
+    def _reveal(self, message: bytes) -> bytes:
+        codes = ConsistencyCodes.from_bytes(message, SERVER).codes
+        self._check_known(codes, "codes")
+        wrong = [name for name, code in codes.items() if not self._confirms(name, code)]
+        if wrong:
+            raise MessageRefused(
+                SERVER, f"{', '.join(sorted(wrong))} did not confirm the same survivors"
+            )
+        self._check_enough([*codes, self._name], self._least, "have confirmed the survivors")
+        pairs = {self._name: self._own_shares}
+        for name, sealed in self._delivered.items():
+            pair = keys.unseal(self._sealing_key(name, self._name), sealed)
+            if pair is not None:  # if too many can't be read, the server names their client
+                pairs[name] = pair
+        seeds = {name: pairs[name][SHARE_BYTES:] for name in self._survivors if name in pairs}
+        lost = pairs.keys() - {*self._survivors}
+        masking_keys = {name: pairs[name][:SHARE_BYTES] for name in lost}
+        return RevealedShares(seeds=seeds, masking_keys=masking_keys).to_bytes()
+
+    def _confirms(self, name: str, code: bytes) -> bool:
+        """Whether a survivor has been told the same survivors."""
+        if name not in self._survivors:
+            return False
+        return hmac.compare_digest(code, keys.code_of(self._code_key(name), self._claim(name)))
+
+    def _claim(self, sender: str) -> bytes:
+        """That which a code is of: those with whom the sender has masks, and the survivors."""
+        masked = sorted([*self._delivered, self._name])
+        return joined(
+            sender.encode(),
+            joined(*(name.encode() for name in masked)),
+            joined(*(name.encode() for name in sorted(self._survivors))),
+        )
+
+    def _sealing_key(self, sender: str, recipient: str) -> bytes:
+        """Of the shares on this way; the two ways of a pair have two keys."""
+        other = recipient if sender == self._name else sender
+        way = sender.encode(), recipient.encode()
+        return self._sealing.agree(
+            self._others[other].sealing_key, b"shares", self._transcript, *way
+        )
+
+    def _code_key(self, name: str) -> bytes:
+        return self._sealing.agree(self._others[name].sealing_key, b"codes", self._transcript)
+
+    def _check_known(self, names: Iterable[str], things: str) -> None:
+        if unknown := sorted({*names} - self._others.keys()):
+            raise MessageRefused(SERVER, f"it has {things} of {unknown[0]}, not of the roster")
+
+    def _check_enough(self, names: list[str], least: int, found: str) -> None:
+        if len(names) < least:
+            raise MessageRefused(
+                SERVER, f"{len(names)} clients {found}, too few to hide among: {least} are needed"
+            )

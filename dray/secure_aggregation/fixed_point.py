@@ -1,0 +1,110 @@
+"""Updates as whole numbers of a ring, so that masks cancel out exactly and sums have no order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dray.secure_aggregation.keys import keystream
+from dray.secure_aggregation.messages import MaskingSettings
+
+Ring = npt.NDArray[Any]
+"""Unsigned integers of 32 or 64 bits, little-endian, that add up modulo 2**bits."""
+Values = npt.NDArray[np.floating[Any]]
+LEAST_LEVELS = 2**15
+"""Of a value between 0 and the limit: with fewer, values far below it would be lost in rounding."""
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The result of a round."""
+
+    sums: npt.NDArray[np.float64]
+    """(num_values,): the sum of each value times the weight of its client."""
+    weight: int
+    """The sum of the weights."""
+    clients: tuple[str, ...]
+    """Those whose updates are in the sum."""
+
+    @property
+    def mean(self) -> npt.NDArray[np.float64]:
+        return self.sums / self.weight
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How the values of a round become numbers of the ring, and a sum becomes values again.
+
+    A value is clipped to the limit, multiplied by a power of two, rounded, and multiplied by the
+    weight of its client. The weight itself comes last, as one number more, so it is as hidden as
+    the values are. The power is the largest with which the sum of all clients can't overflow.
+    """
+
+    num_values: int
+    limit: float
+    bits: int
+    max_total_weight: int
+
+    @classmethod
+    def of(cls, settings: MaskingSettings, num_clients: int) -> FixedPoint:
+        """ValueError if the numbers of the ring are too small for such values."""
+        most = settings.max_weight * num_clients
+        found = cls(settings.num_values, settings.limit, settings.bits, most)
+        if most >= 2 ** (settings.bits - 1) or found.limit * found.scale < LEAST_LEVELS:
+            raise ValueError(
+                f"{settings.bits} bits are too few for values up to {settings.limit:g} of "
+                f"{num_clients} clients with weights up to {settings.max_weight}: take more bits, "
+                "a lower limit, or smaller weights"
+            )
+        return found
+
+    @cached_property
+    def scale(self) -> float:
+        # Rounding adds a half at most, so one is left for it.
+        most = math.log2(self.max_total_weight) + max(0.0, math.log2(self.limit))
+        return 2.0 ** (self.bits - 2 - math.ceil(most))
+
+    @property
+    def max_error(self) -> float:
+        """Bound on the difference between a mean of clipped values and its result, besides the
+        rounding of float64."""
+        return 0.5 / self.scale
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"<u{self.bits // 8}")
+
+    @staticmethod
+    def check(values: Values, num_values: int) -> None:
+        """ValueError if these are no values that can be encoded."""
+        if values.shape != (num_values,):
+            raise ValueError(f"an update has the shape {values.shape}, not ({num_values},)")
+        if not np.isfinite(values).all():
+            raise ValueError("an update has values that are not finite")
+
+    def encode(self, values: Values, weight: int) -> Ring:
+        """(num_values,) that were checked -> (num_values + 1,)."""
+        whole = np.empty(self.num_values + 1, np.int64)
+        exact = np.clip(values.astype(np.float64), -self.limit, self.limit)
+        exact *= self.scale
+        whole[:-1] = np.rint(exact, out=exact)
+        whole[:-1] *= weight
+        whole[-1] = weight
+        return whole.astype(self.dtype)  # modulo 2**bits
+
+    def decode(self, total: Ring, clients: tuple[str, ...]) -> Aggregate:
+        signed = total.view(self.dtype.str.replace("u", "i")).astype(np.int64)
+        return Aggregate(signed[:-1] / self.scale, int(signed[-1]), clients)
+
+    def zeros(self) -> Ring:
+        return np.zeros(self.num_values + 1, self.dtype)
+
+    def mask(self, seed: bytes) -> Ring:
+        """The numbers that a seed gives."""
+        size = (self.num_values + 1) * self.dtype.itemsize
+        return np.frombuffer(keystream(seed, size), self.dtype)

@@ -1,0 +1,94 @@
+"""Keys of pairs of clients, sealed shares, and masks."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "secure aggregation needs the package cryptography: pip install 'dray[secure-aggregation]'",
+        name="cryptography",
+    ) from error
+
+from dray.secure_aggregation.messages import KEY_BYTES, MaskingSettings
+
+NONCE = bytes(12)
+"""Each key seals one message, so all can have the same."""
+COUNTER_AND_NONCE = bytes(16)
+"""Likewise of ChaCha20, whose keys make one mask each."""
+MASKS = b"masks"
+"""The purpose of the keys from which the masks of two clients are made."""
+
+
+class KeyPair:
+    """An X25519 key pair (RFC 7748)."""
+
+    def __init__(self, private: bytes | None = None) -> None:
+        """Drawn by the system's random source, unless it is given."""
+        self._private = (
+            X25519PrivateKey.generate()
+            if private is None
+            else X25519PrivateKey.from_private_bytes(private)
+        )
+
+    @property
+    def private(self) -> bytes:
+        return self._private.private_bytes_raw()
+
+    @property
+    def public(self) -> bytes:
+        return self._private.public_key().public_bytes_raw()
+
+    def agree(self, public: bytes, *purpose: bytes) -> bytes:
+        """The key that the owners of both pairs can compute, and nobody else. ValueError if
+        `public` is a point that gives all the same key."""
+        secret = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=joined(*purpose)).derive(secret)
+
+
+def joined(*parts: bytes) -> bytes:
+    """One byte string that no other parts give."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def transcript_of(settings: MaskingSettings, roster: bytes) -> bytes:
+    """A digest of all that was agreed on. Keys are bound to it, so clients that were told different
+    things have no keys in common."""
+    return hashlib.sha256(joined(settings.to_bytes(), roster)).digest()
+
+
+def seal(key: bytes, text: bytes) -> bytes:
+    """AES-GCM, by a key that seals nothing else."""
+    return AESGCM(key).encrypt(NONCE, text, None)
+
+
+def unseal(key: bytes, sealed: bytes) -> bytes | None:
+    """None if it was sealed by another key, or changed."""
+    try:
+        return AESGCM(key).decrypt(NONCE, sealed, None)
+    except InvalidTag:
+        return None
+
+
+def code_of(key: bytes, text: bytes) -> bytes:
+    """HMAC-SHA256."""
+    return hmac.digest(key, text, "sha256")
+
+
+def commitment_of(seed: bytes) -> bytes:
+    """It tells nothing of a seed of 32 random bytes, and fits no other."""
+    return hashlib.sha256(b"dray seed" + seed).digest()
+
+
+def keystream(seed: bytes, num_bytes: int) -> bytes:
+    """ChaCha20's output for a key that is used once."""
+    cipher = Cipher(algorithms.ChaCha20(seed, COUNTER_AND_NONCE), mode=None)
+    return cipher.encryptor().update(bytes(num_bytes))

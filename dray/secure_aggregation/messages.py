@@ -1,0 +1,157 @@
+"""The messages of a round, and what both sides know before it.
+
+All but the masked update are JSON. A client's message says nothing of its sender: the transport
+knows who sent it.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from dray.secure_aggregation.errors import MessageRefused
+
+MAX_CLIENTS = 1000
+"""In a round. Each client has a message for each other one, so their number counts squared."""
+LEAST_CLIENTS = 3
+"""A sum of two updates tells each of the two clients what the other one sent."""
+MAX_MESSAGE_BYTES = 1 << 20
+"""Of every message but the masked update, whose size is known exactly."""
+KEY_BYTES = 32
+SHARE_BYTES = 33
+SEALED_BYTES = 2 * SHARE_BYTES + 16
+"""Two shares and the tag of AES-GCM."""
+
+ClientName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Key = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+Share = Annotated[bytes, Field(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
+Sealed = Annotated[bytes, Field(min_length=SEALED_BYTES, max_length=SEALED_BYTES)]
+
+
+def least_clients(threshold: float, num_clients: int) -> int:
+    """The number of clients, of a round with so many, that must stay to its end."""
+    return max(LEAST_CLIENTS, math.ceil(threshold * num_clients))
+
+
+class MaskingPhase(StrEnum):
+    """What the server waits for. Each is named after the message that a client sends in it."""
+
+    ADVERTISE_KEYS = "advertise_keys"
+    SHARE_KEYS = "share_keys"
+    MASKED_INPUT = "masked_input"
+    CONSISTENCY_CHECK = "consistency_check"
+    UNMASK = "unmask"
+    ENDED = "ended"
+
+
+class MaskingMessage(BaseModel):
+    """A message as JSON, with bytes in URL-safe base64."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+    def to_bytes(self) -> bytes:
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, sender: str) -> Self:
+        """MessageRefused, with the name of the sender, if this is not such a message."""
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise MessageRefused(
+                sender, f"it has {len(data)} bytes, and {MAX_MESSAGE_BYTES} are allowed"
+            )
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = "/".join(str(part) for part in first["loc"])
+            raise MessageRefused(sender, f"{cls.__name__} {place}: {first['msg']}") from None
+
+
+class MaskingSettings(MaskingMessage):
+    """The public facts of a round, which server and clients know before it."""
+
+    session: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    """A name that no other round has, such as that of the job, the attempt and the round. All keys
+    and codes are bound to it."""
+    num_values: Annotated[int, Field(ge=1)]
+    """The length of an update."""
+    threshold: Annotated[float, Field(gt=0.5, le=1.0)]
+    """Share of the clients of the round that must stay to its end. Above a half, because otherwise
+    a server could ask two disjoint groups for different secrets of a client."""
+    limit: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    """The largest absolute value in an update. Values beyond it are clipped to it."""
+    bits: Literal[32, 64]
+    """Of each value that a client sends."""
+    max_weight: Annotated[int, Field(ge=1)]
+    """The largest weight of a client."""
+
+    def least_clients(self, num_clients: int) -> int:
+        """The number of clients, of so many in the roster, that must stay to the end."""
+        return least_clients(self.threshold, num_clients)
+
+    @property
+    def masked_bytes(self) -> int:
+        """The size of the message of masked_input: the values and the weight."""
+        return (self.num_values + 1) * self.bits // 8
+
+
+class KeyAdvertisement(MaskingMessage):
+    """Of a client: its X25519 public keys for this round."""
+
+    sealing_key: Key
+    """For the shares that pass through the server, and for the codes."""
+    masking_key: Key
+    """For the masks that it has in common with each other client."""
+
+
+class RosterEntry(KeyAdvertisement):
+    name: ClientName
+
+
+class Roster(MaskingMessage):
+    """To every client: all clients of the round and their keys."""
+
+    clients: Annotated[list[RosterEntry], Field(max_length=MAX_CLIENTS)]
+
+
+class SharedKeys(MaskingMessage):
+    """Of a client: the shares of its secrets."""
+
+    commitment: Key
+    """SHA-256 of the seed of its own mask, by which the server knows that it is put together
+    right."""
+    shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
+    """By recipient: a share of its masking key and one of its seed, sealed."""
+
+
+class DeliveredShares(MaskingMessage):
+    """To each client: the shares for it, by sender. The senders and the client itself are those
+    with whom masks are made."""
+
+    shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
+
+
+class Survivors(MaskingMessage):
+    """To each survivor: the clients whose masked updates are in the sum."""
+
+    clients: Annotated[list[ClientName], Field(max_length=MAX_CLIENTS)]
+
+
+class ConsistencyCodes(MaskingMessage):
+    """Of a survivor, by recipient; and to each survivor, by sender."""
+
+    codes: Annotated[dict[ClientName, Key], Field(max_length=MAX_CLIENTS)]
+
+
+class RevealedShares(MaskingMessage):
+    """Of a survivor: what the server needs to remove the masks."""
+
+    seeds: Annotated[dict[ClientName, Share], Field(max_length=MAX_CLIENTS)]
+    """Of each survivor, a share of the seed of its own mask."""
+    masking_keys: Annotated[dict[ClientName, Share], Field(max_length=MAX_CLIENTS)]
+    """Of each client that was lost, a share of its masking key."""

@@ -1,0 +1,109 @@
+"""The files of a round whose clients are outside of the cluster, in the storage of their job.
+
+The rank that aggregates writes the model of a round, and the service what clients send: the parts
+of an update, and last the file that names them, without which there is no update. The name of a
+round tells its weights, too, so an update is for those weights alone, whichever attempt of the job
+has published them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+PART_BYTES = 4 << 20
+"""The size of a part of an update; the last one may be smaller."""
+ELEMENT_BYTES = 4
+"""An update is float32 in little-endian order, without a header."""
+FORM = "form.json"
+MODEL = "model.safetensors"
+UPDATES = "updates"
+_PARTS = "parts"
+UPDATE = "update"
+"""What a round awaits of its clients: an update; or a message of a phase of secure aggregation."""
+
+
+def rounds_prefix(job_id: str) -> str:
+    """The path of the rounds of a job below the storage URL, which all its attempts share."""
+    return f"jobs/{job_id}/rounds"
+
+
+def round_name(number: int, model_sha256: str) -> str:
+    """The name of a round, which is that of its folder."""
+    return f"{number:012d}-{model_sha256[:16]}"
+
+
+def number_of(name: str) -> int | None:
+    """The number of a round by its name; None of what is not such a name."""
+    match = re.fullmatch(r"([0-9]{12})-[0-9a-f]{16}", name)
+    return None if match is None else int(match[1])
+
+
+def update_path(client: int) -> str:
+    return f"{UPDATES}/{client:05d}.json"
+
+
+def part_path(client: int, part: int) -> str:
+    return f"{_PARTS}/{client:05d}/{part:05d}"
+
+
+def message_path(phase: str, client: int) -> str:
+    """Of the message for a client to which it answers in a phase of secure aggregation."""
+    return f"messages/{phase}/{client:05d}"
+
+
+def answers_path(phase: str) -> str:
+    return f"answers/{phase}"
+
+
+def answer_path(phase: str, client: int) -> str:
+    return f"{answers_path(phase)}/{client:05d}"
+
+
+def num_parts(num_bytes: int) -> int:
+    return -(-num_bytes // PART_BYTES)
+
+
+def part_size(num_bytes: int, part: int) -> int:
+    return min(PART_BYTES, num_bytes - part * PART_BYTES)
+
+
+@dataclass(frozen=True)
+class SentUpdate:
+    """What a client says of the update that it has sent."""
+
+    client: int
+    sha256: str
+    """Of all parts together."""
+    num_samples: int
+    """That it has trained with."""
+    num_steps: int
+    loss: float
+    """The mean of the training, on the way."""
+    num_val_samples: int
+    val_loss: float | None
+    """The mean loss of the round's model, before the training, over the client's samples for
+    validation; None if it has none."""
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Self:
+        """ValueError if it is not what `to_json` writes."""
+        try:
+            told: Mapping[str, Any] = json.loads(content)
+            sent = cls(**told)
+            whole = (sent.client, sent.num_samples, sent.num_steps, sent.num_val_samples)
+            if not all(type(one) is int and one >= 0 for one in whole) or sent.num_samples == 0:
+                raise ValueError("a number is no count")
+            losses = [sent.loss, *([] if sent.val_loss is None else [sent.val_loss])]
+            if not all(math.isfinite(one) for one in losses):
+                raise ValueError("a loss is not finite")
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"no announcement of an update: {error}") from error
+        return sent

@@ -1,0 +1,58 @@
+"""The rounds of federated jobs whose clients are outside of the cluster, and these clients."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ForeignKey, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db.models.base import Base, job_key
+
+
+class FederatedRoundRow(Base):
+    """The newest round of a job, as the rank that aggregates has reported it."""
+
+    __tablename__ = "federated_rounds"
+    job_id: Mapped[str] = job_key()
+    attempt: Mapped[int]
+    number: Mapped[int]
+    name: Mapped[str] = mapped_column(String(64))
+    """That of its folder in the storage."""
+    is_open: Mapped[bool]
+    clients: Mapped[list[Any] | None]
+    """The clients that are asked for an update; None for all."""
+    quorum: Mapped[int]
+    closes_at: Mapped[datetime]
+    """From then on a quorum ends the round."""
+    num_elements: Mapped[int]
+    awaits: Mapped[str] = mapped_column(String(32))
+    """What clients are to send: `round_files.UPDATE`, or that of a phase of secure aggregation."""
+    update_bytes: Mapped[int]
+    """The size of the update that they send in parts."""
+    model_sha256: Mapped[str] = mapped_column(String(64))
+    model_size_bytes: Mapped[int]
+    form_sha256: Mapped[str] = mapped_column(String(64))
+    form_size_bytes: Mapped[int]
+
+
+class FederatedClientRow(Base):
+    """A client that was invited. A database that is read by somebody else lets them in nowhere: it
+    has the hash of the client's token."""
+
+    __tablename__ = "federated_clients"
+    __table_args__ = (UniqueConstraint("job_id", "number"),)
+    token_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    """From 0; its name in rounds, logs and files. A job has each once."""
+    invited_by: Mapped[str] = mapped_column(String(255))
+    created_at: Mapped[datetime]
+    joined_at: Mapped[datetime | None]
+    """When the token was first used."""
+    sent_round: Mapped[str | None] = mapped_column(String(64))
+    """The name of the round of its newest update."""
+    sent_sha256: Mapped[str | None] = mapped_column(String(64))
+    sent_at: Mapped[datetime | None]
+    num_sent: Mapped[int]

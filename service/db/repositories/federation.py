@@ -1,0 +1,118 @@
+"""SQL on the rounds of federated jobs and their clients outside of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Row, Select, bindparam, delete, or_, select, update
+from sqlalchemy.orm import Session
+
+from service.db.models import FederatedClientRow, FederatedRoundRow, JobRow
+
+
+def add_clients(session: Session, rows: Collection[FederatedClientRow]) -> None:
+    session.add_all(rows)
+    session.flush()
+
+
+def clients(session: Session, job_id: str) -> Sequence[FederatedClientRow]:
+    row = FederatedClientRow
+    query = select(row).where(row.job_id == job_id).order_by(row.number)
+    return session.scalars(query).all()
+
+
+def remove_client(session: Session, job_id: str, number: int) -> bool:
+    """False if there is no such client."""
+    row = FederatedClientRow
+    query = delete(row).where(row.job_id == job_id, row.number == number).returning(row.number)
+    return session.scalar(query.execution_options(synchronize_session=False)) is not None
+
+
+def standing(session: Session, job_id: str, token_sha256: str) -> Row[Any] | None:
+    """What a client with this token is to know of its job; None if it is not a client of it.
+
+    (number, sent_round, sent_sha256, joined_at, state, job_attempt, and the columns of the job's
+    newest round, None if there was none)
+    """
+    values = {"job_id": job_id, "token": token_sha256}
+    return session.connection().execute(_standing(), values).first()
+
+
+@cache
+def _standing() -> Select[Any]:
+    client, job = FederatedClientRow.__table__.c, JobRow.__table__.c
+    rounds = FederatedRoundRow.__table__
+    query = select(
+        client.number.label("client"),
+        *(client.sent_round, client.sent_sha256, client.joined_at),
+        *(job.state, job.attempt.label("job_attempt")),
+        *(column for column in rounds.c if column.name != "job_id"),
+    )
+    return (
+        query.join_from(FederatedClientRow.__table__, JobRow.__table__, client.job_id == job.id)
+        .outerjoin(rounds, rounds.c.job_id == job.id)
+        .where(
+            client.token_sha256 == bindparam("token"),
+            client.job_id == bindparam("job_id"),
+            job.deleted_at.is_(None),
+        )
+    )
+
+
+def note_joined(session: Session, token_sha256: str, now: datetime) -> None:
+    row = FederatedClientRow
+    _run(
+        session,
+        update(row)
+        .where(row.token_sha256 == token_sha256, row.joined_at.is_(None))
+        .values(joined_at=now),
+    )
+
+
+def note_sent(
+    session: Session, token_sha256: str, round_name: str, update_sha256: str, now: datetime
+) -> bool:
+    """Note the update of a client in a round: its first one. False if there was one."""
+    row = FederatedClientRow
+    query = (
+        update(row)
+        .where(
+            row.token_sha256 == token_sha256,
+            or_(row.sent_round.is_(None), row.sent_round != round_name),
+        )
+        .values(
+            sent_round=round_name,
+            sent_sha256=update_sha256,
+            sent_at=now,
+            num_sent=row.num_sent + 1,
+        )
+        .returning(row.number)
+    )
+    return session.scalar(query.execution_options(synchronize_session=False)) is not None
+
+
+def forget_sent(session: Session, job_id: str, round_name: str, received: Collection[int]) -> None:
+    """Have clients send their updates of a round again whose updates the storage has not."""
+    there = set(received)
+    row = FederatedClientRow
+    query = select(row).where(row.job_id == job_id, row.sent_round == round_name)
+    for client in session.scalars(query):
+        if client.number not in there:
+            client.sent_round = None
+    session.flush()
+
+
+def newest_round(session: Session, job_id: str) -> FederatedRoundRow | None:
+    return session.get(FederatedRoundRow, job_id)
+
+
+def put_round(session: Session, row: FederatedRoundRow) -> None:
+    session.merge(row)
+    session.flush()
+
+
+def _run(session: Session, statement: Any) -> None:
+    session.execute(statement.execution_options(synchronize_session=False))

@@ -1,0 +1,1 @@
+"""Federated jobs whose clients are outside of the cluster: their tokens, rounds and updates."""

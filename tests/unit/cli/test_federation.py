@@ -1,0 +1,45 @@
+"""Clients of a federated job by the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.api.serving import LiveServer
+from tests.unit.cli.running import Cli
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "federated" / "outside.yaml"
+
+
+def test_clients_are_invited_listed_and_revoked(
+    server: LiveServer, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = server.submit(**yaml.safe_load(EXAMPLE.read_text()))
+    lines = cli("federate", "invite", "outside", "--clients", "2").splitlines()
+    tokens = [line.split()[1] for line in lines]
+    assert [line.split()[0] for line in lines] == ["0", "1"]
+    assert all(token.startswith("dray-join-") for token in tokens)
+    assert "CLIENT" in cli("federate", "clients", "outside")
+    assert [one["client"] for one in cli.json("federate", "clients", job_id)["items"]] == [0, 1]
+    cli("federate", "invite", job_id, exits=3)
+    assert "2 of them are invited" in cli.err
+    assert cli("federate", "revoke", job_id, "1") == f"client 1 of {job_id} revoked\n"
+    cli("federate", "revoke", job_id, "1", exits=3)
+    monkeypatch.setenv("DRAY_TOKEN", tokens[1])
+    cli("federate", "join", job_id, "--data", "none.csv", exits=3)
+    assert "the token is not one of this job's clients" in cli.err
+    monkeypatch.setenv("DRAY_TOKEN", tokens[0])
+    cli("ls", exits=3)
+    assert "for its rounds alone" in cli.err
+
+
+def test_a_client_of_a_job_that_is_over_ends(
+    server: LiveServer, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = server.submit(**yaml.safe_load(EXAMPLE.read_text()))
+    (line,) = cli("federate", "invite", job_id).splitlines()
+    cli("cancel", job_id)
+    monkeypatch.setenv("DRAY_TOKEN", line.split()[1])
+    assert cli("federate", "join", job_id, "--data", "x.csv", exits=1) == f"{job_id} is CANCELLED\n"

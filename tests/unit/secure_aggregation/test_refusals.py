@@ -1,0 +1,126 @@
+"""The server refuses wrong messages by the name of the client, and goes on without them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dray.secure_aggregation.errors import MessageRefused, WrongShares
+from dray.secure_aggregation.messages import (
+    MAX_MESSAGE_BYTES,
+    ConsistencyCodes,
+    KeyAdvertisement,
+    MaskingMessage,
+    MaskingPhase,
+    RevealedShares,
+    SharedKeys,
+)
+from tests.unit.secure_aggregation.rounds import Round
+
+NAME = "client 004"
+
+
+def refused(played: Round, message: bytes, reason: str, name: str = NAME) -> None:
+    phase = played.server.phase
+    with pytest.raises(MessageRefused, match=rf"message of {name} is refused: .*{reason}") as error:
+        played.server.receive(name, phase, message)
+    assert error.value.sender == name
+
+
+def good(played: Round) -> bytes:
+    """The right answer of the client."""
+    return played.clients[NAME].answer(played.messages[NAME])
+
+
+def test_keys() -> None:
+    played = Round()
+    answer = KeyAdvertisement.from_bytes(good(played), NAME)
+    short = answer.to_bytes().replace(b'"masking_key":"', b'"masking_key":"AA')
+    refused(played, short, "KeyAdvertisement masking_key")
+    refused(played, b'{"x": 1}', "KeyAdvertisement")
+    refused(played, b"\xff" * 10, "KeyAdvertisement")
+    refused(played, bytes(MAX_MESSAGE_BYTES + 1), f"{MAX_MESSAGE_BYTES} are allowed")
+    zero = answer.model_copy(update={"masking_key": bytes(32)})
+    refused(played, zero.to_bytes(), "no usable point")
+    played.server.receive(NAME, MaskingPhase.ADVERTISE_KEYS, answer.to_bytes())
+    refused(played, answer.to_bytes(), "has a key that is there already", "client 005")
+
+
+def test_shares() -> None:
+    played = Round()
+    played.until(MaskingPhase.SHARE_KEYS)
+    answer = SharedKeys.from_bytes(good(played), NAME)
+    fewer = {name: share for name, share in answer.shares.items() if name != "client 000"}
+    for shares in (fewer, {**answer.shares, NAME: bytes(82)}, {**fewer, "x": bytes(82)}):
+        other = answer.model_copy(update={"shares": shares})
+        refused(played, other.to_bytes(), "not one share for each other client")
+    long = answer.model_copy(update={"shares": {**answer.shares, "client 000": bytes(83)}})
+    refused(played, long.to_bytes(), "SharedKeys shares/client 000")
+    refused(played, answer.to_bytes(), "it was lost before", "client 77")
+
+
+def test_masked_updates() -> None:
+    played = Round()
+    played.until(MaskingPhase.MASKED_INPUT)
+    answer = good(played)
+    refused(played, answer[:-1], "it has 407 bytes, not 408")
+    played.server.receive(NAME, MaskingPhase.MASKED_INPUT, answer)
+    played.server.receive(NAME, MaskingPhase.MASKED_INPUT, answer)  # sent again: counts once
+    refused(played, bytes(408), "it has sent another one in masked_input")
+    with pytest.raises(MessageRefused, match="is of share_keys, and the round is in masked_input"):
+        played.server.receive(NAME, MaskingPhase.SHARE_KEYS, answer)
+    found = played.play({MaskingPhase.MASKED_INPUT: [NAME]})
+    np.testing.assert_allclose(found.mean, played.plain_mean(played.names), rtol=0, atol=1e-6)
+    with pytest.raises(MessageRefused, match="the round is in ended"):
+        played.server.receive(NAME, MaskingPhase.ENDED, answer)
+
+
+def test_codes_and_revealed_shares() -> None:
+    played = Round()
+    played.until(MaskingPhase.MASKED_INPUT)
+    played.phase(lost=["client 009"])
+    answer = ConsistencyCodes.from_bytes(good(played), NAME)
+    without = {name: code for name, code in answer.codes.items() if name != "client 000"}
+    refused(played, ConsistencyCodes(codes=without).to_bytes(), "one code for each other survivor")
+    played.server.receive(NAME, played.server.phase, answer.to_bytes())
+    played.phase(lost=[NAME])
+    shares = RevealedShares.from_bytes(good(played), NAME)
+    of_lost = shares.model_copy(update={"seeds": {"client 009": bytes(33)}})
+    refused(played, of_lost.to_bytes(), "the seed of a client that was lost")
+    of_survivor = shares.model_copy(update={"masking_keys": {"client 000": bytes(33)}})
+    refused(played, of_survivor.to_bytes(), "the masking key of a survivor")
+
+
+@pytest.mark.parametrize("secret", ["seeds", "masking_keys"])
+def test_a_wrong_share_spoils_no_result_in_silence(secret: str) -> None:
+    played = Round()
+    played.until(MaskingPhase.MASKED_INPUT)
+    played.phase(lost=["client 009"])
+    played.phase()
+    shares = RevealedShares.from_bytes(good(played), NAME)
+    about, held = next(iter(getattr(shares, secret).items()))
+    wrong = shares.model_copy(update={secret: {about: bytes(33)}})
+    assert held != bytes(33)
+    played.server.receive(NAME, MaskingPhase.UNMASK, wrong.to_bytes())
+    with pytest.raises(WrongShares, match=f"the shares of {about} are wrong"):
+        played.phase(lost=[NAME, *played.names[6:]])
+
+
+def test_shares_that_nobody_can_read_name_their_client() -> None:
+    played = Round()
+    played.until(MaskingPhase.SHARE_KEYS)
+    answer = SharedKeys.from_bytes(good(played), NAME)
+    bad = answer.model_copy(update={"shares": dict.fromkeys(answer.shares, bytes(82))})
+    played.server.receive(NAME, MaskingPhase.SHARE_KEYS, bad.to_bytes())
+    played.phase(lost=[NAME])
+    with pytest.raises(WrongShares, match=f"the shares of {NAME} .* 6 are needed, and 1 can be"):
+        played.play()
+
+
+def test_messages_are_the_same_after_the_wire() -> None:
+    played = Round(3)
+    played.until(MaskingPhase.SHARE_KEYS)
+    sent = played.clients["client 000"].answer(played.messages["client 000"])
+    messages: list[MaskingMessage] = [played.settings, SharedKeys.from_bytes(sent, "client 000")]
+    for message in messages:
+        assert type(message).from_bytes(message.to_bytes(), "server") == message

@@ -1,0 +1,179 @@
+"""The server has nothing from which one client's update could be seen."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dray.secure_aggregation import keys
+from dray.secure_aggregation.client import MaskingClient
+from dray.secure_aggregation.errors import MessageRefused
+from dray.secure_aggregation.fixed_point import FixedPoint
+from dray.secure_aggregation.messages import (
+    ConsistencyCodes,
+    DeliveredShares,
+    MaskingPhase,
+    RevealedShares,
+    Roster,
+    Survivors,
+)
+from tests.unit.secure_aggregation.rounds import Round
+
+
+def everything(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+    """All bytes that can be reached from an object. seen: what was visited, which must stay alive,
+    for its id would be given to another."""
+    if id(value) in seen:
+        return
+    seen[id(value)] = value
+    match value:
+        case bytes():
+            yield value
+        case str():
+            with contextlib.suppress(ValueError):
+                yield base64.b64decode(value, altchars=b"-_", validate=True)
+        case np.ndarray():
+            yield value.tobytes()
+        case dict():
+            for pair in value.items():
+                yield from everything(pair, seen)
+        case list() | tuple() | set() | frozenset():
+            for one in value:
+                yield from everything(one, seen)
+        case _ if hasattr(value, "__dict__"):
+            yield from everything(vars(value), seen)
+
+
+def common_seed(played: Round, one: str, other: str) -> bytes:
+    """The seed of the mask of two clients."""
+    client = played.clients[one]
+    public = client._others[other].masking_key
+    return client._masking.agree(public, keys.MASKS, client._transcript)
+
+
+def test_all_that_the_server_has_tells_no_update_of_a_client() -> None:
+    """It is searched for the updates, for the seeds of masks that are left in them, and for the
+    keys from which those seeds could be computed."""
+    played = Round()
+    gone, late = played.names[:2], played.names[2:3]
+    masked_inputs: dict[str, bytes] = {}
+    played.until(MaskingPhase.MASKED_INPUT)
+    for name in played.names[2:]:
+        masked_inputs[name] = played.clients[name].answer(played.messages[name])
+        played.server.receive(name, MaskingPhase.MASKED_INPUT, masked_inputs[name])
+    played.messages = played.server.advance()
+    found = played.play({MaskingPhase.UNMASK: late})
+    survivors = played.names[2:]
+    np.testing.assert_allclose(found.mean, played.plain_mean(survivors), rtol=0, atol=1e-6)
+
+    # All that it was sent as well, though it does not keep all of that.
+    sent = [*map(json.loads, played.sent), *masked_inputs.values()]
+    has = b"|".join(everything([played.server, sent], {}))
+    assert played.clients[survivors[0]]._seed in has, "the search finds what is there"
+    assert common_seed(played, gone[0], survivors[0]) in has
+    encoding = FixedPoint.of(played.settings, 10)
+    for name in survivors:
+        client = played.clients[name]
+        plain = encoding.encode(played.updates[name], played.weights[name])
+        assert plain.tobytes() not in has
+        assert played.updates[name].tobytes() not in has
+        assert client._masking.private not in has
+        assert client._sealing.private not in has
+        for other in survivors:
+            assert other == name or common_seed(played, name, other) not in has
+        # Its own mask and those with lost clients are known. What they leave is still random.
+        rest = np.frombuffer(masked_inputs[name], encoding.dtype) - encoding.mask(client._seed)
+        for other in gone:
+            rest = rest + encoding.mask(common_seed(played, other, name))  # gone ones come first
+        difference = (rest - plain).astype(np.float64) / 2.0**64
+        assert 0.2 < difference.mean() < 0.8
+        assert difference.std() > 0.2, "of a uniform distribution it is 0.29"
+    for name in gone:
+        assert played.clients[name]._seed not in has, "a late update of it would stay hidden"
+
+
+def revealed(answer: bytes) -> RevealedShares:
+    return RevealedShares.from_bytes(answer, "client")
+
+
+def test_a_client_never_reveals_both_secrets_of_another() -> None:
+    played = Round()
+    gone = played.names[:2]
+    played.until(MaskingPhase.MASKED_INPUT)
+    played.phase(lost=gone)
+    played.phase()
+    for name, message in played.messages.items():
+        found = revealed(played.clients[name].answer(message))
+        assert found.seeds.keys() == {*played.names} - {*gone}
+        assert found.masking_keys.keys() == {*gone}
+        with pytest.raises(MessageRefused, match="has answered in all phases"):
+            played.clients[name].answer(message)
+
+
+def test_a_server_that_names_other_survivors_to_some_gets_no_shares_of_them() -> None:
+    """It would have the masking key of a client from these, and its seed from the others."""
+    played = Round()
+    played.until(MaskingPhase.CONSISTENCY_CHECK)
+    told_that_it_was_lost, others = played.names[1:6], [played.names[0], *played.names[6:]]
+    all_told = played.names[1:]  # of the first, some have no code
+    without = Survivors(clients=all_told).to_bytes()
+    codes: dict[str, dict[str, bytes]] = {name: {} for name in played.names}
+    for name, client in played.clients.items():
+        told = without if name in told_that_it_was_lost else played.messages[name]
+        answer = ConsistencyCodes.from_bytes(client.answer(told), name)
+        for other, code in answer.codes.items():
+            codes[other][name] = code
+    for name, client in played.clients.items():
+        said = "did not confirm the same survivors" if name in all_told else "too few to hide"
+        with pytest.raises(MessageRefused, match=said):
+            client.answer(ConsistencyCodes(codes=codes[name]).to_bytes())
+        # Nor with the codes of those alone that were told the same: they are too few.
+        side = told_that_it_was_lost if name in told_that_it_was_lost else others
+        same = {one: code for one, code in codes[name].items() if one in side}
+        with pytest.raises(MessageRefused, match="too few to hide among: 6 are needed"):
+            client.answer(ConsistencyCodes(codes=same).to_bytes())
+
+
+def told(client: MaskingClient, message: bytes, reason: str) -> None:
+    with pytest.raises(MessageRefused, match=rf"message of server is refused: .*{reason}"):
+        client.answer(message)
+
+
+def test_a_client_refuses_messages_of_the_server_that_would_hide_it_less() -> None:
+    played = Round()
+    name = played.names[0]
+    client = played.clients[name]
+    played.until(MaskingPhase.SHARE_KEYS)
+    entries = Roster.from_bytes(played.messages[name], "server").clients
+    told(client, Roster(clients=entries[:2]).to_bytes(), "2 clients are in the roster, too few")
+    told(client, Roster(clients=entries[1:]).to_bytes(), f"does not have the keys of {name}")
+    told(client, Roster(clients=[*entries, entries[1]]).to_bytes(), "a key twice")
+    forged = entries[0].model_copy(update={"masking_key": bytes(32)})
+    told(client, Roster(clients=[forged, *entries[1:]]).to_bytes(), f"the keys of {name}")
+    played.phase()
+    shares = DeliveredShares.from_bytes(played.messages[name], "server").shares
+    few = dict(list(shares.items())[:4])
+    told(client, DeliveredShares(shares=few).to_bytes(), "5 clients have shared .* 6 are needed")
+    played.phase()
+    told(client, Survivors(clients=played.names[:5]).to_bytes(), "5 clients have survived")
+    told(client, Survivors(clients=played.names[1:]).to_bytes(), "not once among the survivors")
+    told(client, Survivors(clients=[*played.names, "x"]).to_bytes(), "has not shared its keys")
+    played.phase()
+    assert revealed(client.answer(played.messages[name])).masking_keys == {}
+
+
+def test_clients_that_were_shown_different_rosters_have_no_keys_in_common() -> None:
+    """A share that was sealed by the one is nothing for the other, and no code fits."""
+    played, name = Round(), "client 000"
+    played.until(MaskingPhase.SHARE_KEYS)
+    entries = Roster.from_bytes(played.messages[name], "server").clients
+    other = Roster(clients=[*entries[:-1], entries[-1].model_copy(update={"name": "an impostor"})])
+    played.messages = {**played.messages, name: other.to_bytes()}
+    with pytest.raises(MessageRefused, match=f"{name} .*not one share for each other client"):
+        played.phase()
