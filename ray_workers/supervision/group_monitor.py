@@ -235,6 +235,8 @@ class GroupMonitor:
         still to be taken in.
         """
         through = self._through()
+        if through and not lost and self._recovery.state.regrouping is not None:
+            await self._confirm_if_back()
         regrouping = self._recovery.state.regrouping
         ranks = {m.rank for m in lost if m.end.exit_code is None or m.end.exit_code < 0}
         ranks |= set() if regrouping is None else set(regrouping.ranks)
@@ -253,6 +255,21 @@ class GroupMonitor:
         if not ranks and not has_trained:
             return Outcome.of(Cause.SUCCEEDED, f"{message}, and so had all that had trained")
         return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
+
+    async def _confirm_if_back(self) -> None:
+        """The first rank is through: confirm the recovery if the group came back from it since the
+        last look, which may be long ago on a slow machine."""
+        await self.observe()
+        gone = {end.rank for end in self._group.ended() if end.exit_code != 0}
+        at_work = [member for member in self._group.placed if member.rank not in gone]
+        seen = GroupObservation(
+            self._observed(at_work),
+            num_running=len(at_work),
+            num_placed=len(self._group.placed),
+            recovery=self._recovery.state,
+        )
+        if self._policy.trains_again(seen):
+            self._confirm(seen.ranks)
 
     def _through(self) -> list[int]:
         """The ranks that have ended well."""
@@ -481,11 +498,15 @@ class GroupMonitor:
 
     def _newest(self) -> list[RankObservation]:
         """Of the processes that have a place and run now, as the ranks that they are."""
-        running = {(m.seat, m.incarnation): m.rank for m in self._group.running}
+        return self._observed(self._group.running)
+
+    def _observed(self, members: Sequence[Member]) -> list[RankObservation]:
+        """The newest observations of these, as the ranks that they are; by rank."""
+        ranks = {(m.seat, m.incarnation): m.rank for m in members}
         seen = [
-            replace(observation, rank=running[observation.rank, observation.incarnation])
+            replace(observation, rank=ranks[observation.rank, observation.incarnation])
             for observation in self._observations
-            if (observation.rank, observation.incarnation) in running
+            if (observation.rank, observation.incarnation) in ranks
         ]
         return sorted(seen, key=lambda observation: observation.rank)
 

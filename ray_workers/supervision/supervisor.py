@@ -103,7 +103,7 @@ class Supervisor:
         while True:
             ended = self._phase is Phase.ENDED
             read, unread = await self._read(cursor, max_bytes, deadline - time.monotonic())
-            over = ended and not read.data and await self._are_not_awaited(unread)
+            over = ended and not read.more and await self._are_not_awaited(unread)
             if over and unread and self._outcome is not None:
                 ranks = [m.seat for m in self._group.members if m.node_id in unread]
                 self._outcome = _without_reports(self._outcome, len(unread), ranks)

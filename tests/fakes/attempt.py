@@ -151,13 +151,14 @@ class FakeAttempt:
         frames = [f for key, (chunk, _) in data.items() for f in spool_reader.decode(key, chunk)]
         if self.phase is Phase.STARTING and any(f.kind in FIRST_SIGNS for f in frames):
             self._enter(Phase.RUNNING)
+        more = sum(len(chunk) for chunk, _ in data.values()) * 2 >= max_bytes
         return PollReply(
             cursor={**cursor, **{key: end for key, (_, end) in data.items()}},
             phase=self.phase,
             phase_times=dict(self.phase_times),
             frames=tuple(frames),
-            more=sum(len(chunk) for chunk, _ in data.values()) * 2 >= max_bytes,
-            outcome=None if data else self._outcome,
+            more=more,
+            outcome=None if more else self._outcome,
             silent=(),
         )
 

@@ -127,7 +127,7 @@ class GroupPolicy:
             return [End(Outcome.of(Cause.CANNOT_RUN, NOT_PREPARED))], memory
         if recovery.grants and not recovery.is_taking_in:
             actions.append(TakeIn(recovery.grants[0]))
-        if trains_again := self._trains_again(seen):
+        if trains_again := self.trains_again(seen):
             actions.append(Confirm())
         memory = replace(memory, forming_since=_forming_since(seen, memory, now))
         message = None if trains_again else self._overdue(seen, memory, now)
@@ -160,6 +160,18 @@ class GroupPolicy:
         if now - memory.suspicion.since >= self.timings.sure_s:
             actions.append(EndHang(hang))
         return actions, memory
+
+    def trains_again(self, seen: GroupObservation) -> bool:
+        """Whether a group that recovers has taken a step in its new round, or is done. Workers
+        beside parameter servers that were not lost never notice, and may be done meanwhile."""
+        recovery = seen.recovery
+        if recovery.regrouping is None or recovery.lacking_since is not None:
+            return False
+        if self.has_servers:
+            return _newcomers_are(lambda rank: _has_begun(rank) and _trains(rank), seen)
+        return seen.is_whole and all(
+            rank.status.generation >= recovery.round and _trains(rank) for rank in seen.ranks
+        )
 
     def _judge_stopped(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
@@ -219,18 +231,6 @@ class GroupPolicy:
         if now - announced_at < self.timings.cut_off_s:
             return None
         return find_left_behind(seen.ranks, seen.recovery.round, self._limits(seen, memory))
-
-    def _trains_again(self, seen: GroupObservation) -> bool:
-        """Whether a group that recovers has taken a step in its new round, or is done. Workers
-        beside parameter servers that were not lost never notice, and may be done meanwhile."""
-        recovery = seen.recovery
-        if recovery.regrouping is None or recovery.lacking_since is not None:
-            return False
-        if self.has_servers:
-            return _newcomers_are(lambda rank: _has_begun(rank) and _trains(rank), seen)
-        return seen.is_whole and all(
-            rank.status.generation >= recovery.round and _trains(rank) for rank in seen.ranks
-        )
 
     def _limits(self, seen: GroupObservation, memory: GroupMemory) -> HangLimits:
         patience = 1.0 if self.recovers_in_place else PATIENCE

@@ -243,6 +243,10 @@ class EmbeddedRay:
             # By default a raylet starts one worker process per CPU at a time, and forgets further
             # requests (`service.cluster.ray.prestart`).
             "RAY_worker_maximum_startup_concurrency": "8",
+            # Each worker would leave a file of events that nobody reads, and Ray's dashboard would
+            # open the files of all workers that there ever were every 2 seconds.
+            "RAY_event_log_reporter_enabled": "false",
+            "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
             "RAY_preload_python_modules": "ray_workers.supervision.preload_minimal",
             "RAY_DISABLE_IMPORT_WARNING": "1",
         }

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ray_workers.shared.contracts import Cause, Frame, Outcome, PollReply
+from ray_workers.shared.contracts import Cause, Frame, Outcome, Phase, PollReply
 from service.checkpoints import unreported
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
 from service.config.settings import Settings
@@ -193,7 +193,7 @@ class Reconciler:
                 return await self._close(ref)
             cursor = recorded.cursor
             leniency.reset()
-            if not reply.more:
+            if not reply.more and reply.phase is not Phase.ENDED:
                 took_s = loop.time() - asked_at
                 await asyncio.sleep(max(0.0, self._timings.reply_period_s - took_s))
 

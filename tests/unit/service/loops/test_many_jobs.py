@@ -64,7 +64,8 @@ async def test_a_reply_that_can_not_be_stored_keeps_no_other_back(
 
 async def test_the_delay_of_replies_is_told(world: World) -> None:
     runtime = await world.open()
-    await comes_to(runtime, await world.submit(runtime), JobState.SUCCEEDED)
+    for _ in range(2):  # what was measured is stored with the next write
+        await comes_to(runtime, await world.submit(runtime), JobState.SUCCEEDED)
     cells = (await runtime.metering.watched()).cells
     assert cells["dray_reply_delay_seconds", "", "sum"] > 0
     assert cells["dray_scheduler_round_seconds", "", "sum"] > 0

@@ -428,6 +428,35 @@ async def test_a_replacement_does_not_wait_for_a_rank_that_is_through(
     )
 
 
+@pytest.mark.parametrize("document", [RECIPE, SERVED, SCRIPT])
+async def test_a_group_that_ends_before_it_was_seen_again_has_recovered(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_ranks = document["resources"]["num_workers"]
+    group, reports, never = Standing(num_ranks), Reports(), replace(QUICK, look_period_s=3600.0)
+    never = replace(never, quick_look_period_s=3600.0, script_period_s=3600.0)
+
+    async def recover(recovery: RecoveryController, lost: Sequence[Any], **_: Any) -> bool:
+        recovery.state = recovery.state.begin([member.rank for member in lost], 0.0, 10)
+        group.seen = [
+            observation(rank, round_number=1, resumed_step=10, first_at=2.0, is_prepared=True)
+            for rank in range(num_ranks)
+        ]
+        replaced = group.replace(1)
+        for rank in range(num_ranks):
+            group.end(rank, 0)
+        return replaced
+
+    monkeypatch.setattr(RecoveryController, "recover", recover)
+    monitor = monitor_of(document, group, reports, timings=never)
+    group.seen = [observation(rank, is_prepared=True) for rank in range(num_ranks)]
+    watching = asyncio.ensure_future(monitor.watch())
+    await group.signal("n", 1, signal.SIGKILL)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
+    (report,) = reports.of(FrameKind.REGROUPED)
+    assert (report["ranks"], report["steps_lost"]) == ([1], 0)
+
+
 @pytest.mark.parametrize(
     ("document", "num_trained", "cause"),
     [

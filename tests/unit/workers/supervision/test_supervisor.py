@@ -46,7 +46,7 @@ class Agent:
     def __init__(self) -> None:
         self.goes = asyncio.Event()
         self.goes.set()
-        self.frames = b""
+        self.frames, self.has_more = b"", False
         self.waits_s: list[float] = []
         """For which it was to wait for frames, by read."""
         self.read = SimpleNamespace(remote=self._read)
@@ -57,7 +57,7 @@ class Agent:
         self.waits_s.append(wait_s)
         await self.goes.wait()
         unread = self.frames[cursor.get("r2.0.log", 0) :]
-        return SpoolRead({"r2.0.log": unread} if unread else {}, more=False)
+        return SpoolRead({"r2.0.log": unread} if unread else {}, more=self.has_more)
 
 
 class Ended:
@@ -128,9 +128,17 @@ async def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ended:
 
 async def test_an_attempt_whose_nodes_answer_is_over_once_all_is_read(ended: Ended) -> None:
     ended.agents["b"].frames = LINE
+    ended.agents["a"].has_more = True
     reply = await ended.poll()
     assert ([frame.rank for frame in reply.frames], reply.outcome) == ([2], None)
+    ended.agents["a"].has_more = False
     assert (await ended.poll(dict(reply.cursor))).outcome == DONE
+
+
+async def test_the_last_reports_and_the_outcome_come_together(ended: Ended) -> None:
+    ended.agents["b"].frames = LINE
+    reply = await ended.poll()
+    assert ([frame.rank for frame in reply.frames], reply.outcome) == ([2], DONE)
 
 
 async def test_a_late_answer_is_waited_for_and_taken(ended: Ended) -> None:
@@ -141,7 +149,7 @@ async def test_a_late_answer_is_waited_for_and_taken(ended: Ended) -> None:
     ended.agents["b"].goes.set()
     reply = await ended.poll()
     assert [frame.body["text"] for frame in reply.frames] == ["late"]
-    assert (await ended.poll(dict(reply.cursor))).outcome == DONE
+    assert reply.outcome == DONE
 
 
 async def test_the_reports_of_a_node_that_is_silent_for_too_long_are_lost(
