@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from dray.secure_aggregation.messages import LEAST_CLIENTS, least_clients
 from dray.spec.data import SourceUrl
@@ -170,7 +170,7 @@ class Silo(Document):
     """A client that is a rank on the node where its data lie. Nothing but updates and the metrics
     of `federated.metrics` leaves that node, unless the node's owner opens more."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$")]
     """Name of the silo, by which events, metrics and the job's log call it."""
     node_labels: Annotated[dict[LabelKey, NodeLabelValue], Field(min_length=1, max_length=8)]
     """Labels of Ray's that the silo's node has."""
@@ -204,12 +204,20 @@ class SecureAggregation(Document):
     larger `max_update_norm` is, which must be 100 or less then. How much is in the job's log."""
 
 
+def _without_what_silos_fill_in(schema: dict[str, Any]) -> None:
+    """Of a JSON Schema: what is required of a document as it is written."""
+    filled_in = ("clients", "clients_per_round")
+    schema["required"] = [name for name in schema["required"] if name not in filled_in]
+
+
 class Federated(Document):
     """Federated learning. The ranks play the clients, whose data come from the job's data set; or
     with `silos` each client is a rank where its own data lie; or with `http` clients outside of the
     cluster train on data of their own. A round is a step of the job. `train.optimizer` is that of
     the clients, which begin each round with a fresh one, and
     `train.schedule` gives its rate for each round."""
+
+    model_config = ConfigDict(json_schema_extra=_without_what_silos_fill_in)
 
     algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "scaffold"] = "fedavg"
     """fedavg: the mean of the clients' weights (arXiv:1602.05629). fedprox: clients are pulled back

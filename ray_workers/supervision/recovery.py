@@ -177,6 +177,8 @@ class RecoveryController:
         left."""
         if not self._group.running:
             return False
+        if self._has_silos and self._num_lacking:
+            return False  # no other node has the data of those that are lacking
         self.state = self.state.lack(self._num_lacking, self._pace.time())
         # Ranks that have just been lost are recovered next, and the round is announced then.
         if not self.state.num_lacking and len(self._group.running) == len(self._group.placed):

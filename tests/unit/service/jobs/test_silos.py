@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ray_workers.node import silo_gate
 from ray_workers.shared.contracts import RankTask, Seat, Slice
@@ -117,6 +119,14 @@ def planned(service: Service, taken: frozenset[str] | set[str] = frozenset()) ->
         return policy.Snapshot(waiting, nodes, connected=True, holders=())
 
     return list(policy.plan(service.database.read_sync(look), service.now))
+
+
+async def test_the_example_is_taken_by_a_cluster_with_its_nodes(service: Service) -> None:
+    example = Path(__file__).parents[4] / "examples" / "federated" / "silos.yaml"
+    see(service, {"hospital": "north"}, {"hospital": "south"}, {})
+    await service.submit(**yaml.safe_load(example.read_text()))
+    (decision,) = planned(service)
+    assert decision.slices == (Slice("node-2", 1), Slice("node-0", 1), Slice("node-1", 1))
 
 
 @pytest.mark.parametrize(

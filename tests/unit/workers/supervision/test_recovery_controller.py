@@ -234,6 +234,11 @@ async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost() -> Non
     job.group.replaced.set()
     assert await job.recover()
     assert job.group.announced == [1]
+    without = {**document, "federated": {**silos, "quorum": 2}}
+    job = Recovering(spec=replace(SPEC, spec=without))
+    job.group.lost_with_nodes = [job.group.lost]
+    job.group.replaced.set()
+    assert not await job.recover(), "no quorum is left, and no other node has the data"
 
 
 async def test_an_aggregator_of_silos_is_not_replaced() -> None:

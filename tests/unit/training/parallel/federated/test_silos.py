@@ -119,7 +119,7 @@ def test_silos_train_a_model_that_no_rank_has_the_data_of(undisturbed: Path) -> 
     losses = series(undisturbed, "train/loss")
     assert sorted(losses) == list(range(1, ROUNDS + 1))
     assert losses[ROUNDS] < losses[1] / 1.5
-    assert series(undisturbed, "silo/north/val/accuracy")[ROUNDS] > 0.5
+    assert series(undisturbed, "silo/north/val/accuracy")[ROUNDS] > 0.4
     assert series(undisturbed, "val/accuracy")[ROUNDS] > 0.5
     assert set(series(undisturbed, "federated/updates").values()) == {3}
 
