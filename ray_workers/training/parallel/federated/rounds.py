@@ -32,10 +32,10 @@ class Participant:
     """Local steps that it takes in the round."""
     attacks: bool
     """Whether it sends a poisoned update."""
-    tells_loss: bool = True
-    """Whether its mean loss comes with the update."""
     lost_in: MaskingPhase | None = None
     """With secure aggregation: the phase after its update in which nothing comes of it any more."""
+    tells_loss: bool = True
+    """Whether its mean loss comes with the update."""
 
 
 @dataclass(frozen=True)
