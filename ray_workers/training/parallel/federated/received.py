@@ -81,7 +81,7 @@ class ReceivedUpdates:
             found["federated/update_norm"] = norms[len(norms) // 2]
         return found
 
-    def name_refused(self, max_norm: float, silos: Sequence[Silo] | None) -> None:
+    def name_refused(self, max_norm: float, silos: Sequence[Silo] | None = None) -> None:
         """In the job's log. silos: the clients, where they have names."""
         refused = [at for at, each in enumerate(self.verdicts) if each is not Verdict.ACCEPTED]
         for at in refused[:MAX_NAMED]:
