@@ -246,6 +246,12 @@ def _federated_speed(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _secure_aggregation(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.federated.secure import measure
+
+    return measure(num_rounds, progress)
+
+
 BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "submit_to_first_step": _first_step,
     "short_jobs": _short_jobs,
@@ -268,6 +274,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "large_batch": _large_batch,
     "federated": _federated,
     "federated_speed": _federated_speed,
+    "secure_aggregation": _secure_aggregation,
     "lossy": _lossy,
     "planner": _planner,
     "scheduler": _scheduler,

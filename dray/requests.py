@@ -350,9 +350,6 @@ class InvitationRequest(Document):
     """How many more."""
 
 
-Count = Annotated[Int, Field(ge=0, le=2**31)]
-
-
 class UpdateRequest(Document):
     """Send the update whose parts are there. The numbers are the client's own word."""
 
@@ -363,7 +360,7 @@ class UpdateRequest(Document):
     num_steps: Annotated[Int, Field(ge=1, le=2**31)]
     loss: Number
     """The mean loss of the training, on the way."""
-    num_val_samples: Count = 0
+    num_val_samples: Annotated[Int, Field(ge=0, le=2**31)] = 0
     """Of the client's own, for validation."""
     val_loss: Number | None = None
     """The mean loss of the round's model over these, before the training."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from dray.secure_aggregation import keys, shamir
 from dray.secure_aggregation.errors import MessageRefused
-from dray.secure_aggregation.fixed_point import FixedPoint, Ring, Values
+from dray.secure_aggregation.fixed_point import FixedPoint, Values
 from dray.secure_aggregation.keys import KeyPair, joined
 from dray.secure_aggregation.messages import (
     KEY_BYTES,
@@ -55,6 +55,7 @@ class MaskingClient:
         # Known later.
         self._delivered: Mapping[str, bytes] = {}
         self._survivors: tuple[str, ...] = ()
+        self._confirmed = b""
 
     @property
     def phase(self) -> MaskingPhase:
@@ -144,20 +145,13 @@ class MaskingClient:
         assert self._encoding is not None
         values, weight = self._update
         masked = self._encoding.encode(values, weight)
-        masked += self._encoding.mask(self._seed)
+        self._encoding.add_mask(masked, self._seed, 1)
         for name in delivered:
-            self._add_common_mask(masked, name)
+            seed = self._masking.agree(self._others[name].masking_key, keys.MASKS, self._transcript)
+            comes_first = self._places[self._name] < self._places[name]
+            self._encoding.add_mask(masked, seed, 1 if comes_first else -1)
         self._delivered, self._update = delivered, None
         return masked.tobytes()
-
-    def _add_common_mask(self, masked: Ring, name: str) -> None:
-        assert self._encoding is not None
-        seed = self._masking.agree(self._others[name].masking_key, keys.MASKS, self._transcript)
-        mask = self._encoding.mask(seed)
-        if self._places[self._name] < self._places[name]:
-            masked += mask
-        else:
-            masked -= mask
 
     def _consistency_codes(self, message: bytes) -> bytes:
         survivors = Survivors.from_bytes(message, SERVER).clients
@@ -167,11 +161,11 @@ class MaskingClient:
             raise MessageRefused(SERVER, "a survivor has not shared its keys")
         self._check_enough(survivors, self._least, "have survived")
         self._survivors = tuple(survivors)
-        codes = {
-            name: keys.code_of(self._code_key(name), self._claim(self._name))
-            for name in survivors
-            if name != self._name
-        }
+        masked = sorted([*self._delivered, self._name])
+        self._confirmed = joined(
+            *(joined(*(name.encode() for name in names)) for names in (masked, sorted(survivors)))
+        )
+        codes = {name: self._code(self._name, name) for name in survivors if name != self._name}
         return ConsistencyCodes(codes=codes).to_bytes()
 
     def _reveal(self, message: bytes) -> bytes:
@@ -195,18 +189,13 @@ class MaskingClient:
 
     def _confirms(self, name: str, code: bytes) -> bool:
         """Whether a survivor has been told the same survivors."""
-        if name not in self._survivors:
-            return False
-        return hmac.compare_digest(code, keys.code_of(self._code_key(name), self._claim(name)))
+        return name in self._survivors and hmac.compare_digest(code, self._code(name, name))
 
-    def _claim(self, sender: str) -> bytes:
-        """That which a code is of: those with whom the sender has masks, and the survivors."""
-        masked = sorted([*self._delivered, self._name])
-        return joined(
-            sender.encode(),
-            joined(*(name.encode() for name in masked)),
-            joined(*(name.encode() for name in sorted(self._survivors))),
-        )
+    def _code(self, sender: str, other: str) -> bytes:
+        """By which a client, this one or the other, says to the other of the two that it was told
+        of the same masks and survivors."""
+        key = self._sealing.agree(self._others[other].sealing_key, b"codes", self._transcript)
+        return keys.code_of(key, joined(sender.encode(), self._confirmed))
 
     def _sealing_key(self, sender: str, recipient: str) -> bytes:
         """Of the shares on this way; the two ways of a pair have two keys."""
@@ -215,9 +204,6 @@ class MaskingClient:
         return self._sealing.agree(
             self._others[other].sealing_key, b"shares", self._transcript, *way
         )
-
-    def _code_key(self, name: str) -> bytes:
-        return self._sealing.agree(self._others[name].sealing_key, b"codes", self._transcript)
 
     def _check_known(self, names: Iterable[str], things: str) -> None:
         if unknown := sorted({*names} - self._others.keys()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How the values of a round become numbers of the ring, and a sum becomes values again.
+    """The way of values to numbers of the ring, and of their sum back to values.
 
     A value is clipped to the limit, multiplied by a power of two, rounded, and multiplied by the
     weight of its client. The weight itself comes last, as one number more, so it is as hidden as
@@ -104,7 +104,12 @@ class FixedPoint:
     def zeros(self) -> Ring:
         return np.zeros(self.num_values + 1, self.dtype)
 
-    def mask(self, seed: bytes) -> Ring:
-        """The numbers that a seed gives."""
-        size = (self.num_values + 1) * self.dtype.itemsize
-        return np.frombuffer(keystream(seed, size), self.dtype)
+    def add_mask(self, total: Ring, seed: bytes, sign: Literal[1, -1]) -> None:
+        """Add the numbers that a seed gives, in place, or take them away."""
+        apply = np.add if sign == 1 else np.subtract
+        start = 0
+        for piece in keystream(seed, total.nbytes):
+            mask = np.frombuffer(piece, self.dtype)
+            part = total[start : start + len(mask)]
+            apply(part, mask, out=part)
+            start += len(mask)

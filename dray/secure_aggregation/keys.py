@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterator
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -24,6 +25,8 @@ NONCE = bytes(12)
 """Each key seals one message, so all can have the same."""
 COUNTER_AND_NONCE = bytes(16)
 """Likewise of ChaCha20, whose keys make one mask each."""
+PIECE_BYTES = 1 << 16
+ZEROS = memoryview(bytes(PIECE_BYTES))
 MASKS = b"masks"
 """The purpose of the keys from which the masks of two clients are made."""
 
@@ -38,6 +41,7 @@ class KeyPair:
             if private is None
             else X25519PrivateKey.from_private_bytes(private)
         )
+        self._secrets: dict[bytes, bytes] = {}
 
     @property
     def private(self) -> bytes:
@@ -50,7 +54,9 @@ class KeyPair:
     def agree(self, public: bytes, *purpose: bytes) -> bytes:
         """The key that the owners of both pairs can compute, and nobody else. ValueError if
         `public` is a point that gives all the same key."""
-        secret = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        if (secret := self._secrets.get(public)) is None:
+            secret = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+            self._secrets[public] = secret
         return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=joined(*purpose)).derive(secret)
 
 
@@ -88,7 +94,9 @@ def commitment_of(seed: bytes) -> bytes:
     return hashlib.sha256(b"dray seed" + seed).digest()
 
 
-def keystream(seed: bytes, num_bytes: int) -> bytes:
-    """ChaCha20's output for a key that is used once."""
-    cipher = Cipher(algorithms.ChaCha20(seed, COUNTER_AND_NONCE), mode=None)
-    return cipher.encryptor().update(bytes(num_bytes))
+def keystream(seed: bytes, num_bytes: int) -> Iterator[bytes]:
+    """ChaCha20's output for a key that is used once, in pieces that fit into a processor's cache:
+    all of them are of PIECE_BYTES, but for the last one."""
+    encryptor = Cipher(algorithms.ChaCha20(seed, COUNTER_AND_NONCE), mode=None).encryptor()
+    for start in range(0, num_bytes, PIECE_BYTES):
+        yield encryptor.update(ZEROS[: num_bytes - start])

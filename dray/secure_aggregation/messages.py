@@ -37,7 +37,7 @@ def least_clients(threshold: float, num_clients: int) -> int:
 
 
 class MaskingPhase(StrEnum):
-    """What the server waits for. Each is named after the message that a client sends in it."""
+    """The server waits for one message of each client in a phase, after which it is named."""
 
     ADVERTISE_KEYS = "advertise_keys"
     SHARE_KEYS = "share_keys"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -50,8 +51,8 @@ class MaskingServer:
         self._survivors: tuple[str, ...] = ()
         self._codes: dict[str, ConsistencyCodes] = {}
         self._revealed: dict[str, RevealedShares] = {}
-        self._added: list[bytes] = []
-        self._subtracted: list[bytes] = []
+        self._removals: list[tuple[bytes, Literal[1, -1]]] = []
+        """The seed of each mask that is in the sum, with the sign with which it goes out of it."""
 
     @property
     def phase(self) -> MaskingPhase:
@@ -144,10 +145,8 @@ class MaskingServer:
         assert self._phase is MaskingPhase.ENDED
         assert self._encoding is not None
         total = self._encoding.zeros() if self._sum is None else self._sum.copy()
-        for seed in self._added[part::num_parts]:
-            total -= self._encoding.mask(seed)
-        for seed in self._subtracted[part::num_parts]:
-            total += self._encoding.mask(seed)
+        for seed, sign in self._removals[part::num_parts]:
+            self._encoding.add_mask(total, seed, sign)
         return total
 
     def decode(self, total: Ring) -> Aggregate:
@@ -233,13 +232,13 @@ class MaskingServer:
 
     def _find_masks(self) -> None:
         """Put together the seeds of all masks that are in the sum."""
-        added, subtracted = [], []
+        removals: list[tuple[bytes, Literal[1, -1]]] = []
         for name in self._survivors:
             shares = {at: one.seeds.get(name) for at, one in self._revealed.items()}
             seed = self._secret(name, shares)
             if keys.commitment_of(seed) != self._shared[name].commitment:
                 raise WrongShares(name, "its seed is not the one that it has committed to")
-            added.append(seed)
+            removals.append((seed, -1))
         for name in sorted(self._lost):
             shares = {at: one.masking_keys.get(name) for at, one in self._revealed.items()}
             pair = KeyPair(self._secret(name, shares))
@@ -247,9 +246,9 @@ class MaskingServer:
                 raise WrongShares(name, "its masking key is not that of the roster")
             for other in self._survivors:
                 seed = pair.agree(self._keys[other].masking_key, keys.MASKS, self._transcript)
-                is_added = self._places[other] < self._places[name]
-                (added if is_added else subtracted).append(seed)
-        self._added, self._subtracted = added, subtracted
+                was_added = self._places[other] < self._places[name]
+                removals.append((seed, -1 if was_added else 1))
+        self._removals = removals
 
     def _secret(self, name: str, shares: Mapping[str, bytes | None]) -> bytes:
         """Of a client, from the first shares of it that are enough."""

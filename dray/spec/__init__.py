@@ -265,8 +265,9 @@ class JobSpec(Document):
         if self.recipe is None:
             return ()
         options = RECIPES[self.recipe]
-        plays_clients = self.federated is not None and self.federated.silos is None
-        return options.client_metrics if plays_clients else options.metrics
+        given = self.federated
+        is_simulated = given is not None and given.http is None and given.silos is None
+        return options.client_metrics if is_simulated else options.metrics
 
     @property
     def is_exact(self) -> bool:

@@ -88,9 +88,10 @@ def test_all_that_the_server_has_tells_no_update_of_a_client() -> None:
         for other in survivors:
             assert other == name or common_seed(played, name, other) not in has
         # Its own mask and those with lost clients are known. What they leave is still random.
-        rest = np.frombuffer(masked_inputs[name], encoding.dtype) - encoding.mask(client._seed)
-        for other in gone:
-            rest = rest + encoding.mask(common_seed(played, other, name))  # gone ones come first
+        rest = np.frombuffer(masked_inputs[name], encoding.dtype).copy()
+        encoding.add_mask(rest, client._seed, -1)
+        for other in gone:  # whose names come first
+            encoding.add_mask(rest, common_seed(played, other, name), 1)
         difference = (rest - plain).astype(np.float64) / 2.0**64
         assert 0.2 < difference.mean() < 0.8
         assert difference.std() > 0.2, "of a uniform distribution it is 0.29"

@@ -213,6 +213,11 @@ def outside(federated: dict[str, Any] | None = None, **fields: Any) -> dict[str,
         (outside({"http": {"deadline_s": 0}}), "/federated/http/deadline_s", "1"),
         (outside({"dropout_rate": 0.1}), "/federated/dropout_rate", "clients are real"),
         (outside({"privacy": PRIVACY, "quorum": None}), "/federated/privacy", "unset with http"),
+        (
+            outside(checkpoint={"best": "val/worst_tenth_accuracy"}),
+            "/checkpoint/best",
+            "val/accuracy",
+        ),
         (outside(resources={"num_workers": 2}), "/resources/num_workers", "must be 1"),
         (
             outside(model={"import": "net:Net"}),

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dray import spec, train
 from dray.secure_aggregation.messages import MaskingPhase
+from dray.spec.federated import Http
 from dray.train import files, storage_room
 from dray.train.storage_room import StorageError
 from ray_workers.shared import round_files
@@ -117,7 +118,7 @@ class UpdateCollector:
         options = given.spec.federated
         assert options is not None
         assert options.http is not None
-        self._http: spec.Http = options.http
+        self._http: Http = options.http
         self._options = options
         self._workload: Workload = given.workload
         self._document = given.spec

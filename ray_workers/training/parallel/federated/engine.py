@@ -50,7 +50,7 @@ def _secure_rounds() -> type[SecureRound]:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What the updates of a round have come to."""
+    """The updates of a round as one."""
 
     mean: Tensor | None
     """float64 (elements,); None if too few updates came."""

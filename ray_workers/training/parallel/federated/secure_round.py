@@ -60,6 +60,7 @@ class SecureRound:
         """RoundsError if there are too few bits for the updates."""
         secure, plan = options.secure_aggregation, mine.plan
         assert secure is not None
+        assert mine.feed is not None
         self._rank, self._world_size, self._page = rank, world_size, page
         self._settings = settings = MaskingSettings(
             session=f"round {plan.number}",
