@@ -1,4 +1,4 @@
-"""The gate of a federated silo: what of its ranks may leave their node.
+"""The gate of a federated silo: it decides what of its ranks may leave their node.
 
 A rank whose data must stay on its node writes its reports as any rank does. The node agent, through
 which all of it leaves the node, lets out what the owner of the node has opened, and the metrics
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ray_workers.shared.contracts import Cause, FrameKind, RankTask
+from ray_workers.shared.paths import entries
 from ray_workers.shared.spool_reader import parse_key
 
 OPENS: Final = "DRAY_SILO_OPENS"
@@ -26,7 +27,8 @@ METRICS: Final = "DRAY_SILO_METRICS"
 SOURCE: Final = "DRAY_SILO_SOURCE"
 OUTPUT: Final = "output.log"
 """The output of a silo's ranks, and errors of their starts, where they are not opened."""
-_NOTE: Final = ".silo"
+_NOTE: Final = ".silo-"
+"""Of a rank, before its number."""
 _AGGREGATOR: Final = 0
 """Rank that may run on a silo's node and has none of its data."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -55,12 +57,12 @@ _KINDS: Final = {
 
 
 def opening_of(kind: FrameKind) -> Opening | None:
-    """What has to be open for frames of a kind to leave as they are; None: they never do."""
+    """The word that lets frames of a kind leave as they are; None: none does."""
     return _KINDS.get(kind)
 
 
 @dataclass(frozen=True)
-class Silo:
+class SiloRules:
     """A silo of an attempt on this node, with what its owner allows."""
 
     name: str
@@ -77,34 +79,33 @@ class Silo:
         try:
             frame = json.loads(line)
             kind, body = FrameKind(frame["kind"]), frame["body"]
-            kept = self._body(kind, body)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            if opening_of(kind) in self.opens:
+                return line
+            kept = self._closed(kind, body)
+            told = {"kind": kind, "time": _number(frame["time"]), "body": kept}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return nothing  # no frame
         if kept is None:
             return nothing
-        if kept == body:
-            return line
-        told = {"kind": kind, "time": float(frame["time"]), "body": kept}
         text = _encode(told).encode()
         return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 
-    def _body(self, kind: FrameKind, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """What may leave of a frame; None for nothing."""
+    def _closed(self, kind: FrameKind, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The part that may leave of a frame of a kind that is not open; None for none."""
         if kind is FrameKind.METRICS:
-            values = {name: float(v) for name, v in body["values"].items() if name in self.metrics}
-            return {"step": int(body["step"]), "values": values} if values else None
-        if opening_of(kind) in self.opens:
-            return body
+            values = {n: _number(v) for n, v in body["values"].items() if n in self.metrics}
+            return {"step": _number(body["step"]), "values": values} if values else None
         return self._closed_error(body) if kind is FrameKind.ERROR else None
 
     def _closed_error(self, body: Mapping[str, Any]) -> dict[str, Any]:
         # Short, so that it has room in the line that it replaces.
+        raised_at = body.get("raised_at")
         return {
             "cause": Cause(body["cause"]),
             "type": "Silo",
             "message": f"error in silo {self.name}",
             "traceback": "",
-            "raised_at": None,
+            "raised_at": None if raised_at is None else _number(raised_at),
         }
 
     def stacks(self, text: str) -> str:
@@ -113,8 +114,16 @@ class Silo:
         return f"the stacks of silo {self.name} stay on its node"
 
 
+def _number(value: Any) -> float:
+    """As it is; TypeError for anything else."""
+    if type(value) not in (int, float):
+        raise TypeError
+    number: float = value
+    return number
+
+
 def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
-    """What the node's owner opens, of a list with commas; ValueError for a word that is none."""
+    """The words of the list that the node's owner has set; ValueError for one that is none."""
     words = (word.strip() for word in environ.get(OPENS, "").split(","))
     return frozenset(Opening(word) for word in words if word)
 
@@ -136,7 +145,7 @@ def silo_of(task: RankTask) -> Mapping[str, Any] | None:
 
 
 def folder_of(task: RankTask) -> Path:
-    """Where the files of a silo stay until its job is deleted."""
+    """The folder in which the files of a silo stay until its job is deleted."""
     return Path(task.work_dir, "silo", f"attempt-{task.attempt}", f"rank-{task.rank}")
 
 
@@ -184,19 +193,9 @@ def note_silo(task: RankTask) -> None:
         return
     spools = Path(task.spool_dir).parent
     spools.mkdir(parents=True, exist_ok=True)
-    path = spools / _NOTE
-    partial = path.with_name(f"{_NOTE}.{secrets.token_hex(8)}")
-    about = [silo["name"], list(task.spec["federated"]["metrics"])]
-    partial.write_text(json.dumps({**_noted(path), str(task.rank): about}))
-    partial.replace(path)
-
-
-def _noted(path: Path) -> dict[str, Any]:
-    try:
-        noted: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    return noted
+    partial = spools / f".{secrets.token_hex(8)}"
+    partial.write_text(json.dumps([silo["name"], task.spec["federated"]["metrics"]]))
+    partial.replace(spools / f"{_NOTE}{task.rank}")
 
 
 class SiloGate:
@@ -205,15 +204,16 @@ class SiloGate:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
 
-    def silo(self, spools: Path, rank: int) -> Silo | None:
+    def silo(self, spools: Path, rank: int) -> SiloRules | None:
         """None of a rank that is no silo, or has not begun. A rank that took the place of another
         may count anew; where there is a silo, every rank but the aggregator is one."""
-        noted = _noted(spools / _NOTE)
-        if not noted or rank == _AGGREGATOR:
+        notes = [path for path in entries(spools) if path.name.startswith(_NOTE)]
+        if not notes or rank == _AGGREGATOR:
             return None
-        name, metrics = noted.get(str(rank)) or next(iter(noted.values()))
+        own = spools / f"{_NOTE}{rank}"
+        name, metrics = json.loads((own if own in notes else min(notes)).read_text())
         opens = owner_opens(self._environ)
-        return Silo(name, opens, owner_metrics(self._environ, set(metrics)))
+        return SiloRules(name, opens, owner_metrics(self._environ, set(metrics)))
 
     def frames(self, spools: Path, key: str, data: bytes) -> bytes:
         """The data of a spool as they may leave the node."""

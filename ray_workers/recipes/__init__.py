@@ -28,7 +28,7 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import Workload
 
 
-class Build(Protocol):
+class BuildWorkload(Protocol):
     """Builds a workload."""
 
     def __call__(self, document: JobSpec, policy: DataPolicy, own: Data | None = None) -> Workload:
@@ -38,7 +38,7 @@ class Build(Protocol):
 
 @dataclass(frozen=True)
 class Recipe:
-    build: Build
+    build: BuildWorkload
     load: Callable[[Path], Any]
     """The result's folder -> an object with `predict`."""
     private_data: Callable[[Any, JobSpec, Path], PrivateData] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from dray.train.spool import SpoolWriter
 from ray_workers.node import agent, silo_gate
-from ray_workers.node.silo_gate import METRICS, OPENS, Opening, Silo, SiloGate
+from ray_workers.node.silo_gate import METRICS, OPENS, Opening, SiloGate, SiloRules
 from ray_workers.shared import frames, paths, spool_reader
 from ray_workers.shared.contracts import Cause, FrameKind, RankTask
 from ray_workers.shared.node_needs import DataPolicy
@@ -22,7 +23,7 @@ from tests.unit.workers.node.test_secret_masking import CANARY, REPORTS, filled,
 from tests.wire import rank_task
 
 pytestmark = pytest.mark.anyio
-CLOSED = Silo("north", frozenset(), frozenset({"train/loss"}))
+CLOSED = SiloRules("north", frozenset(), frozenset({"train/loss"}))
 
 
 def silo_task(home: Path, **fields: Any) -> RankTask:
@@ -32,7 +33,7 @@ def silo_task(home: Path, **fields: Any) -> RankTask:
     return rank_task(**{**plain, "spool_dir": str(home / "spool" / "r1.0.metrics"), **fields})
 
 
-def told(silo: Silo, kind: FrameKind, body: Any) -> list[Any]:
+def told(silo: SiloRules, kind: FrameKind, body: Any) -> list[Any]:
     line = line_of(kind, body) + b"\n"
     left = silo.frames(line)
     assert len(left) == len(line)
@@ -77,7 +78,7 @@ def test_an_owner_opens_one_thing_and_no_other(opening: Opening, kind: FrameKind
     opens = silo_gate.owner_opens({OPENS: opening})
     for each in FrameKind:
         body = {"cause": "user_error", "text": CANARY, "step": 1, "values": {CANARY: 1.0}}
-        leaves = CANARY in str(told(Silo("n", opens, set()), each, body))
+        leaves = CANARY in str(told(SiloRules("n", opens, set()), each, body))
         assert leaves == (silo_gate.opening_of(each) is opening), each
     assert silo_gate.opening_of(kind) is opening
 
@@ -177,3 +178,13 @@ def test_a_word_that_opens_nothing_is_an_error_and_no_silo_is_opened_by_it(tmp_p
     silo_gate.note_silo(task)
     with pytest.raises(ValueError, match="'log' is not a valid"):
         SiloGate({OPENS: "log"}).silo(tmp_path / "spool", 1)
+
+
+def test_nothing_leaves_in_a_field_beside_the_body_or_in_the_place_of_a_number() -> None:
+    for frame in (
+        {"time": 1.5, "more": CANARY, "body": {"step": 1, "values": {"train/loss": 1.0}}},
+        {"time": CANARY, "body": {"step": 1, "values": {"train/loss": 1.0}}},
+        {"time": 1.5, "body": {"step": CANARY, "values": {"train/loss": 1.0}}},
+    ):
+        line = json.dumps({"kind": "metrics", **frame}, ensure_ascii=False).encode() + b"\n"
+        assert CANARY.encode() not in CLOSED.frames(line).replace(b"\\", b"")

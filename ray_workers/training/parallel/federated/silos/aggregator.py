@@ -47,7 +47,7 @@ class SiloEngine(FederatedEngine):
         return super().step_metrics() | self._of_silos()
 
     def _of_silos(self) -> dict[str, float]:
-        """What each silo has measured, and the mean by their samples."""
+        """The metrics of each silo, and their means by the silos' samples."""
         silos, found = self._options.silos, dict[str, float]()
         assert silos is not None
         told: dict[str, list[tuple[int, float]]] = {}

@@ -73,7 +73,7 @@ class RoundCollector:
         return len(self._awaited - self.updates.keys())
 
     def wait_s(self, now: float) -> float:
-        """How long the round may go on if nothing happens; 0 if it is over."""
+        """Seconds for which the round may go on if nothing happens; 0 if it is over."""
         is_enough = len(self.updates) >= self._least
         asked = self._awaited if is_enough else self._all
         state = Collection(asked, True, self._least, self.updates.keys(), frozenset())

@@ -30,7 +30,7 @@ LOOK_S: Final = 0.25
 
 @dataclass(frozen=True)
 class RoundStart:
-    """What silos begin a round with."""
+    """The beginning of a round, as silos get it."""
 
     number: int
     weights: Tensor
