@@ -246,6 +246,12 @@ def _federated_speed(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _federated_http(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.federated.over_http import measure
+
+    return measure(num_rounds, progress)
+
+
 def _secure_aggregation(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.federated.secure import measure
 
@@ -274,6 +280,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "large_batch": _large_batch,
     "federated": _federated,
     "federated_speed": _federated_speed,
+    "federated_http": _federated_http,
     "secure_aggregation": _secure_aggregation,
     "lossy": _lossy,
     "planner": _planner,

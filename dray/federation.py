@@ -6,21 +6,21 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dray._http.federation import Trainer
+from dray._http.federation import ClientTrainer
 
 _NEEDED = frozenset(
     {"fsspec", "numpy", "PIL", "safetensors", "tokenizers", "torch", "torchmetrics"}
 )
 
 
-def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], Trainer]:
+def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], ClientTrainer]:
     """Makes the trainer of the client with a number, once the job's form is in the folder.
 
     ImportError if the packages of `dray[client]` are missing, ValueError if the data do not fit the
     job.
     """
 
-    def make(client: int) -> Trainer:
+    def make(client: int) -> ClientTrainer:
         try:
             from ray_workers.training.loop.outside_client import DataError, OutsideClient
         except ModuleNotFoundError as error:

@@ -157,8 +157,8 @@ async def get_round(
 async def get_form(
     request: Request, context: TheContext, federation: TheFederation, token: Client, job_id: str
 ) -> Response:
-    """What clients know of the model and its training: columns, classes, and the fields of the job
-    document that they go by. Where the job's own data are is not among it."""
+    """The facts that clients know of the model and its training: columns, classes, and the fields
+    of the job document that they go by. The place of the job's own data is not among them."""
     return _download(request, context.runtime.storage, await federation.form(job_id, token))
 
 

@@ -17,7 +17,7 @@ from dray._http.transport import Call, Flow, Run, Sleep, segment
 JSON = {"Content-Type": "application/json"}
 BINARY = {"Content-Type": "application/octet-stream"}
 UPDATE = "update"
-"""What a round awaits of its clients where there is no secure aggregation."""
+"""The word for what a round awaits of its clients where there is no secure aggregation."""
 FORM, MODEL = "config.json", "model.safetensors"
 """The names under which the trainer finds these files."""
 
@@ -30,8 +30,8 @@ OnRound = Callable[[str], None]
 """Called with a sentence about what the client does."""
 
 
-class Trainer(Protocol):
-    """What trains on the client's data: `ray_workers.training.loop.outside_client`."""
+class ClientTrainer(Protocol):
+    """Trains on the client's data: `ray_workers.training.loop.outside_client`."""
 
     def train(self, number: int) -> Any:
         """The update of this round, whose model is in the folder."""
@@ -42,7 +42,7 @@ class Trainer(Protocol):
         """The answer in a phase of secure aggregation."""
 
 
-MakeTrainer = Callable[[int], Trainer]
+MakeTrainer = Callable[[int], ClientTrainer]
 """Client's number -> its trainer, once the form and a model are in the folder."""
 
 
@@ -69,7 +69,7 @@ def join(
     Whatever is lost on the way, the server or this client, is made up for by asking for the newest
     round again.
     """
-    trainer: Trainer | None = None
+    trainer: ClientTrainer | None = None
     given_up: tuple[str | None, str | None] | None = None
     while True:
         asked = calls.connection.retry.clock()
@@ -130,7 +130,9 @@ def _fetch(calls: Calls, job_id: str, view: views.FederatedRound, folder: Path) 
     yield from fetch_all(calls, files, folder, None)
 
 
-def _answer(calls: Calls, job_id: str, view: views.FederatedRound, trainer: Trainer) -> Flow[Any]:
+def _answer(
+    calls: Calls, job_id: str, view: views.FederatedRound, trainer: ClientTrainer
+) -> Flow[Any]:
     """Answer in a phase of secure aggregation; the answer, which may be none."""
     name, phase = view.name or "", view.awaits or ""
     base = f"{_base(job_id)}/rounds/{segment(name)}"

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 
+def missing_package(error: ModuleNotFoundError) -> ImportError:
+    """Says what to install, where a machine has `dray` alone."""
+    return ImportError(
+        f"secure aggregation needs the package {error.name}: pip install 'dray[client]'",
+        name=error.name,
+    )
+
+
 class SecureAggregationError(Exception):
     """A round can't go on as it was to."""
 

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
+from dray.secure_aggregation.errors import missing_package
+
+try:
+    import numpy as np
+    import numpy.typing as npt
+except ModuleNotFoundError as error:
+    raise missing_package(error) from error
 
 from dray.secure_aggregation.keys import keystream
 from dray.secure_aggregation.messages import MaskingSettings
@@ -100,6 +105,10 @@ class FixedPoint:
     def decode(self, total: Ring, clients: tuple[str, ...]) -> Aggregate:
         signed = total.view(self.dtype.str.replace("u", "i")).astype(np.int64)
         return Aggregate(signed[:-1] / self.scale, int(signed[-1]), clients)
+
+    def read(self, masked: bytes) -> Ring:
+        """The numbers of a message of masked_input."""
+        return np.frombuffer(masked, self.dtype)
 
     def zeros(self) -> Ring:
         return np.zeros(self.num_values + 1, self.dtype)

@@ -6,6 +6,8 @@ import hashlib
 import hmac
 from collections.abc import Iterator
 
+from dray.secure_aggregation.errors import missing_package
+
 try:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives import hashes
@@ -14,10 +16,7 @@ try:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ModuleNotFoundError as error:
-    raise ImportError(
-        "secure aggregation needs the package cryptography: pip install 'dray[secure-aggregation]'",
-        name="cryptography",
-    ) from error
+    raise missing_package(error) from error
 
 from dray.secure_aggregation.messages import KEY_BYTES, MaskingSettings
 

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-import numpy as np
-
 from dray.secure_aggregation import keys, shamir
 from dray.secure_aggregation.errors import MessageRefused, TooFewClients, WrongShares
 from dray.secure_aggregation.fixed_point import Aggregate, FixedPoint, Ring
@@ -201,7 +199,7 @@ class MaskingServer:
         assert self._encoding is not None
         if self._sum is None:
             self._sum = self._encoding.zeros()
-        self._sum += np.frombuffer(message, self._encoding.dtype)
+        self._sum += self._encoding.read(message)
 
     def _take_codes(self, client: str, message: bytes) -> None:
         found = ConsistencyCodes.from_bytes(message, client)

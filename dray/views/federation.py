@@ -52,7 +52,7 @@ class FederatedClientPage(View):
 
 
 class RoundPhase(StrEnum):
-    """What there is to do for a client."""
+    """The task that a round has for a client."""
 
     OPEN = "open"
     """Train, and send an update."""
@@ -79,7 +79,8 @@ class FederatedRound(View):
     num_elements: int | None = None
     """Of an update: as many numbers of 32 bits."""
     awaits: str | None = None
-    """What the client is to send: `update`, or with secure aggregation the answer of a phase."""
+    """The thing that the client is to send: `update`, or with secure aggregation its answer in this
+    phase."""
     update_bytes: int | None = None
     """The size of an update; with secure aggregation of a masked one."""
     part_bytes: int | None = None

@@ -187,7 +187,8 @@ class RoundReport(Report):
     received: Sequence[int]
     """The clients whose updates are there."""
     awaits: str
-    """What clients are to send: `round_files.UPDATE`, or that of a phase of secure aggregation."""
+    """The thing that clients are to send: `round_files.UPDATE`, or with secure aggregation their
+    answer in this phase."""
     update_bytes: int
     """The size of the update that they send in parts."""
 

@@ -24,7 +24,7 @@ MODEL = "model.safetensors"
 UPDATES = "updates"
 _PARTS = "parts"
 UPDATE = "update"
-"""What a round awaits of its clients: an update; or a message of a phase of secure aggregation."""
+"""The thing that a round awaits of its clients, unless it is an answer of secure aggregation."""
 
 
 def rounds_prefix(job_id: str) -> str:
@@ -74,7 +74,7 @@ def part_size(num_bytes: int, part: int) -> int:
 
 @dataclass(frozen=True)
 class SentUpdate:
-    """What a client says of the update that it has sent."""
+    """A client's own words on the update that it has sent."""
 
     client: int
     sha256: str

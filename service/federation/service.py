@@ -1,8 +1,8 @@
 """Use cases of federated jobs whose clients are outside of the cluster.
 
-A client has a token, which is stored as its hash and is good for the rounds of one job. What it
-sends goes to the job's storage by way of the service; the rank that aggregates finds it there, so
-that neither knows of the other.
+A client has a token, which is stored as its hash and is good for the rounds of one job. Its
+updates go to the job's storage by way of the service, and the rank that aggregates finds them
+there, so that neither knows of the other.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Federation:
         self._database = database
         self._storage = storage
 
-    # What the owner of a job does.
+    # For the owner of a job.
 
     async def invite(self, job_id: str, count: int, *, by: str) -> views.InvitationPage:
         """Tokens for `count` more clients. TooManyClients if the document has not so many."""
@@ -148,7 +148,7 @@ class Federation:
 
         await self._database.write(work)
 
-    # What a client does.
+    # For a client.
 
     async def look(self, job_id: str, token: str) -> views.FederatedRound:
         """The newest round, as the client is to see it."""
@@ -188,7 +188,8 @@ class Federation:
         return RoundFile(key, at.model_size_bytes, at.model_sha256)
 
     async def form(self, job_id: str, token: str) -> RoundFile:
-        """What clients know of the model and the training. RoundOver if no round was opened."""
+        """The facts that clients know of the model and the training. RoundOver if no round was
+        opened."""
         at = await self._standing(job_id, token)
         if at.name is None:
             raise RoundOver("no round was opened yet", hint="ask for the round, and wait for it")

@@ -59,7 +59,7 @@ class MaskedAnswer(NamedTuple):
     path: Path | None
     """The file of the masked update, which is sent in parts before the answer."""
     said: str | None
-    """What the client has done, for its user."""
+    """A sentence about it for the client's user."""
 
 
 class _LostToRoundError(Exception):

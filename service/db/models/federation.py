@@ -28,7 +28,8 @@ class FederatedRoundRow(Base):
     """From then on a quorum ends the round."""
     num_elements: Mapped[int]
     awaits: Mapped[str] = mapped_column(String(32))
-    """What clients are to send: `round_files.UPDATE`, or that of a phase of secure aggregation."""
+    """The thing that clients are to send: `round_files.UPDATE`, or with secure aggregation their
+    answer in this phase."""
     update_bytes: Mapped[int]
     """The size of the update that they send in parts."""
     model_sha256: Mapped[str] = mapped_column(String(64))

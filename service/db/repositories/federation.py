@@ -32,7 +32,7 @@ def remove_client(session: Session, job_id: str, number: int) -> bool:
 
 
 def standing(session: Session, job_id: str, token_sha256: str) -> Row[Any] | None:
-    """What a client with this token is to know of its job; None if it is not a client of it.
+    """The facts that a client with this token is to know; None if it is no client of the job.
 
     (number, sent_round, sent_sha256, joined_at, state, job_attempt, and the columns of the job's
     newest round, None if there was none)

@@ -20,6 +20,7 @@ from ray_workers.training.loop.trainer import Preempted
 from ray_workers.training.parallel.federated import collecting, masked_collecting
 from ray_workers.training.parallel.federated.collecting import UpdateCollector
 from ray_workers.training.parallel.federated.outside_clients import OutsideEngine
+from tests.marks import soak
 from tests.unit.api.federated_rounds import DOCUMENT, Clients, FederatedRun, RankKilled
 from tests.unit.api.serving import LiveServer
 
@@ -75,13 +76,14 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
     monkeypatch.setattr(kind, name, dying)
 
 
+@pytest.mark.parametrize("points", [["collected"], soak([*POINTS])])
 def test_a_rank_that_is_killed_anywhere_counts_each_update_once(
-    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, points: list[str]
 ) -> None:
     """The next attempt takes up the round with the updates that are there: the weights are equal to
     the last bit, and no client has to train a round again whose update came in."""
     expected = trained(server, tmp_path / "whole", monkeypatch)
-    for point in POINTS:
+    for point in points:
         (home := tmp_path / point).mkdir()
         job = FederatedRun(server, home)
         clients = Clients(job, home)

@@ -56,6 +56,12 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
             )
         ),
         "/v1/downloads/{secret}",
+        *(f"{job}/clients", f"{job}/clients/{{client}}"),
+        *(f"/v1/federated/{{job_id}}/{part}" for part in ("round", "form")),
+        *(
+            f"/v1/federated/{{job_id}}/rounds/{{round_name}}/{part}"
+            for part in ("model", "parts/{part}", "update", "messages/{phase}", "answers/{phase}")
+        ),
         "/v1/queues",
         "/v1/queues/{name}",
         "/v1/costs",

@@ -140,8 +140,12 @@ def test_every_module_of_the_wheel_imports_without_the_servers_libraries(
         "print(dray.__file__)\n"
         "for module in pkgutil.walk_packages(dray.__path__, 'dray.'):\n"
         "    # The model that `train.prepare` takes, and the tensors of a store, are torch's.\n"
-        "    needs_torch = module.name.startswith(('dray.train.prepared.', 'dray.train.kv'))\n"
-        "    if not module.name.endswith('__main__') and not needs_torch:\n"
+        "    # Secure aggregation needs numpy, and says so.\n"
+        "    needs_more = module.name.startswith(('dray.train.prepared.', 'dray.train.kv'))\n"
+        "    room, _, name = module.name.rpartition('.')\n"
+        "    if room == 'dray.secure_aggregation':\n"
+        "        needs_more = name in ('client', 'fixed_point', 'server')\n"
+        "    if not module.name.endswith('__main__') and not needs_more:\n"
         "        importlib.import_module(module.name)\n"
         "for name in dray.__all__:\n"
         "    getattr(dray, name)\n",
@@ -149,6 +153,14 @@ def test_every_module_of_the_wheel_imports_without_the_servers_libraries(
     )
     assert said.returncode == 0, said.stderr
     assert Path(said.stdout.strip()).is_relative_to(installed)
+
+
+def test_secure_aggregation_says_what_it_needs(installed: Path, tmp_path: Path) -> None:
+    for half, missing in (("client", "numpy"), ("server", "cryptography")):
+        hidden = f"import sys; sys.modules[{missing!r}] = None"
+        said = python(installed, f"{hidden}; import dray.secure_aggregation.{half}", tmp_path)
+        assert f"ImportError: secure aggregation needs the package {missing}" in said.stderr
+        assert "pip install 'dray[client]'" in said.stderr
 
 
 def test_a_document_is_checked_without_the_servers_libraries(

@@ -29,6 +29,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_logs": Client.logs,
     "get_events": Client.events,
     "get_drill": Client.drill,
+    "get_round": Client.join,
 }
 NAMES = {
     ("get_job", "state"): "known_state",
@@ -44,6 +45,7 @@ NOT_IN_THE_SDK = {
     ("get_sweep", "wait_s"): "Client.wait_array",
     ("get_logs", "wait_s"): "follow",
     ("get_events", "wait_s"): "Client.follow",
+    ("get_round", "wait_s"): "Client.join",
 }
 """Another method, or parameter, is for it."""
 

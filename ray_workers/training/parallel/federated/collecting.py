@@ -78,7 +78,7 @@ def read_update(folder: str, sent: SentUpdate, num_elements: int) -> Tensor:
 
 
 def read_parts(folder: str, client: int, sha256: str, num_bytes: int) -> bytearray:
-    """What a client has sent in parts. DamagedUpdateError; StorageError."""
+    """The bytes that a client has sent in parts. DamagedUpdateError; StorageError."""
     content = bytearray()
     for part in range(round_files.num_parts(num_bytes)):
         url = f"{folder}/{round_files.part_path(client, part)}"
@@ -272,9 +272,9 @@ class UpdateCollector:
 
 
 def _form(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:
-    """What a client needs to know besides the weights: the form of the model's inputs and outputs,
-    as a result has it, and the parts of the document that training goes by. Where the job's own
-    data are, and its environment, is not among it.
+    """The facts that a client needs to know besides the weights: the form of the model's inputs and
+    outputs, as a result has it, and the parts of the document that training goes by. The place of
+    the job's own data, and its environment, are not among them.
 
     folder: an empty one, for a moment.
     """

@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 
 class Next(Enum):
-    """What is to be done about an open round."""
+    """The next thing to be done about an open round."""
 
     WAIT = auto()
     ASK_ALL = auto()

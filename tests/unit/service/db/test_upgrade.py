@@ -358,7 +358,8 @@ def forecasts() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
 
 
 def exports() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """How far a job was written to MLflow, and a link to something of it."""
+    """How far a job was written to MLflow, a link to something of it, and a client of it with the
+    round that it sees."""
     yield models.MlflowExportRow, {"job_id": JOB, "number": 1, "last_steps": {"loss": 10}}
     yield (
         models.DownloadLinkRow,
@@ -369,6 +370,41 @@ def exports() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
             "token_id": SHA,
             "target": {"artifact": "a"},
             "expires_at": START,
+        },
+    )
+    yield (
+        models.FederatedClientRow,
+        {
+            "token_sha256": SHA,
+            "job_id": JOB,
+            "number": 0,
+            "invited_by": "ann",
+            "created_at": START,
+            "joined_at": START,
+            "sent_round": "000000000001-0123456789abcdef",
+            "sent_sha256": SHA,
+            "sent_at": START,
+            "num_sent": 1,
+        },
+    )
+    yield (
+        models.FederatedRoundRow,
+        {
+            "job_id": JOB,
+            "attempt": 1,
+            "number": 1,
+            "name": "000000000001-0123456789abcdef",
+            "is_open": True,
+            "clients": [0, 2],
+            "quorum": 1,
+            "closes_at": START,
+            "num_elements": 3,
+            "awaits": "update",
+            "update_bytes": 12,
+            "model_sha256": SHA,
+            "model_size_bytes": 100,
+            "form_sha256": SHA,
+            "form_size_bytes": 100,
         },
     )
 
