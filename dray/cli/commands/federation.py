@@ -100,14 +100,18 @@ def join_job(
     `pip install 'dray[client]'`. A client that is stopped may be started again at any time.
     """
     from dray._http.transport import Retry
-    from dray.cli.display.output import say, write
+    from dray.cli.display.output import say, warn, write
     from dray.cli.exits import Exit
 
-    with (
-        connect(Retry(patience_s=PATIENCE_S)) as client,
-        interruptible(f"{job_id} goes on without this client; start it again to take part"),
-    ):
-        state = client.join(job_id, data, on_round=None if as_json else say)
+    try:
+        with (
+            connect(Retry(patience_s=PATIENCE_S)) as client,
+            interruptible(f"{job_id} goes on without this client; start it again to take part"),
+        ):
+            state = client.join(job_id, data, on_round=None if as_json else say)
+    except ImportError as error:  # it names the package, and what brings it
+        warn(f"error: {error}")
+        raise typer.Exit(Exit.USAGE) from None
     write(f'{{"state": "{state}"}}' if as_json else f"{job_id} is {state}")
     if state != "SUCCEEDED":
         raise typer.Exit(Exit.JOB_ENDED_BADLY)

@@ -13,6 +13,7 @@ import torch
 
 from dray._http import federation
 from dray.views import JobState
+from ray_workers.shared import round_files
 from ray_workers.shared.contracts import Cause
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.loop.outside_client import LocalUpdate, MaskedAnswer, OutsideClient
@@ -50,6 +51,7 @@ def trained(
     job.end()
     clients.wait()
     assert clients.states == [JobState.SUCCEEDED] * 3
+    assert server.hands.storage.names(round_files.rounds_prefix(job.job_id)) == []
     assert [len(said) for said in clients.said] == [2 * rounds] * 3
     assert [one["federated/updates"] for one in job.metrics.values()] == [3] * rounds
     assert job.metrics[rounds]["federated/val_loss"] < job.metrics[1]["federated/val_loss"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dray import Client
 from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli
 
@@ -33,6 +34,19 @@ def test_clients_are_invited_listed_and_revoked(
     monkeypatch.setenv("DRAY_TOKEN", tokens[0])
     cli("ls", exits=3)
     assert "for its rounds alone" in cli.err
+
+
+def test_a_client_that_lacks_a_package_is_told_which(
+    server: LiveServer, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise ImportError("a federated client needs the package torch: pip install 'dray[client]'")
+
+    monkeypatch.setattr(Client, "join", lacking)
+    cli("federate", "join", "job-1", "--data", "x.csv", exits=2)
+    assert cli.err == (
+        "error: a federated client needs the package torch: pip install 'dray[client]'\n"
+    )
 
 
 def test_a_client_of_a_job_that_is_over_ends(

@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dray.train import files
+from ray_workers.shared.job_log import log
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.parallel.data_parallel.ddp import Ddp
@@ -105,6 +107,14 @@ class OutsideStrategy(Ddp):
 
             return MaskedCollector(self.given, size, self._tensors)
         return UpdateCollector(self.given, size, self._tensors)
+
+    def trained(self) -> nn.Module | None:
+        """Also deletes the files of the last rounds: all of them are in a checkpoint."""
+        try:
+            files.remove_folder(self.given.rounds_url)
+        except Exception as error:  # storage clients raise many types; they go with the job
+            log(f"files of the last rounds stay until the job is deleted: {error}")
+        return super().trained()
 
     def _tensors(self) -> dict[str, Tensor]:
         """Copies, since a file's tensors must not share memory, and tied weights do."""
