@@ -37,6 +37,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "system_metrics_s": None,
         "array_index": None,
         "parameters": {},
+        "silo_sources": (),
     }
     return AttemptSpec(**{**plain, **fields})
 
@@ -77,6 +78,7 @@ def rank_task(**fields: Any) -> RankTask:
         "furthest_step": 0,
         "array_index": None,
         "parameters": {},
+        "silo_source": None,
     }
     return RankTask(**{**plain, **fields})
 

@@ -193,6 +193,7 @@ def rank_task(
         furthest_step=0,
         array_index=None,
         parameters={},
+        silo_source=None,
     )
 
 

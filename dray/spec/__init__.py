@@ -270,7 +270,8 @@ class JobSpec(Document):
         if self.recipe is None:
             return ()
         options = RECIPES[self.recipe]
-        is_simulated = self.federated is not None and self.federated.http is None
+        given = self.federated
+        is_simulated = given is not None and given.http is None and given.silos is None
         return options.client_metrics if is_simulated else options.metrics
 
     @property
@@ -344,8 +345,8 @@ class JobSpec(Document):
     @model_validator(mode="before")
     @classmethod
     def _the_workers_of_all_roles(cls, document: Any) -> Any:
-        """Fill in `resources.num_workers` of a script with roles."""
-        return roles.with_num_workers(document)
+        """Fill in `resources.num_workers` of a script with roles, and of silos."""
+        return federated.with_num_workers(roles.with_num_workers(document))
 
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Self:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from dray.secure_aggregation.messages import LEAST_CLIENTS, least_clients
-from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign, wrong
+from dray.spec.data import SourceUrl
+from dray.spec.fields import (
+    MAX_STEPS,
+    Document,
+    Int,
+    LabelKey,
+    NodeLabelValue,
+    Number,
+    refuse_foreign,
+    wrong,
+)
+from dray.spec.model import Imported
 from dray.spec.parallel import Parallel
 from dray.spec.recipes import RECIPES
 from dray.spec.train import Optimizer, Train
@@ -17,6 +29,10 @@ if TYPE_CHECKING:
     from dray.spec import JobSpec
 
 MAX_CLIENTS = 10_000
+MAX_SILOS = 1000
+SharedMetric = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^(train/loss|val/[a-z0-9_]+)$")
+]
 HTTP_RECIPES = ("image_classification", "tabular_classification", "tabular_regression")
 """Recipes whose clients may be outside of the cluster."""
 MAX_SECURE_CLIENTS = 500
@@ -150,6 +166,20 @@ class Privacy(Document):
     """Chance that the promise of epsilon does not hold; below one over the number of clients."""
 
 
+class Silo(Document):
+    """A client that is a rank on the node where its data lie. Nothing but updates and the metrics
+    of `federated.metrics` leaves that node, unless the node's owner opens more."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$")]
+    """Name of the silo, by which events, metrics and the job's log call it."""
+    node_labels: Annotated[dict[LabelKey, NodeLabelValue], Field(min_length=1, max_length=8)]
+    """Labels of Ray's that the silo's node has."""
+    source: SourceUrl | None = None
+    """URL of the data, as the silo's node reads it; all else of `data` holds for them too. Only the
+    rank of this silo is told: the job document that is stored and shown lacks it. Unset, the node's
+    owner names it by DRAY_SILO_SOURCE."""
+
+
 class Http(Document):
     """Clients outside of the cluster, which take part by `dray federate join`. The job's only rank
     aggregates. Its `data` say which columns and classes there are, and validate the model."""
@@ -174,11 +204,20 @@ class SecureAggregation(Document):
     larger `max_update_norm` is, which must be 100 or less then. How much is in the job's log."""
 
 
+def _without_what_silos_fill_in(schema: dict[str, Any]) -> None:
+    """Of a JSON Schema: what is required of a document as it is written."""
+    filled_in = ("clients", "clients_per_round")
+    schema["required"] = [name for name in schema["required"] if name not in filled_in]
+
+
 class Federated(Document):
     """Federated learning. The ranks play the clients, whose data come from the job's data set; or
-    with `http` clients outside of the cluster train on data of their own. A round is a step of the
-    job. `train.optimizer` is that of the clients, which begin each round with a fresh one, and
+    with `silos` each client is a rank where its own data lie; or with `http` clients outside of the
+    cluster train on data of their own. A round is a step of the job. `train.optimizer` is that of
+    the clients, which begin each round with a fresh one, and
     `train.schedule` gives its rate for each round."""
+
+    model_config = ConfigDict(json_schema_extra=_without_what_silos_fill_in)
 
     algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "scaffold"] = "fedavg"
     """fedavg: the mean of the clients' weights (arXiv:1602.05629). fedprox: clients are pulled back
@@ -186,9 +225,21 @@ class Federated(Document):
     on the server (arXiv:2003.00295). scaffold: each client's drift is estimated and corrected
     (arXiv:1910.06378)."""
     clients: Annotated[Int, Field(ge=2, le=MAX_CLIENTS)]
-    """Number of clients."""
+    """Number of clients; leave it out with `silos`."""
     clients_per_round: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)]
-    """Number of clients that are chosen at random for each round."""
+    """Number of clients that are chosen at random for each round; leave it out with `silos`, which
+    all take part."""
+    silos: Annotated[list[Silo], Field(min_length=2, max_length=MAX_SILOS)] | None = None
+    """Clients with nodes of their own, one rank each. One rank more, which reads `data` alone,
+    aggregates: `data` say which columns and classes there are, and validate the model. Unset, the
+    ranks play the clients."""
+    metrics: Annotated[list[SharedMetric], Field(max_length=64)] = ["train/loss"]
+    """silos: metrics that a silo may send with its update, such as `val/loss` on its own validation
+    samples. The owner of its node may allow fewer."""
+    deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] | None = None
+    """silos: seconds after which a round ends with as many updates as `quorum` asks for. If fewer
+    have come by then, the round ends with the update that makes them. Unset, a round waits for all
+    silos that are there."""
     rounds: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
     """Number of rounds."""
     local_epochs: Annotated[Int, Field(ge=1, le=1000)] = 1
@@ -240,8 +291,19 @@ class Federated(Document):
         norm adapts: as Andrew et al. 2021 choose it, a twentieth of the clients of a round."""
         return self.clients_per_round / 20
 
+    @model_validator(mode="before")
+    @classmethod
+    def _each_silo_is_a_client(cls, given: Any) -> Any:
+        """Fill in the number of clients."""
+        silos = given.get("silos") if isinstance(given, Mapping) else None
+        if not isinstance(silos, list | tuple):
+            return given
+        number = max(2, len(silos))  # of fewer it is the list that is refused
+        return {"clients": number, "clients_per_round": number, **given}
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        self._check_silos()
         if self.clients_per_round > self.clients:
             raise wrong(
                 "/federated/clients_per_round",
@@ -256,6 +318,35 @@ class Federated(Document):
         if self.secure_aggregation is not None:
             self._check_secure_aggregation(self.secure_aggregation)
         return self
+
+    def _check_silos(self) -> None:
+        if self.silos is None:
+            for name in ("metrics", "deadline_s"):
+                if getattr(self, name) != Federated.model_fields[name].default:
+                    raise wrong(f"/federated/{name}", "is for silos: leave it out")
+            return
+        names = [silo.name for silo in self.silos]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise wrong(f"/federated/silos/{number}/name", f"names {name!r} twice")
+        for name in ("clients", "clients_per_round"):
+            if getattr(self, name) != len(names):
+                raise wrong(
+                    f"/federated/{name}",
+                    f"must be {len(names)}, the number of silos, which all take part: leave it out",
+                )
+        for name in ("partition", "dropout_rate", "stragglers", "attack"):
+            if getattr(self, name) != Federated.model_fields[name].default:
+                raise wrong(f"/federated/{name}", "is for a simulation, not for silos")
+        if self.privacy is not None:
+            raise wrong(
+                "/federated/privacy",
+                "is for a simulation, not for silos, in this version: its noise comes from the "
+                "job's seed, which the silos know",
+            )
+        for name in ("http", "secure_aggregation"):
+            if getattr(self, name) is not None:
+                raise wrong(f"/federated/{name}", "is not for silos, in this version")
 
     def _check_http(self) -> None:
         for name in ("partition", "dropout_rate", "stragglers", "attack"):
@@ -414,6 +505,9 @@ def _check_group(document: JobSpec, federated: Federated) -> None:
     if document.data.loader_workers:
         raise wrong("/data/loader_workers", "must be 0 with federated, in this version")
     num_workers = document.resources.num_workers
+    if federated.silos is not None:
+        _check_silos(document, len(federated.silos))
+        return
     if federated.http is not None:
         _check_outside(document, federated)
         return
@@ -423,6 +517,47 @@ def _check_group(document: JobSpec, federated: Federated) -> None:
             f"is {num_workers}: with more workers than the {federated.clients_per_round} clients "
             "of a round, some have nothing to do",
         )
+
+
+def with_num_workers(document: Any) -> Any:
+    """A job document with `resources.num_workers` filled in, where silos say it and it is unset."""
+    if not isinstance(document, Mapping):
+        return document
+    federated, resources = document.get("federated"), document.get("resources", {})
+    silos = federated.get("silos") if isinstance(federated, Mapping) else None
+    if not isinstance(silos, list | tuple) or not isinstance(resources, Mapping):
+        return document
+    return {**document, "resources": {"num_workers": len(silos) + 1, **resources}}
+
+
+def _check_silos(document: JobSpec, num_silos: int) -> None:
+    """Refuse what silos can't have, and all by which a submitter's own code would run in one."""
+    resources, chosen = document.resources, "with federated.silos"
+    if resources.num_workers != num_silos + 1:
+        raise wrong(
+            "/resources/num_workers",
+            f"must be {num_silos + 1}, one for each silo and one that aggregates: leave it out",
+        )
+    if resources.gpus_per_worker:
+        raise wrong(
+            "/resources/gpus_per_worker",
+            f"must be 0 {chosen}, in this version: a group on GPUs does not recover in place",
+        )
+    if resources.required_topology is not None:
+        raise wrong(
+            "/resources/required_topology", f"must be unset {chosen}, whose nodes are given"
+        )
+    if document.elastic is not None:
+        raise wrong("/elastic", f"must be unset {chosen}: each silo has its node. Give a quorum")
+    if isinstance(document.model, Imported):
+        raise wrong("/model", f"must be one of dray's {chosen}: no code of yours runs in a silo")
+    if document.environment is not None:
+        raise wrong(
+            "/environment", f"must be unset {chosen}: no code and no variables of yours go there"
+        )
+    for name in ("array", "sweep"):
+        if getattr(document, name) is not None:
+            raise wrong(f"/{name}", f"must be unset {chosen}, in this version")
 
 
 def _check_outside(document: JobSpec, federated: Federated) -> None:

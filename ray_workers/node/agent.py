@@ -42,6 +42,7 @@ from ray_workers.node.forkserver.manager import ForkserverManager
 from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
 from ray_workers.node.secret_masking import Maskers, mask_frames
+from ray_workers.node.silo_gate import Opening, SiloGate
 from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import Frame, FrameKind
@@ -146,6 +147,7 @@ class NodeAgent:
         self._folders = FolderKeeper(deployment_id, self._node_id)
         self._tasks: list[asyncio.Task[None]] = []
         self._maskers = Maskers()
+        self._silos = SiloGate()
         self._environments = Environments(preloaded_path(self._socket_path))
         self._code_fetches = CodeFetches()
 
@@ -296,8 +298,13 @@ class NodeAgent:
             quiet_s = spool_reader.quiet_s([directory / key for key in keys], time.time())
             await asyncio.sleep(min(left_s, max(POLL_S, min(POLL_SHARE * quiet_s, MAX_POLL_S))))
         read = spool_reader.read_all(directory, keys, cursor, max_bytes)
-        masker = self._maskers.of(directory)
-        return replace(read, data={key: mask_frames(d, masker) for key, d in read.data.items()})
+        return replace(
+            read, data={key: self._let_out(directory, key, d) for key, d in read.data.items()}
+        )
+
+    def _let_out(self, spools: Path, key: str, data: bytes) -> bytes:
+        """Whole lines of a spool as they may leave this node."""
+        return mask_frames(self._silos.frames(spools, key, data), self._maskers.of(spools))
 
     async def read_left(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int
@@ -310,8 +317,7 @@ class NodeAgent:
             keys = _spool_keys(directory)
             spool_reader.acknowledge(directory, keys, cursor)
             read = spool_reader.read_all(directory, keys, cursor, max_bytes)
-            masker = self._maskers.of(directory)
-            found |= {key: mask_frames(data, masker) for key, data in read.data.items()}
+            found |= {key: self._let_out(directory, key, d) for key, d in read.data.items()}
         return found
 
     def _dead_spools(self) -> list[Path]:
@@ -321,12 +327,11 @@ class NodeAgent:
     async def errors(self, job_id: str, attempt: int) -> list[Frame]:
         """The ERROR frames that ranks of an attempt wrote here before they ended."""
         directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
-        masker = self._maskers.of(directory)
         return [
             frame
             for key in _spool_keys(directory)
             for frame in spool_reader.decode(
-                key, mask_frames(spool_reader.tail(directory / key), masker)
+                key, self._let_out(directory, key, spool_reader.tail(directory / key))
             )
             if frame.kind is FrameKind.ERROR
         ]
@@ -342,8 +347,13 @@ class NodeAgent:
             )
         except ForkFailed:
             return {}  # every process died with it
-        masker = self._masker(job_id, attempt)
-        return {rank: masker.text(text) for rank, text in found.items()}
+        spools = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
+        masker = self._maskers.of(spools)
+        told = {}
+        for rank, text in found.items():
+            silo = self._silos.silo(spools, rank)
+            told[rank] = masker.text(text if silo is None else silo.stacks(text))
+        return told
 
     def _masker(self, job_id: str, attempt: int) -> Masker:
         return self._maskers.of(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
@@ -356,6 +366,13 @@ class NodeAgent:
         metrics: dict[int, dict[str, float]] = {}
         if with_system_metrics:  # first, because it takes time, in which the ranks go on
             metrics = await self._system_metrics.sample(job_id, attempt)
+            spools = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
+            metrics = {
+                rank: values
+                for rank, values in metrics.items()
+                if (silo := self._silos.silo(spools, rank)) is None
+                or Opening.SYSTEM_METRICS in silo.opens
+            }
         ranks = self._observe_ranks(job_id, attempt)
         return NodeObservation(tuple(ranks), self._slowness(ranks) if with_pace else None, metrics)
 

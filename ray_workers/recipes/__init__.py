@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from dray.spec import JobSpec
+from dray.spec import Data, JobSpec
 from ray_workers.recipes import (
     image_classification,
     image_segmentation,
@@ -28,10 +28,17 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import Workload
 
 
+class BuildWorkload(Protocol):
+    """Builds a workload."""
+
+    def __call__(self, document: JobSpec, policy: DataPolicy, own: Data | None = None) -> Workload:
+        """Model and data on the CPU, the same on every rank. Raises DataError. own: the samples are
+        these, and the document's data only say what the model is."""
+
+
 @dataclass(frozen=True)
 class Recipe:
-    build: Callable[[JobSpec, DataPolicy], Workload]
-    """Model and data on the CPU, the same on every rank. Raises DataError."""
+    build: BuildWorkload
     load: Callable[[Path], Any]
     """The result's folder -> an object with `predict`."""
     private_data: Callable[[Any, JobSpec, Path], PrivateData] | None = None

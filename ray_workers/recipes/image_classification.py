@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dray import spec
 from ray_workers.datasets import Images, open_images
+from ray_workers.datasets.core.alignment import images_like
 from ray_workers.recipes import measures, pixels, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
@@ -26,22 +27,24 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
 
 
-def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
-    """The workload of a job: the same model and split for the same seed, on every rank.
+def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
+    """The workload of a job: the same model and split for the same seed, on every rank. own: where
+    the samples come from, if not from the document's data.
 
     Raises DataError.
     """
     seed, options = document.train.seed, document.model
     assert isinstance(options, networks.Options)
     images = open_images(document.data, policy)
-    training, validation = splits.by_class(images.labels, document.data.validation_fraction, seed)
+    samples = images if own is None else images_like(images, open_images(own, policy))
+    training, validation = splits.by_class(samples.labels, document.data.validation_fraction, seed)
     shape = cast(networks.Shape, images.pixels.shape[1:])
     num_classes = len(images.classes)
     model = _network(options, shape, num_classes, seed)
     return Workload(
         model=model,
-        train=_samples(images, training),
-        validation=_samples(images, validation),
+        train=_samples(samples, training),
+        validation=_samples(samples, validation),
         loss_sum=measures.cross_entropy(document.train.label_smoothing),
         validation_loss_sum=measures.cross_entropy(0.0),
         metrics=lambda: measures.of_classes(num_classes, len(validation)),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dray import spec
 from ray_workers.datasets import MaskedImages, open_masked_images
+from ray_workers.datasets.core.alignment import masked_images_like
 from ray_workers.recipes import measures, pixels, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
@@ -27,16 +28,20 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
 
 
-def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
-    """The workload of a job: the same model and split for the same seed, on every rank.
+def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
+    """The workload of a job: the same model and split for the same seed, on every rank. own: where
+    the samples come from, if not from the document's data.
 
     Raises DataError.
     """
     seed, options = document.train.seed, document.model
     assert isinstance(options, spec.Unet | spec.Imported)
     images = open_masked_images(document.data, policy)
+    samples = images
+    if own is not None:
+        samples = masked_images_like(images, open_masked_images(own, policy))
     training, validation = splits.at_random(
-        len(images.masks), document.data.validation_fraction, seed
+        len(samples.masks), document.data.validation_fraction, seed
     )
     shape = cast(Shape, images.pixels.shape[1:])
     num_classes = len(images.classes)
@@ -49,8 +54,8 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
             model = Unet(options, shape, num_classes)
     return Workload(
         model=model,
-        train=_samples(images, training),
-        validation=_samples(images, validation),
+        train=_samples(samples, training),
+        validation=_samples(samples, validation),
         loss_sum=measures.cross_entropy_and_dice,
         validation_loss_sum=measures.cross_entropy_and_dice,
         metrics=lambda: measures.of_pixels(num_classes),

@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from dray import spec
 from dray.spec.model import CONTEXT_LENGTH
 from ray_workers.datasets import Tokens, open_text
+from ray_workers.datasets.core.alignment import tokens_like
 from ray_workers.recipes import measures, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.inference import outputs_of
@@ -29,20 +30,23 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 TOKENIZER = "tokenizer.json"
 
 
-def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
+def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
     """The text cut into windows of `context_length` tokens, of which the last are for validation.
+    own: where the text comes from, if not from the document's data.
 
     A sample's loss is the mean over its tokens. Raises DataError.
     """
     options = document.model
     assert isinstance(options, spec.Gpt | spec.Imported)
-    tokens = open_text(document.data, policy, options.tokenizer)
+    public = tokens = open_text(document.data, policy, options.tokenizer)
+    if own is not None:
+        tokens = tokens_like(public, open_text(own, policy, options.tokenizer))
     length = options.context_length or CONTEXT_LENGTH
     num_windows = (len(tokens.ids) - 1) // length  # each window's last target is the next's first
     if num_windows < 2:
         raise DataError(
-            f"{document.data.source} has {len(tokens.ids)} tokens, too few for two samples of "
-            f"model.context_length {length}"
+            f"{(own or document.data).source} has {len(tokens.ids)} tokens, too few for two "
+            f"samples of model.context_length {length}"
         )
     training, validation = splits.at_the_end(num_windows, document.data.validation_fraction)
     return Workload(
@@ -52,7 +56,7 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
         loss_sum=_loss_sum,
         validation_loss_sum=_loss_sum,
         metrics=measures.of_tokens,
-        fingerprint=tokens.fingerprint,
+        fingerprint=public.fingerprint,
         write_results=_writer(document, tokens),
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dray import spec
 from ray_workers.datasets import Table, open_table
+from ray_workers.datasets.core.alignment import table_like
 from ray_workers.datasets.core.types import sources_of
 from ray_workers.datasets.formats.columns import NO_CODE
 from ray_workers.datasets.formats.dates import PARTS
@@ -33,21 +34,30 @@ BLOCK = 65_536
 """Rows that are looked at together where a whole column is summed up."""
 
 
-def build_classification(document: spec.JobSpec, policy: DataPolicy) -> Workload:
-    """Raises DataError."""
+def build_classification(
+    document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
+) -> Workload:
+    """own: where the rows come from, if not from the document's data. Raises DataError."""
     table = open_table(document.data, policy, classifies=True)
     assert table.classes is not None
-    training, validation = splits.by_class(
-        table.target, document.data.validation_fraction, document.train.seed
-    )
+
+    def divided(rows: Table) -> tuple[Rows, Rows]:
+        fraction, seed = document.data.validation_fraction, document.train.seed
+        return splits.by_class(rows.target, fraction, seed)
+
+    training, validation = divided(table)
     num_classes = len(table.classes)
     filling = imputation.chosen(table, document.data)
     model = _model(document, table, filling, num_classes)
     _learn_inputs(model, table, training, filling)
+    rows = table
+    if own is not None:
+        rows = table_like(table, open_table(own, policy, classifies=True))
+        training, validation = divided(rows)
     return Workload(
         model=model,
-        train=_samples(table, training),
-        validation=_samples(table, validation),
+        train=_samples(rows, training),
+        validation=_samples(rows, validation),
         loss_sum=measures.cross_entropy(document.train.label_smoothing),
         validation_loss_sum=measures.cross_entropy(0.0),
         metrics=lambda: measures.of_classes(num_classes, len(validation)),
@@ -57,12 +67,18 @@ def build_classification(document: spec.JobSpec, policy: DataPolicy) -> Workload
     )
 
 
-def build_regression(document: spec.JobSpec, policy: DataPolicy) -> Workload:
-    """The loss is the squared error in units of the target's variance. Raises DataError."""
+def build_regression(
+    document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
+) -> Workload:
+    """The loss is the squared error in units of the target's variance. own: where the rows come
+    from, if not from the document's data. Raises DataError."""
     table = open_table(document.data, policy, classifies=False)
-    training, validation = splits.at_random(
-        len(table.target), document.data.validation_fraction, document.train.seed
-    )
+
+    def divided(rows: Table) -> tuple[Rows, Rows]:
+        fraction, seed = document.data.validation_fraction, document.train.seed
+        return splits.at_random(len(rows.target), fraction, seed)
+
+    training, validation = divided(table)
     filling = imputation.chosen(table, document.data)
     model = _model(document, table, filling, num_outputs=1)
     _learn_inputs(model, table, training, filling)
@@ -70,10 +86,14 @@ def build_regression(document: spec.JobSpec, policy: DataPolicy) -> Workload:
     model.target_mean.copy_(mean[0])
     model.target_deviation.copy_(deviation[0])
     loss_sum = squared_error(float(deviation[0]))
+    rows = table
+    if own is not None:
+        rows = table_like(table, open_table(own, policy, classifies=False))
+        training, validation = divided(rows)
     return Workload(
         model=_OneNumber(model),
-        train=_samples(table, training),
-        validation=_samples(table, validation),
+        train=_samples(rows, training),
+        validation=_samples(rows, validation),
         loss_sum=loss_sum,
         validation_loss_sum=loss_sum,
         metrics=measures.of_numbers,

@@ -139,6 +139,10 @@ class AttemptSpec:
     """The job's index in its array; None of one that is alone."""
     parameters: Mapping[str, Any]
     """Values of a sweep's trial, by name."""
+    silo_sources: tuple[str | None, ...]
+    """URLs of the data of federated silos, in their order, which `spec` lacks; None for one that
+    its node names. Silo n is the worker of slice n + 1, and the first worker is the aggregator.
+    Empty of a job without silos."""
 
     @property
     def world_size(self) -> int:
@@ -406,6 +410,8 @@ class RankTask(Seat):
     """Optimizer steps that an earlier attempt has done: up to there, they are done again."""
     array_index: int | None
     parameters: Mapping[str, Any]
+    silo_source: str | None
+    """URL of the data of this rank, where it is a silo."""
 
     @classmethod
     def of(cls, attempt: AttemptSpec, seat: Seat) -> RankTask:
@@ -433,6 +439,9 @@ class RankTask(Seat):
             furthest_step=attempt.furthest_step,
             array_index=attempt.array_index,
             parameters=dict(attempt.parameters),
+            silo_source=attempt.silo_sources[seat.rank - 1]
+            if attempt.silo_sources and seat.rank
+            else None,
         )
 
     @property

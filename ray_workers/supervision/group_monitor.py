@@ -46,7 +46,7 @@ from ray_workers.supervision.rules.group_policy import (
 )
 from ray_workers.supervision.rules.hang_detector import Hang, hang_report
 from ray_workers.supervision.rules.script_hangs import ScriptLook, ScriptMemory, Signs
-from ray_workers.supervision.rules.serving_ranks import serving_ranks
+from ray_workers.supervision.rules.serving_ranks import irreplaceable_ranks, serving_ranks
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.silence_watch import SilenceWatch
 from ray_workers.supervision.worker_group import Member, WorkerGroup
@@ -82,7 +82,7 @@ class GroupMonitor:
             spec.recovers_in_place,
             self._is_script,
             is_elastic=spec.min_workers is not None,
-            has_servers=bool(self._serving) and not self._is_script,
+            has_servers=bool(irreplaceable_ranks(spec.spec)),
         )
         self._memory = GroupMemory()
         self._hung: set[int] = set()

@@ -17,6 +17,7 @@ import struct
 import sys
 import termios
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,13 +27,14 @@ from typing import Any
 import ray
 
 from dray.train.spool import SpoolWriter, begin_count, segments
-from ray_workers.node import rank_environment
+from ray_workers.node import rank_environment, silo_gate
 from ray_workers.node.folders.storage_access import StorageAccess, needs_access
-from ray_workers.node.forkserver.client import ForkedProcess
+from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
 from ray_workers.node.forkserver.forked_child import Given
 from ray_workers.node.found_metrics.finder import MetricFinder
 from ray_workers.node.node_address import own_address
 from ray_workers.node.secret_masking import note_secrets
+from ray_workers.node.silo_gate import Opening
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import FrameKind, RankTask, repr_name
 from ray_workers.shared.heartbeat import RankAssignment
@@ -86,6 +88,18 @@ class RankActor:
         The task names the store's proxy as its master; the process is given this actor's address
         instead, because only the actor knows the secret.
         """
+        if silo_gate.silo_of(task) is None:
+            return await self._start(task, socket_path, store_secret)
+        try:
+            return await self._start(silo_gate.at_home(task, os.environ), socket_path, store_secret)
+        except Exception as error:  # its message, and those of its causes, may tell of the node
+            silo_gate.keep(task, traceback.format_exc())
+            kind = ForkFailed if isinstance(error, ForkFailed) else RuntimeError
+            raise kind(
+                "a silo could not be started: the reason is in its folder on its node"
+            ) from None
+
+    async def _start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
         if self._forwarder is not None:
             self._forwarder.close()
         self._forwarder = StoreForwarder(task.master_addr, task.master_port, store_secret)
@@ -102,16 +116,24 @@ class RankActor:
         has_secrets = bool((task.spec.get("environment") or {}).get("secrets"))
         masker = await asyncio.to_thread(_masker_of, task) if has_secrets else Masker({})
         await asyncio.to_thread(note_secrets, task)
+        await asyncio.to_thread(silo_gate.note_silo, task)
         self._process = await self._fork(task, socket_path)
         self._has_ended = False
         self._page_prefix = task.page_prefix
         spool = Path(task.spool_dir), self._process.output, task.spool_limit_bytes
-        self._log = LogPump(*spool, self._timings)
+        is_silo = silo_gate.silo_of(task) is not None
+        is_open = not is_silo or Opening.LOGS in silo_gate.owner_opens(os.environ)
+        self._log = (
+            LogPump(*spool, self._timings)
+            if is_open
+            else ClosedLogPump(*spool, self._timings, task)
+        )
         self._log.mask(masker)
         if self._finder is not None:
             self._log.show_to(self._finder.saw)
             self._finder.begin()
-        self._gauges = asyncio.ensure_future(export_progress(task, self._timings))
+        gauges = asyncio.sleep(0) if is_silo else export_progress(task, self._timings)
+        self._gauges = asyncio.ensure_future(gauges)
         return self._process.pid
 
     async def _fork(self, task: RankTask, socket_path: str) -> ForkedProcess:
@@ -271,10 +293,14 @@ class LogPump:
             self.add(text)
             if self._saw is not None:
                 self._saw(text)
-            with contextlib.suppress(OSError):  # the disk may have no room for the actor's own log
-                sys.stdout.write(text + "\n")
+            self._show(text)
         with contextlib.suppress(OSError):
             sys.stdout.flush()
+
+    def _show(self, text: str) -> None:
+        """In the actor's own log, which Ray shows."""
+        with contextlib.suppress(OSError):  # the disk may have no room for it
+            sys.stdout.write(text + "\n")
 
     def _keep(self, line: int, text: str) -> None:
         if not self._tail and self._append(line, text):
@@ -337,6 +363,26 @@ class LogPump:
             self._rest = b""
         self._drain(vital=True)
         self._spool.close()
+
+
+class ClosedLogPump(LogPump):
+    """Keeps a silo's output on its node, up to as many characters as a spool may have bytes, and
+    passes nothing on."""
+
+    def __init__(
+        self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask
+    ) -> None:
+        super().__init__(spool_dir, output, limit_bytes, timings)
+        self._task = task
+        self._left = limit_bytes
+
+    def _keep(self, line: int, text: str) -> None:
+        self._left -= len(text)
+        if self._left >= 0:
+            silo_gate.keep(self._task, f"{text}\n")
+
+    def _show(self, text: str) -> None:
+        """Nowhere."""
 
 
 def _num_readable(pipe: int) -> int:

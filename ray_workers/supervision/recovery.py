@@ -29,7 +29,7 @@ from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
-from ray_workers.supervision.rules.serving_ranks import serving_ranks
+from ray_workers.supervision.rules.serving_ranks import has_silos, irreplaceable_ranks
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, SlotsUnavailable, WorkerGroup
 
@@ -59,7 +59,7 @@ class RecoveryController:
         self._prepare = prepare
         self._pace = pace
         self._timings = timings
-        self._least = spec.world_size if spec.min_workers is None else spec.min_workers
+        self._least = least_ranks(spec)
         self.state = RecoveryState()
         self._one_at_a_time = asyncio.Lock()
         self._newest_grant = 0
@@ -74,7 +74,8 @@ class RecoveryController:
         self._recovers_in_place = spec.recovers_in_place
         self._is_script = bool(spec.spec.get("script"))
         self._goes_on = recovery_rules.goes_on_without_lost(spec.spec)
-        self._servers = frozenset() if self._is_script else serving_ranks(spec.spec)
+        self._servers = irreplaceable_ranks(spec.spec)
+        self._has_silos = has_silos(spec.spec)
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
         """Have the group go on without the lost members, or with others in their place.
@@ -140,7 +141,7 @@ class RecoveryController:
         False if no rank is left. dead: the nodes that are known to be gone."""
         limit_s = self._timings.replace_limit_s
         if await self._pace.within(limit_s, self._replace_or_release(lost, dead)):
-            if self._servers:
+            if self._servers and not self._has_silos:
                 return False  # the ranks that are left would have other numbers, and other roles
             self._report_size("goes on without the workers of a lost node")
         return await self._go_on()
@@ -260,6 +261,8 @@ class RecoveryController:
         left."""
         if not self._group.running:
             return False
+        if self._has_silos and self._num_lacking:
+            return False  # no other node has the data of those that are lacking
         num_awaited = 0 if self._goes_on else self._num_lacking
         self.state = self.state.lack(num_awaited, self._pace.time())
         # Ranks that have just been lost are recovered next, and the round is announced then.
@@ -460,6 +463,13 @@ class RecoveryController:
                 message=message,
             )
         )
+
+
+def least_ranks(spec: AttemptSpec) -> int:
+    """With how few the group may go on where no replacement is to be had."""
+    if has_silos(spec.spec):
+        return 1 + (spec.spec["federated"]["quorum"] or 1)
+    return spec.world_size if spec.min_workers is None else spec.min_workers
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:

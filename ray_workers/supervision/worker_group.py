@@ -273,6 +273,8 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_node(self) -> list[list[Slots]]:
+        if self._spec.silo_sources:  # a silo is known by its place among the slices
+            return [[slots] for slots in self.slots]
         by_node: dict[str, list[Slots]] = {}
         for slots in self.slots:
             by_node.setdefault(slots.part.node_id, []).append(slots)

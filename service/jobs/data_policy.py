@@ -60,6 +60,9 @@ def _plain(path: Path | None) -> str | None:
 async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
     """DataSourceForbidden if the job names a source that nobody may read."""
     await _check(spec.data.source, "/data/source", policy)
+    for number, silo in enumerate((spec.federated and spec.federated.silos) or ()):
+        if silo.source is not None:
+            await _check(silo.source, f"/federated/silos/{number}/source", policy)
     if isinstance(spec.model, Gpt | Imported) and spec.model.tokenizer is not None:
         await _check(spec.model.tokenizer, "/model/tokenizer", policy)
     if (code := spec.remote_code) is not None:

@@ -41,7 +41,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.states import Trigger
-from service.jobs import arrays, data_policy, listing, serializers, sweeps
+from service.jobs import arrays, data_policy, listing, serializers, silos, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.jobs.listing import JobQuery
 from service.lifecycle import dependencies
@@ -68,6 +68,8 @@ class _CheckedDocument:
     """Why its code can't run, which is told after what is wrong with the job itself."""
     trials: Trials | None
     """Those of a sweep."""
+    silo_sources: list[str | None] | None
+    """As `JobRow.silo_sources`."""
 
 
 class _NothingStored(Exception):
@@ -178,12 +180,14 @@ class Jobs:
     async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
         """The checks that need no transaction."""
         await data_policy.refuse_forbidden(spec, data_policy.policy_of(self._settings))
+        spec, silo_sources = silos.without_sources(spec)
         resolved = await self._plans.resolve(spec)
         spec = resolved.spec
         unfit = await entrypoints.why_unfit(self.code, spec.script, owner)
         unfit = unfit or await models.why_unfit(self.code, spec, owner, self._settings.storage_url)
         arrays.refuse_too_large(spec, self._settings)
-        return _CheckedDocument(resolved, unfit, await submitting.trials_of(spec))
+        trials = await submitting.trials_of(spec)
+        return _CheckedDocument(resolved, unfit, trials, silo_sources)
 
     def _accepted(
         self,
@@ -199,7 +203,7 @@ class Jobs:
         spec = prepared.resolved.spec
         if prepared.resolved.refusal is not None:
             raise prepared.resolved.refusal
-        request = slots.request_of(spec.resources, spec.elastic)
+        request = silos.at_home(slots.request_of(spec.resources, spec.elastic), spec)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
         _refuse_impossible(session, request, self._settings)
@@ -214,6 +218,7 @@ class Jobs:
         row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
         if prepared.trials is not None:
             row.spec = prepared.trials.document(0)
+        row.silo_sources = prepared.silo_sources
         return row, after
 
     async def get(self, job_id: str) -> views.Job:
@@ -371,7 +376,7 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
     """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
     an autoscaler may add; or if no level of the topology has the name that it asks for."""
     has_labels = any(name.startswith(LABEL) for name in request.bundle)
-    is_placed = has_labels or request.required_level is not None
+    is_placed = has_labels or bool(request.homes) or request.required_level is not None
     known = node_table.usable if is_placed else node_table.totals
     usable = known(session, settings.autoscale_nodes)
     topology = Topology(settings.topology, (usable or ()) if is_placed else ())
@@ -389,6 +394,8 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
 
 def _pointer_of_lack(request: policy.Request, usable: Sequence[policy.Node]) -> str:
     """The field of a request that these nodes could never meet."""
+    if (homeless := policy.homeless_worker(request, usable)) is not None:
+        return f"/federated/silos/{homeless}/node_labels"
     anywhere = replace(request, required_level=None)
     if request.required_level and (not usable or policy.can_ever_fit(anywhere, usable) is None):
         return "/resources/required_topology"
@@ -428,6 +435,7 @@ def _new_row(
         min_workers=request.min_workers,
         bundle=dict(request.bundle),
         required_topology=request.required_level,
+        homes=[list(labels) for labels in request.homes] or None,
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,

@@ -73,6 +73,8 @@ class Claimed:
     array_index: int | None
     parameters: Mapping[str, Any]
     """Values of a sweep's trial, by name."""
+    silo_sources: tuple[str | None, ...]
+    """As `AttemptSpec.silo_sources`."""
 
     @property
     def job_id(self) -> str:
@@ -228,6 +230,7 @@ def _claimed(
                 owner=row.owner,
                 array_index=row.array_index,
                 parameters=parameters.get(row.id) or {},
+                silo_sources=tuple(row.silo_sources or ()),
             )
         )
     return claimed

@@ -52,7 +52,9 @@ def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
 
 def request_of(job: JobRow | Row[Any]) -> policy.Request:
     """The request of a job that was submitted."""
-    return policy.Request(job.num_workers, job.bundle, job.min_workers, job.required_topology)
+    homes = tuple(tuple(labels) for labels in job.homes or ())
+    size = job.num_workers, job.bundle, job.min_workers
+    return policy.Request(*size, job.required_topology, homes)
 
 
 def growing(

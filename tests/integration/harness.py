@@ -416,6 +416,10 @@ class RayByHand:
     gpus_per_node: int | None = None
     """GPUs that Ray counts, whether or not they are there; None: those that it finds."""
     environment: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels of nodes by their names, as `ray start` takes them."""
+    environments: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Variables that single nodes have besides, by their names."""
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
 
@@ -458,6 +462,7 @@ class RayByHand:
                     "--node-ip-address=127.0.0.1",
                     f"--num-cpus={self.slots_per_node}",
                     *([] if self.gpus_per_node is None else [f"--num-gpus={self.gpus_per_node}"]),
+                    *([f"--labels={self.labels[name]}"] if name in self.labels else []),
                     f"--dashboard-agent-listen-port={free_port()}",
                     f"--dashboard-agent-grpc-port={free_port()}",
                     f"--metrics-export-port={free_port()}",
@@ -471,7 +476,7 @@ class RayByHand:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env=self._environment() | self.environments.get(name, {}),
             )
         self.nodes[name] = node
 

@@ -41,6 +41,7 @@ class TensorConnection:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _notice_a_lost_node(sock)
         self._socket = sock
         self.sent_bytes = 0
 
@@ -74,6 +75,16 @@ class TensorConnection:
         if payload_bytes:
             self._read_into(payload.numpy().data)
         return header, payload
+
+    def check_open(self) -> None:
+        """ConnectionLost if the other end has closed the connection. Takes nothing off it."""
+        try:
+            if not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                raise ConnectionLost("the other end has closed the connection")
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
 
     def close(self) -> None:
         """End the connection, also where another thread waits for its other end."""
@@ -166,6 +177,14 @@ def unpacked(shapes: Shapes, payload: Tensor) -> dict[str, Tensor]:
         found[name] = values[first : first + size].view(torch.Size(shape))
         first += size
     return found
+
+
+def _notice_a_lost_node(sock: socket.socket) -> None:
+    """Have the kernel ask an end that is silent whether it is there."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # not on each system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _proof(secret: bytes, role: bytes, nonce: bytes) -> bytes:

@@ -141,11 +141,11 @@ def refused(
     lost: the ends of these ranks, none of them good. errors: the ERROR frames that they left.
     num_holders: how many other ranks hold the state.
     without_a_step: recoveries since the group last took a step.
-    servers: ranks that alone hold their part of the weights.
+    servers: ranks that alone hold their part of the state.
     """
     for rank in lost:
         if rank.rank in servers:
-            return f"rank {rank.rank} is a server, and nobody else holds its part of the weights"
+            return f"rank {rank.rank} is a server, and nobody else holds its part of the state"
     if num_holders == 0:
         return "nobody is left who holds the state"
     if without_a_step >= MOST_WITHOUT_A_STEP:

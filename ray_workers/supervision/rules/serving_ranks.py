@@ -1,14 +1,29 @@
-"""The ranks whose end their job does not wait for."""
+"""Ranks with a part of their own: servers, and the aggregator of silos."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+AGGREGATOR = 0
+"""The rank that aggregates what silos send."""
+
+
+def has_silos(document: Mapping[str, Any]) -> bool:
+    return bool((document.get("federated") or {}).get("silos"))
+
+
+def irreplaceable_ranks(document: Mapping[str, Any]) -> frozenset[int]:
+    """Ranks of a recipe that alone hold their part of the state. The others are in no group with
+    them, and go on by themselves when one of their own number is lost."""
+    if document.get("script"):
+        return frozenset()
+    return frozenset({AGGREGATOR}) if has_silos(document) else serving_ranks(document)
+
 
 def serving_ranks(document: Mapping[str, Any]) -> frozenset[int]:
-    """Parameter servers, and ranks of a script's roles that serve the others. document: the job's,
-    as it was stored."""
+    """Ranks whose end their job does not wait for: parameter servers, and ranks of a script's roles
+    that serve the others. document: the job's, as it was stored."""
     sync = document.get("sync") or {}
     if sync.get("kind") == "parameter_server":
         num_ranks = document["resources"]["num_workers"]

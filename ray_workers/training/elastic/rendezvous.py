@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -87,6 +88,7 @@ class RendezvousHandler:
         self._watcher: threading.Thread | None = None
         self._store: Store | None = None
         """Of this round."""
+        self._is_without_group = False
         self._address = (task.master_addr, task.master_port)
 
     @property
@@ -116,6 +118,8 @@ class RendezvousHandler:
         if self.place.generation == AWAITING:
             self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
             self._take_place(PLACE_LIMIT_S)
+        self._is_without_group = True
+        self.place = replace(self.place, world_size=1)
         return TCPStore(*self._address, wait_for_workers=False)
 
     def _form(self) -> None:
@@ -176,7 +180,7 @@ class RendezvousHandler:
 
     def check(self) -> None:
         """Between two steps: GroupChanged if another round is announced."""
-        if self._page.wanted > self.place.generation:
+        if not self._is_without_group and self._page.wanted > self.place.generation:
             raise GroupChanged
 
     def may_follow(self, error: BaseException) -> bool:

@@ -32,6 +32,7 @@ from ray_workers.training.loop import frameworks, job_environment
 from ray_workers.training.loop.ending import RankEnd, flush_output
 from ray_workers.training.loop.run import run
 from ray_workers.training.loop.script import Program, run_script
+from ray_workers.training.loop.silo_ranks import is_silo, run_silo
 from ray_workers.training.loop.trainer import Preempted
 from ray_workers.training.parallel.parameter_server import server
 
@@ -190,6 +191,9 @@ def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     if has_servers and task.rank >= (num_workers := spec.num_ranks_that_train):
         rendezvous = RendezvousHandler(task, page)
         server.serve(spec, task.rank - num_workers, rendezvous, page, task.master_addr)
+        return
+    if is_silo(task, spec):
+        run_silo(task, spec, page)
         return
     if is_gpu(device := torch.device(task.device)):
         module_of(device).set_device(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -48,8 +47,7 @@ def _train(
     if strategy.servers.is_ready:
         figures = heartbeat.figures_of_earlier_processes(trainer.task.page_prefix)
         strategy.servers.notes["figures"] = figures
-    # Every worker is a group of its own.
-    trainer.join_group(replace(rendezvous.place, world_size=1))
+    trainer.join_group(rendezvous.place)
     trainer.restore()
     strategy.begin(trainer.progress.step, trainer.state.peer_state_dict([]))
     with trainer.steps_are_timed(strategy.servers.sent_bytes, strategy.num_workers):

@@ -11,6 +11,7 @@ from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
 from ray_workers.training.parallel.data_parallel.zero1 import zero1
 from ray_workers.training.parallel.federated.federated import FederatedStrategy, rounds_of
 from ray_workers.training.parallel.federated.outside_clients import OutsideStrategy
+from ray_workers.training.parallel.federated.silos.aggregator import SiloAggregator
 from ray_workers.training.parallel.gossip.asynchronous import asynchronous_gossip
 from ray_workers.training.parallel.gossip.synchronous import synchronous_gossip
 from ray_workers.training.parallel.model_parallel.model_parallel import sharded
@@ -33,6 +34,8 @@ def strategy_of(given: StrategyContext) -> Strategy:
     if spec.is_divided:
         return zero1(given) if spec.parallel.zero == 1 else sharded(given)
     if spec.federated is not None:
+        if spec.federated.silos is not None:
+            return SiloAggregator(given)
         is_outside = spec.federated.http is not None
         return OutsideStrategy(given) if is_outside else FederatedStrategy(given)
     match spec.sync:

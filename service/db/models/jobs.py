@@ -94,6 +94,11 @@ class JobRow(Base):
     """Ray resources of one worker, derived from the document."""
     required_topology: Mapped[str | None] = mapped_column(String(63))
     """The level of the topology of which one domain must hold it; unset if none must."""
+    homes: Mapped[list[Any] | None]
+    """Of each worker but the first, the labels of its node: `placement.homes.Homes`."""
+    silo_sources: Mapped[list[Any] | None]
+    """URLs of the data of federated silos, in their order; null for one that its node names. The
+    document lacks them, and each goes to the rank of its silo alone."""
     init_from: Mapped[dict[str, Any] | None]
     """The checkpoint that `spec.init_from` meant when the job was submitted:
     `init_from.InitFromCheckpoint`."""

@@ -83,7 +83,7 @@ _CLAIMED = (
     *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
     *("num_workers", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
-    "created_at",
+    *("created_at", "silo_sources"),
 )
 """Columns of a job that a claim goes by."""
 
@@ -308,7 +308,7 @@ def _events_after() -> Select[EventRow]:
 
 _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
-    *("num_workers", "min_workers", "bundle", "required_topology", "not_before"),
+    *("num_workers", "min_workers", "bundle", "required_topology", "homes", "not_before"),
     *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     *("kept_back_s", "kept_back_since", "preemptions"),

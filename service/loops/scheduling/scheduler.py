@@ -379,6 +379,7 @@ class Scheduler:
             system_metrics_s=self._settings.system_metrics_s or None,
             array_index=claimed.array_index,
             parameters=claimed.parameters,
+            silo_sources=claimed.silo_sources,
         )
         try:
             await self._cluster.launch(spec)

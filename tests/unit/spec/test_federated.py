@@ -232,3 +232,51 @@ def test_what_clients_outside_of_the_cluster_can_not_do_is_refused(
     found, said = refusal(document)
     assert found == pointer
     assert message in said
+
+
+NAMES = ("north", "south")
+SILOS = [
+    {"name": name, "node_labels": {"silo": name}, "source": f"s3://{name}/data.npz"}
+    for name in NAMES
+]
+
+
+def silos(fields: dict[str, Any] | None = None, **federated: Any) -> dict[str, Any]:
+    options = {"silos": SILOS, "rounds": 3, **federated}
+    return recipe("image_classification", federated=options, **(fields or {}))
+
+
+def test_silos_say_how_many_clients_and_workers_there_are() -> None:
+    spec = JobSpec.model_validate(silos(quorum=2, deadline_s=60))
+    assert spec.federated is not None
+    assert (spec.federated.clients, spec.federated.clients_per_round) == (2, 2)
+    assert spec.resources.num_workers == 3
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        (silos(silos=SILOS[:1]), "/federated/silos", "at least 2"),
+        (silos(silos=[SILOS[0], SILOS[0]]), "/federated/silos/1/name", "names 'north' twice"),
+        (silos(clients=3), "/federated/clients", "must be 2, the number of silos"),
+        (silos(quorum=3), "/federated/quorum", "more than the 2"),
+        (silos(dropout_rate=0.1), "/federated/dropout_rate", "is for a simulation"),
+        (silos(partition={"by": "classes"}), "/federated/partition", "is for a simulation"),
+        (silos(privacy=PRIVACY), "/federated/privacy", "is for a simulation"),
+        (silos(metrics=["val/Age"]), "/federated/metrics/0", "match pattern"),
+        (silos({"resources": {"num_workers": 2}}), "/resources/num_workers", "must be 3"),
+        (silos({"elastic": {"min_workers": 1}}), "/elastic", "Give a quorum"),
+        (silos({"environment": {"env": {"A": "b"}}}), "/environment", "must be unset"),
+        (silos({"model": {"import": "net:Net"}}), "/model", "no code of yours runs in a silo"),
+        (silos({"array": {"size": 2}}), "/array", "must be unset"),
+        (job({"metrics": ["val/loss"]}), "/federated/metrics", "is for silos"),
+        (job({"deadline_s": 5}), "/federated/deadline_s", "is for silos"),
+    ],
+)
+def test_what_silos_can_not_have_is_refused(
+    document: dict[str, Any], pointer: str, message: str
+) -> None:
+    found, said = refusal(document)
+    assert found == pointer
+    assert message in said

@@ -39,6 +39,16 @@ class Flat:
             [t.reshape(-1) for t in torch._foreach_sub(self._tensors, before._tensors)]
         )
 
+    def values(self) -> Tensor:
+        """float32 (elements,): a copy of the tensors."""
+        return torch.cat([tensor.reshape(-1).float() for tensor in self._tensors])
+
+    @torch.no_grad()
+    def write(self, flat: Tensor) -> None:
+        """Have the tensors take these values."""
+        parameters, buffers = self.split(flat)
+        torch._foreach_copy_(self._tensors, [*parameters, *buffers])
+
     def copy_from(self, other: Flat) -> None:
         torch._foreach_copy_(self._tensors, other._tensors)
         for own, others in zip(self._others, other._others, strict=True):

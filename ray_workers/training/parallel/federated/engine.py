@@ -146,7 +146,8 @@ class FederatedEngine(GradientEngine):
             update, loss = self._update_of(participant, mine)
             verdict, norm = judged(update, size, max_norm)
             if self._needs_each:
-                kept.append(update)
+                has_shape = verdict is not Verdict.WRONG_SHAPE
+                kept.append(update if has_shape else torch.zeros(size, device=update.device))
             elif verdict is Verdict.ACCEPTED:
                 is_within = self._clipping is None or self._clipping.clip(update, norm)
                 if secure is None:
@@ -167,7 +168,7 @@ class FederatedEngine(GradientEngine):
             mean = self._mean(received, added.total(self._world_size))
             self._take(mine, received, self._result(received, mean))
         if self.rank == 0:
-            received.name_refused(max_norm)
+            received.name_refused(max_norm, self._options.silos)
 
     def _secure_round(
         self, mine: RoundShare, before_exchange: Callable[[], None]

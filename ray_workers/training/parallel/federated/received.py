@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dray.spec.federated import Silo
 from ray_workers.shared.job_log import log
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.federated.rounds import RoundPlan
@@ -51,14 +52,20 @@ class ReceivedUpdates:
         return [at for at, each in enumerate(self.verdicts) if each is Verdict.ACCEPTED]
 
     def loss(self, last: float) -> float:
-        """The mean loss over the samples of the accepted clients. NaN if all that came were
-        refused, and `last` if none came."""
+        """The mean loss over the samples of the accepted clients that tell theirs. NaN if all that
+        came were refused, and `last` if none came."""
         if not self.plan.participants:
             return last
         if not (accepted := self.accepted):
             return math.nan
-        sizes = [self.plan.participants[at].num_samples for at in accepted]
-        return sum(n * self.losses[at] for n, at in zip(sizes, accepted, strict=True)) / sum(sizes)
+        participants = self.plan.participants
+        told = [at for at in accepted if participants[at].tells_loss]
+        total = sum(participants[at].num_samples for at in told)
+        return (
+            sum(participants[at].num_samples * self.losses[at] / total for at in told)
+            if told
+            else last
+        )
 
     def metrics(self, *, counts: bool) -> dict[str, float]:
         """counts: whether the round does."""
@@ -74,13 +81,14 @@ class ReceivedUpdates:
             found["federated/update_norm"] = norms[len(norms) // 2]
         return found
 
-    def name_refused(self, max_norm: float) -> None:
-        """In the job's log."""
+    def name_refused(self, max_norm: float, silos: Sequence[Silo] | None = None) -> None:
+        """In the job's log. silos: the clients, where they have names."""
         refused = [at for at, each in enumerate(self.verdicts) if each is not Verdict.ACCEPTED]
         for at in refused[:MAX_NAMED]:
             client = self.plan.participants[at].client
+            who = f"client {client}" if silos is None else f"silo {silos[client].name}"
             why = reason(self.verdicts[at], self.norms[at], max_norm)
-            log(f"round {self.plan.number}: the update of client {client} is refused: {why}")
+            log(f"round {self.plan.number}: the update of {who} is refused: {why}")
         if len(refused) > MAX_NAMED:
             more = len(refused) - MAX_NAMED
             log(f"round {self.plan.number}: the updates of {more} more clients are refused")

@@ -34,6 +34,8 @@ class Participant:
     """Whether it sends a poisoned update."""
     lost_in: MaskingPhase | None = None
     """With secure aggregation: the phase after its update in which nothing comes of it any more."""
+    tells_loss: bool = True
+    """Whether its mean loss comes with the update."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from service.domain.scheduling.placement.homes import Homes
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     NUM_GPUS,
@@ -37,9 +38,12 @@ class WorkerKind:
     """Workers with equal bundles, and gangs with equal requirements. Two of them are equal only if
     they are the same object."""
 
-    def __init__(self, bundle: Mapping[str, float], required: Requirement | None) -> None:
+    def __init__(
+        self, bundle: Mapping[str, float], required: Requirement | None, homes: Homes
+    ) -> None:
         self.bundle = bundle
         self.required = required
+        self.homes = homes
         self.counted = tuple(amounts(bundle, 1).items())
         """A worker's resources as rules count them."""
         self.vector: tuple[float, ...] = ()
@@ -90,7 +94,7 @@ class Gangs:
         self._requests: list[Request] = []
         """Those that are known, so that no other one gets their identity."""
         self._gangs: dict[tuple[object, ...], Gang] = {}
-        self._kinds: dict[tuple[Kind, Requirement | None], WorkerKind] = {}
+        self._kinds: dict[tuple[Kind, Requirement | None, Homes], WorkerKind] = {}
         self.names: tuple[str, ...] = ()
         """Resources in the order of the vectors."""
 
@@ -103,14 +107,15 @@ class Gangs:
 
     def _equal_to(self, request: Request) -> Gang:
         level = request.required_level
-        key = (request.num_workers, request.min_workers, level, *request.bundle.items())
+        size = request.num_workers, request.min_workers
+        key = (*size, level, request.homes, *request.bundle.items())
         gang = self._gangs.get(key)
         if gang is None:
             required = None if level is None else Requirement(level, request.least)
-            kind = self._kinds.get((request.kind, required))
+            named = request.kind, required, request.homes
+            kind = self._kinds.get(named)
             if kind is None:
-                kind = WorkerKind(request.bundle, required)
-                self._kinds[request.kind, required] = kind
+                kind = self._kinds[named] = WorkerKind(request.bundle, required, request.homes)
                 self._measure(kind)
             gang = self._gangs[key] = Gang(request, kind, share_of(request, self._total))
         return gang
@@ -128,6 +133,8 @@ class Gangs:
         """From here on vectors have the resources that were asked for until now. Jobs of gangs that
         come later only hold slots. shares_gpus: whether jobs that run have parts of GPUs."""
         names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
+        homes = (home for kind in self._kinds.values() for home in kind.homes)
+        names |= dict.fromkeys(label for home in homes for label in home)
         shares_gpus = shares_gpus or any(is_part_of_gpu(k.bundle) for k in self._kinds.values())
         if "GPU" in names and shares_gpus:
             names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS))

@@ -16,12 +16,14 @@ from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
+from service.domain.scheduling.placement.homes import at_home
 from service.domain.scheduling.placement.placement import Placement
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     WHOLE_GPUS,
     Holder,
     Node,
+    count,
     is_part_of_gpu,
     num_shared,
     parts_on,
@@ -125,6 +127,7 @@ class Stock:
         self.totals: list[Amounts] = []
         """By kind of node."""
         self.counts: list[int] = []
+        self._place_of_name = {name: at for at, name in enumerate(gangs.names)}
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
         self._largest: dict[WorkerKind, int] = {}
         self._whole: dict[WorkerKind, int] = {}
@@ -197,10 +200,23 @@ class Stock:
     def whole(self, kind: WorkerKind) -> int:
         """How many such workers the empty cluster has room for, where they may be together."""
         found = self._whole.get(kind)
-        if found is None:
+        if found is None and kind.homes:
+            capacity = self.capacity(kind)
+            rooms = {node_id: capacity[number] for node_id, number in self.kind_of.items()}
+            found = self._whole[kind] = count(self.at_home(kind, rooms))
+        elif found is None:
             of_nodes = zip(self.capacity(kind), self.counts, strict=True)
             found = self._whole[kind] = sum([each * number for each, number in of_nodes])
         return found
+
+    def at_home(self, kind: WorkerKind, rooms: Mapping[str, int]) -> tuple[Slice, ...]:
+        """The slices of a gang with homes; none if a worker has no room at home. rooms: by node."""
+        found = at_home(kind.homes, rooms, self._has_labels)
+        return () if isinstance(found, int) else found
+
+    def _has_labels(self, node_id: str, labels: Sequence[str]) -> bool:
+        total = self.totals[self.kind_of[node_id]]
+        return all(total[self._place_of_name[label]] > 0 for label in labels)
 
     def take(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """A job holds these slots from now on."""
@@ -317,7 +333,7 @@ class Pool:
         if not self.has(kind, least):
             return None
         room = self._exact(kind)
-        return room.placement.pack(min(room.most(), most))
+        return room.at_home() if kind.homes else room.placement.pack(min(room.most(), most))
 
     def pack_near(
         self, kind: WorkerKind, least: int, most: int, node_ids: Sequence[str]
@@ -400,7 +416,7 @@ class _Room:
         else:
             for _, left, joined in free.moves[self._num_moves :]:
                 self.total += self._size(joined) - self._size(left)
-        self._is_exact = self._kind.required is None
+        self._is_exact = self._kind.required is None and not self._kind.homes
         is_anew = self._is_exact or is_first or self.num_grown != free.num_grown
         self.bound = self.total if is_anew else min(self.bound, self.total)
         self._num_moves, self.num_grown = len(free.moves), free.num_grown
@@ -425,9 +441,17 @@ class _Room:
     def rooms(self) -> dict[Place, int]:
         """By the parts of the cluster where they may be together."""
         required, topology = self._kind.required, self._stock.topology
+        if self._kind.homes:
+            return {topology.cluster: count(self.at_home())}
         if required is None:
             return {topology.cluster: self.total}
         return self.placement.rooms(required.level) if topology.has(required.level) else {}
+
+    def at_home(self) -> tuple[Slice, ...]:
+        """As `Stock.at_home`."""
+        groups = self._free.groups.values()
+        rooms = {node_id: self._size(group) for group in groups for node_id in group.nodes}
+        return self._stock.at_home(self._kind, rooms)
 
     @property
     def placement(self) -> Placement:

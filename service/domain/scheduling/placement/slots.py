@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from dray.spec import Elastic, Resources
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import LABEL_SHARE, label_resources, labels_in, without_labels
+from service.domain.scheduling.placement.homes import Homes
 
 ACCELERATOR = "accelerator_type:"
 EPSILON = 1e-6
@@ -41,6 +42,8 @@ class Request:
     """With how few an elastic gang may start and go on; None: all of them or none."""
     required_level: str | None = None
     """The level of the topology of which one domain must hold the gang; None: none must."""
+    homes: Homes = ()
+    """Of a gang with homes, one for each worker but the first."""
 
     @functools.cached_property
     def kind(self) -> Kind:
@@ -235,6 +238,7 @@ def needs(request: Request) -> str:
     at_least = "at least " if request.min_workers is not None else ""
     level = request.required_level
     within = "" if level is None else f" within one {level}"
+    within += ", those of silos on the nodes of their data" if request.homes else ""
     return f"needs {at_least}{workers(request.least)} of {bundle_of(request)}{within}"
 
 

@@ -4,6 +4,7 @@ from service.domain.scheduling.placement.slots import Holder as Holder
 from service.domain.scheduling.placement.slots import Node as Node
 from service.domain.scheduling.placement.slots import Request as Request
 from service.domain.scheduling.policy.feasibility import can_ever_fit as can_ever_fit
+from service.domain.scheduling.policy.feasibility import homeless_worker as homeless_worker
 from service.domain.scheduling.policy.feasibility import lacking_resource as lacking_resource
 from service.domain.scheduling.policy.feasibility import why_no_level as why_no_level
 from service.domain.scheduling.policy.planner import plan as plan

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from service.config.node_types import LABEL
+from service.domain.scheduling.placement.homes import at_home
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     Node,
     Request,
     amount_of,
+    bundle_of,
     fits,
     is_part_of_gpu,
     needs,
@@ -24,6 +26,8 @@ def can_ever_fit(
     """Why the accepted nodes could not run the gang even if they were empty; None if they could.
     topology: of these nodes, and perhaps of others."""
     usable = [node for node in nodes if node.accepted]
+    if (homeless := homeless_worker(request, usable)) is not None:
+        return _why_homeless(request, homeless)
     most = 0
     for node in usable:
         most += fits(request.bundle, node.total)
@@ -57,6 +61,28 @@ def can_ever_fit(
     return _unsatisfiable(
         f"each worker needs {amount_of(name, amount)}, but the largest node has "
         f"{amount_of(name, best) if best else f'no {name}'}",
+    )
+
+
+def homeless_worker(request: Request, nodes: Sequence[Node]) -> int | None:
+    """The place in `homes` of a worker that these nodes could not run at home were they empty;
+    None if there is none."""
+    if not request.homes:
+        return None
+    total_of = {node.id: node.total for node in nodes}
+    found = at_home(
+        request.homes,
+        {node_id: fits(request.bundle, total) for node_id, total in total_of.items()},
+        lambda node_id, labels: all(label in total_of[node_id] for label in labels),
+    )
+    return found if isinstance(found, int) and found < len(request.homes) else None
+
+
+def _why_homeless(request: Request, worker: int) -> Reason:
+    labels = " and ".join(label.removeprefix(LABEL) for label in request.homes[worker])
+    return _unsatisfiable(
+        f"no node of the cluster with the label {labels} has room for the worker of "
+        f"federated.silos[{worker}] besides those of other silos: {bundle_of(request)}"
     )
 
 

@@ -18,9 +18,10 @@ from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.node_clients import CodeUnavailable
-from ray_workers.supervision.recovery import RecoveryController
+from ray_workers.supervision.recovery import RecoveryController, least_ranks
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
+from ray_workers.supervision.rules.serving_ranks import irreplaceable_ranks, serving_ranks
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import SlotsUnavailable
 from tests.unit.workers.supervision.observed import Reports, observation
@@ -223,6 +224,36 @@ async def test_without_the_workers_of_a_lost_node_parameter_servers_do_not_go_on
         job.group.lost_with_nodes = [job.group.lost]
         job.group.replaced.set()
         assert await job.recover() is recovers
+
+
+async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost() -> None:
+    """As many as make the quorum, and the aggregator."""
+    silos = {"silos": [{"name": "north"}, {"name": "south"}, {"name": "west"}], "quorum": 1}
+    document = {**SPEC.spec, "federated": silos}
+    assert least_ranks(replace(SPEC, spec=document)) == 2
+    assert least_ranks(replace(SPEC, spec={**document, "federated": {**silos, "quorum": 3}})) == 4
+    assert least_ranks(SPEC) == SPEC.world_size
+    job = Recovering(spec=replace(SPEC, spec=document))
+    job.group.lost_with_nodes = [job.group.lost]
+    job.group.replaced.set()
+    assert await job.recover()
+    assert job.group.announced == [1]
+    without = {**document, "federated": {**silos, "quorum": 2}}
+    job = Recovering(spec=replace(SPEC, spec=without))
+    job.group.lost_with_nodes = [job.group.lost]
+    job.group.replaced.set()
+    assert not await job.recover(), "no quorum is left, and no other node has the data"
+
+
+async def test_an_aggregator_of_silos_is_not_replaced() -> None:
+    """It alone has the weights: the next attempt goes on from its checkpoint."""
+    document = {**SPEC.spec, "federated": {"silos": [{"name": "north"}], "quorum": None}}
+    assert irreplaceable_ranks(document) == {0}
+    assert serving_ranks(document) == set(), "the job is over when all have ended"
+    job = Recovering(spec=replace(SPEC, spec=document))
+    job.group.lost.rank, job.group.lost.end = 0, RankExit.of(0, -9)
+    job.group.replaced.set()
+    assert not await job.recover()
 
 
 async def test_slots_that_do_not_come_are_not_taken_in() -> None:

@@ -98,3 +98,13 @@ async def test_a_killed_process_that_an_overloaded_machine_does_not_end_in_time_
     member.actor = SimpleNamespace(wait=SimpleNamespace(remote=wait))
     assert (await cluster.group._exit_of(member)).is_stuck is is_stuck
     assert cluster.pace.overrun == overrun
+
+
+def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> None:
+    slices = (Slice("b", 1), Slice("a", 1), Slice("b", 1))
+    for sources, order in (((), ["b", "b", "a"]), ((None, None), ["b", "a", "b"])):
+        spec = attempt_spec(slices=slices, silo_sources=sources)
+        group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+        group.slots = [Slots(part, None) for part in slices]  # type: ignore[arg-type]
+        by_node = group._slots_by_node()
+        assert [slots.part.node_id for some in by_node for slots in some] == order

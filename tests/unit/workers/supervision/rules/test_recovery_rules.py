@@ -120,7 +120,7 @@ def test_a_server_that_is_lost_takes_its_part_of_the_weights_along() -> None:
     limits: dict[str, Any] = {"num_holders": 2, "without_a_step": 0, "servers": {2, 3}}
     assert recovery_rules.refused(killed[:1], {}, **limits) is None
     reason = recovery_rules.refused(killed, {}, **limits)
-    assert reason == "rank 3 is a server, and nobody else holds its part of the weights"
+    assert reason == "rank 3 is a server, and nobody else holds its part of the state"
 
 
 def test_the_last_ranks_are_parameter_servers() -> None:

@@ -1,0 +1,75 @@
+"""A data set of its own as the model of another one takes it: the same form, classes and codes.
+
+The classes and categories of a silo's data may be fewer than those of the public data that the
+model was built from, and then have other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ray_workers.datasets.core.types import Images, MaskedImages, Table, Tokens
+from ray_workers.training.core.errors import DataError
+
+
+def images_like(public: Images, own: Images) -> Images:
+    """DataError if they have another form, or a class that the public ones lack."""
+    _refuse_other("images have the shape", public.pixels.shape[1:], own.pixels.shape[1:])
+    codes = _codes("class", public.classes, own.classes)
+    return replace(own, labels=codes[own.labels], classes=public.classes)
+
+
+def masked_images_like(public: MaskedImages, own: MaskedImages) -> MaskedImages:
+    """As `images_like`. The classes of masks are numbers, and the same in all data sets."""
+    _refuse_other("images have the shape", public.pixels.shape[1:], own.pixels.shape[1:])
+    _codes("class", public.classes, own.classes)
+    return replace(own, classes=public.classes)
+
+
+def table_like(public: Table, own: Table) -> Table:
+    """DataError if they have other columns, or a class or category that the public ones lack."""
+    _refuse_other("target is", public.target_name, own.target_name)
+    _refuse_other("columns of numbers are", public.numeric_names, own.numeric_names)
+    _refuse_other("dates are", public.date_names, own.date_names)
+    _refuse_other("columns of categories are", public.category_names, own.category_names)
+    categories = np.array(own.categories)
+    for column, name in enumerate(own.category_names):
+        known = _codes(f"{name} of", public.vocabularies[column], own.vocabularies[column])
+        missing = categories[:, column] < 0
+        categories[:, column] = known[categories[:, column]] if len(known) else 0
+        categories[missing, column] = -1
+    target = own.target
+    if public.classes is not None and own.classes is not None:
+        target = _codes("class", public.classes, own.classes)[own.target]
+    return replace(
+        own,
+        categories=categories,
+        vocabularies=public.vocabularies,
+        target=target,
+        classes=public.classes,
+    )
+
+
+def tokens_like(public: Tokens, own: Tokens) -> Tokens:
+    """DataError if they have another vocabulary."""
+    _refuse_other("vocabularies have the size", public.vocabulary_size, own.vocabulary_size)
+    return own
+
+
+def _refuse_other(what: str, public: Any, own: Any) -> None:
+    if public != own:
+        raise DataError(f"a silo's data must be like data.source: there {what} {public}, not {own}")
+
+
+def _codes(what: str, public: Sequence[str], own: Sequence[str]) -> npt.NDArray[np.int64]:
+    """(own,): the public code of each own one."""
+    code_of = {name: code for code, name in enumerate(public)}
+    for name in own:
+        if name not in code_of:
+            raise DataError(f"a silo's data have the {what} {name!r}, which data.source lacks")
+    return np.array([code_of[name] for name in own], dtype=np.int64)

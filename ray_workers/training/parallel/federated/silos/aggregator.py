@@ -1,0 +1,115 @@
+"""The strategy of the rank that aggregates: a round is a step, whose update the silos compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from dray.secure_aggregation.messages import MaskingPhase
+from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
+from ray_workers.training.data.prefetcher import Feed, Feeding
+from ray_workers.training.parallel.data_parallel.ddp import Ddp
+from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.collecting import empty_batch
+from ray_workers.training.parallel.federated.engine import FederatedEngine
+from ray_workers.training.parallel.federated.federated import ServerState
+from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
+from ray_workers.training.parallel.federated.server_optimizers import ServerStep
+from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
+from ray_workers.training.parallel.federated.silos.server import RoundStart, SiloServer
+from ray_workers.training.parallel.strategy import StrategyContext
+
+LOSS = "train/loss"
+
+
+class SiloEngine(FederatedEngine):
+    """Makes one update of those that came from silos."""
+
+    arrived: Mapping[int, SiloUpdate] = {}
+    """Of the round that is being played, by silo."""
+
+    def round_start(self, number: int) -> RoundStart:
+        """The weights and corrections of the next round, which do not change while it is played."""
+        every = self._options.evaluate_every
+        return RoundStart(
+            number,
+            self._flat.values(),
+            None if self._controls is None else self._controls.correction,
+            evaluates=number % every == 0 or number == self._options.rounds,
+        )
+
+    def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
+        sent = self.arrived[participant.client]
+        return sent.update, sent.metrics.get(LOSS, 0.0)
+
+    def step_metrics(self) -> dict[str, float]:
+        return super().step_metrics() | self._of_silos()
+
+    def _of_silos(self) -> dict[str, float]:
+        """The metrics of each silo, and their means by the silos' samples."""
+        silos, found = self._options.silos, dict[str, float]()
+        assert silos is not None
+        told: dict[str, list[tuple[int, float]]] = {}
+        for place, sent in self.arrived.items():
+            for name in sent.metrics.keys() & set(self._options.metrics):
+                found[f"silo/{silos[place].name}/{name}"] = sent.metrics[name]
+                told.setdefault(name, []).append((sent.num_samples, sent.metrics[name]))
+        for name, values in told.items():
+            total = sum(num for num, _ in values)
+            found[f"silos/{name}"] = sum(num * value for num, value in values) / total
+        return found
+
+
+class SiloFeed:
+    """Has the silos play a round where another feed reads a batch."""
+
+    def __init__(self, engine: SiloEngine, server: SiloServer, given: StrategyContext) -> None:
+        self._engine = engine
+        self._server = server
+        self._given = given
+
+    def at(self, step: int) -> Feeding:
+        """The round `step`, once it is over. LeaveRequested if this rank is to go meanwhile."""
+        page, federated = self._given.page, self._given.spec.federated
+        assert federated is not None
+        played = self._server.play(self._engine.round_start(step), lambda: page.is_asked_to_leave)
+        self._engine.arrived = played.updates
+        participants = [
+            Participant(
+                silo,
+                sent.num_samples,
+                sent.num_steps,
+                attacks=False,
+                tells_loss=LOSS in sent.metrics,
+            )
+            for silo, sent in played.updates.items()
+        ]
+        gone = (silo for silo in range(federated.clients) if silo not in played.updates)
+        lost = dict.fromkeys(gone, MaskingPhase.MASKED_INPUT)
+        plan = RoundPlan(step, participants, federated.clients, played.num_late, lost)
+        share = RoundShare(empty_batch(plan), [], plan, [0] * len(participants), feed=None)
+        return Feeding(plan.num_samples, [share])
+
+    def end_batches(self, *_: object) -> None:
+        """A round is one step."""
+
+    def close(self) -> None:
+        """Nothing is read ahead."""
+
+
+class SiloAggregator(Ddp):
+    """Has the server's weights and state, and no data of a silo."""
+
+    def __init__(self, given: StrategyContext) -> None:
+        options = given.spec.federated
+        assert options is not None
+        assert options.silos is not None
+        self._engine = SiloEngine(given)
+        update = ServerStep(given, self._engine, options)
+        super().__init__(given, self._engine, update, ServerState(given, self._engine))
+        collector = RoundCollector(options.clients, options.least_updates, options.deadline_s)
+        self.server = SiloServer(collector, options.clients, given.workload.fingerprint)
+
+    def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
+        return SiloFeed(self._engine, self.server, self.given)

@@ -1,0 +1,87 @@
+"""The rules by which a round of silos ends: a state machine without I/O and clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ray_workers.training.parallel.federated.collection_rules import Collection, Next, next_of
+
+
+@dataclass(frozen=True)
+class SiloUpdate:
+    """The work of a silo in a round."""
+
+    num_samples: int
+    """Of its training data."""
+    num_steps: int
+    update: Tensor
+    """float32 (elements,)."""
+    metrics: Mapping[str, float]
+    """Those that the silo lets out, by the names that a job gives its own."""
+
+
+class RoundCollector:
+    """Takes one update of each silo in each round.
+
+    A round ends as `next_of` says; who is lost is not waited for once there are `least` updates. A
+    silo is awaited from the beginning of the training until it is lost, and
+    again once it has come back.
+    """
+
+    def __init__(self, num_silos: int, least: int, deadline_s: float | None) -> None:
+        self._all = frozenset(range(num_silos))
+        self._least = least
+        self._deadline_s = math.inf if deadline_s is None else deadline_s
+        self._awaited = set(range(num_silos))
+        self._ends_at = math.inf
+        self.number: int | None = None
+        """The round that is open."""
+        self.updates: dict[int, SiloUpdate] = {}
+        """Of the newest round, by silo."""
+
+    def begin(self, number: int, now: float) -> None:
+        """Open a round."""
+        self.number, self.updates = number, {}
+        self._ends_at = now + self._deadline_s
+
+    def join(self, silo: int) -> None:
+        """A silo has come, or one in the place of another that was lost."""
+        self._awaited.add(silo)
+
+    def lost(self, silo: int) -> None:
+        """A silo is gone; what it has sent counts."""
+        self._awaited.discard(silo)
+
+    def wants(self, silo: int) -> int | None:
+        """The round that a silo is to work for now, if there is one."""
+        return None if silo in self.updates else self.number
+
+    def take(self, silo: int, number: int, update: SiloUpdate) -> bool:
+        """Whether an update counts: the first one that a silo sends for the round that is open."""
+        if number != self.number or silo in self.updates:
+            return False
+        self.updates[silo] = update
+        return True
+
+    @property
+    def num_late(self) -> int:
+        """Silos that are there and have not sent their update."""
+        return len(self._awaited - self.updates.keys())
+
+    def wait_s(self, now: float) -> float:
+        """Seconds for which the round may go on if nothing happens; 0 if it is over."""
+        is_enough = len(self.updates) >= self._least
+        asked = self._awaited if is_enough else self._all
+        state = Collection(asked, True, self._least, self.updates.keys(), frozenset())
+        if next_of(state, is_late=now >= self._ends_at) is Next.END:
+            return 0.0
+        return self._ends_at - now if is_enough else math.inf
+
+    def end(self) -> dict[int, SiloUpdate]:
+        """Close the round; its updates, by silo in rising order."""
+        self.number = None
+        return dict(sorted(self.updates.items()))

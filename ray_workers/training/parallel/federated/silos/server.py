@@ -1,0 +1,143 @@
+"""The aggregator's side of the connections to silos: each has a thread of its own.
+
+Silos and their aggregator are in no process group, for the reason that workers of parameter servers
+are in none: the end of one connection concerns two processes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from dray.train.kv.connection import ConnectionLost, TensorConnection
+from ray_workers.training.core.errors import LeaveRequested
+from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
+
+AGGREGATOR_KEY: Final = "federated-aggregator"
+"""Of the aggregator's address and secret in the attempt's store."""
+FINISHED_KEY: Final = "federated-finished"
+"""In the attempt's store once the result is stored."""
+LOOK_S: Final = 0.25
+"""Between two looks whether the aggregator is asked to leave."""
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """The beginning of a round, as silos get it."""
+
+    number: int
+    weights: Tensor
+    """float32 (elements,), as `Flat` has them."""
+    corrections: Callable[[int], Tensor] | None
+    """Of scaffold: a silo's place -> what is added to its gradients."""
+    evaluates: bool
+    """Whether silos measure the weights on their own validation samples."""
+
+
+class SiloServer:
+    """Gives silos the weights of each round, and takes their updates. All state is under one
+    lock."""
+
+    def __init__(self, collector: RoundCollector, num_silos: int, fingerprint: str) -> None:
+        """fingerprint: of the data that all ranks read."""
+        self._collector = collector
+        self._num_silos = num_silos
+        self._fingerprint = fingerprint
+        self._lock = threading.Condition()
+        self._connections: dict[int, TensorConnection] = {}
+        self._start: RoundStart | None = None
+
+    def play(self, start: RoundStart, is_asked_to_leave: Callable[[], bool]) -> Played:
+        """Have the silos play a round. LeaveRequested if this rank is to leave meanwhile."""
+        collector = self._collector
+        with self._lock:
+            self._start = start
+            collector.begin(start.number, time.monotonic())
+            self._lock.notify_all()
+            while (left_s := collector.wait_s(time.monotonic())) > 0:
+                if is_asked_to_leave():
+                    raise LeaveRequested
+                self._lock.wait(min(left_s, LOOK_S))
+            num_late = collector.num_late
+            return Played(collector.end(), num_late)
+
+    def serve(self, connection: TensorConnection) -> None:
+        """Answer one silo until it is gone."""
+        hello, _ = connection.receive()
+        silo = hello["silo"]
+        if type(silo) is not int or not 0 <= silo < self._num_silos:
+            raise ConnectionLost("a silo that the document does not name")
+        connection.send({"is_same": hello["fingerprint"] == self._fingerprint})
+        with self._lock:
+            older = self._connections.get(silo)
+            if older is not None:  # the silo's node is gone without a word
+                older.close()
+            self._connections[silo] = connection
+            self._collector.join(silo)
+        try:
+            while True:
+                start = self._next_round(silo, connection)
+                self._send_round(silo, connection, start)
+                header, payload = connection.receive()
+                self._take(silo, connection, header, payload)
+        finally:
+            self._lose(silo, connection)
+
+    def _next_round(self, silo: int, connection: TensorConnection) -> RoundStart:
+        with self._lock:
+            while self._collector.wants(silo) is None:
+                self._lock.wait(LOOK_S)
+                connection.check_open()
+            assert self._start is not None
+            return self._start
+
+    def _send_round(self, silo: int, connection: TensorConnection, start: RoundStart) -> None:
+        vectors = [start.weights]
+        if start.corrections is not None:
+            vectors.append(start.corrections(silo))
+        connection.send({"round": start.number, "evaluates": start.evaluates}, *vectors)
+
+    def _take(
+        self, silo: int, connection: TensorConnection, header: Mapping[str, Any], payload: Tensor
+    ) -> None:
+        try:
+            number, update = int(header["round"]), _update_of(header, payload)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ConnectionLost(f"a message that is no update: {error}") from None
+        with self._lock:
+            if self._connections.get(silo) is connection:
+                self._collector.take(silo, number, update)
+                self._lock.notify_all()
+
+    def _lose(self, silo: int, connection: TensorConnection) -> None:
+        with self._lock:
+            if self._connections.get(silo) is connection:
+                del self._connections[silo]
+                self._collector.lost(silo)
+                self._lock.notify_all()
+
+
+@dataclass(frozen=True)
+class Played:
+    """A round that is over."""
+
+    updates: Mapping[int, SiloUpdate]
+    """By silo, in rising order."""
+    num_late: int
+    """Silos that were there at the deadline and had not sent their updates."""
+
+
+def _update_of(header: Mapping[str, Any], payload: Tensor) -> SiloUpdate:
+    num_samples, num_steps = int(header["num_samples"]), int(header["num_steps"])
+    if num_samples < 1 or num_steps < 1:
+        raise ValueError("an update of no samples or no steps")
+    metrics = {str(name): float(value) for name, value in header["metrics"].items()}
+    json.dumps(metrics)
+    return SiloUpdate(num_samples, num_steps, payload.view(torch.float32), metrics)

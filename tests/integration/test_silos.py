@@ -1,0 +1,205 @@
+"""Federated silos on a Ray cluster: a head that aggregates, and nodes with data of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from dray import Client, errors
+from dray.views import Job, JobState
+from tests.integration.harness import (
+    RayByHand,
+    Service,
+    all_metrics,
+    assert_events_are_whole,
+    eventually,
+    step_of,
+    training_pids,
+    wait_for_step,
+)
+from tests.integration.test_cluster import HEALTH_CHECKS
+from tests.marks import SOAK
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), SOAK]
+CANARY = "Kanarie"
+NAMES = ("north", "south", "west")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By silo; names of files and folders have the canary."""
+    folder = tmp_path_factory.mktemp(CANARY)
+    digits = load_digits()
+    found = {}
+    for number, name in enumerate(NAMES):
+        path = folder / f"{CANARY}-{name}.npz"
+        images = digits.images[number::3].astype(np.float32) / 16
+        np.savez(path, x=images, y=digits.target[number::3])
+        found[name] = path.as_uri()
+    public = folder.parent / "public.npz"
+    images = digits.images[::7].astype(np.float32) / 16
+    np.savez(public, x=images, y=digits.target[::7])
+    return {**found, "public": public.as_uri()}
+
+
+@pytest.fixture(scope="module")
+def hospitals(
+    sources: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RayByHand]:
+    """The owner of the node `west` names its data there."""
+    cluster = RayByHand(
+        tmp_path_factory.mktemp("ray"),
+        environment=HEALTH_CHECKS,
+        labels={name: f"hospital={name}" for name in NAMES},
+        environments={"west": {"DRAY_SILO_SOURCE": sources["west"]}},
+    )
+    try:
+        cluster.start(*NAMES)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def client(hospitals: RayByHand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    service = Service(
+        tmp_path_factory.mktemp("service") / "home",
+        {
+            "DRAY_RAY_ADDRESS": hospitals.address,
+            "DRAY_RAY_TOKEN_FILE": str(hospitals.token_file),
+        },
+    )
+    service.start()
+    with service.client as client:
+        eventually(lambda: sum(node.accepted for node in client.cluster().nodes) == 4)
+        yield client
+    assert service.stop() == 0
+
+
+def job(sources: dict[str, str], **federated: Any) -> dict[str, Any]:
+    silos = [{"name": name, "node_labels": {"hospital": name}} for name in NAMES]
+    for silo in silos[:2]:
+        silo["source"] = sources[str(silo["name"])]
+    return {
+        "recipe": "image_classification",
+        "model": {"name": "mlp", "width": 16},
+        "data": {"source": sources["public"]},
+        "train": {"optimizer": {"name": "sgd", "lr": 0.1}},
+        "federated": {
+            "silos": silos,
+            "rounds": 60,
+            "local_epochs": 3,
+            "quorum": 2,
+            "metrics": ["train/loss", "val/accuracy"],
+            **federated,
+        },
+        "max_retries": 0,
+    }
+
+
+def everything_shown(client: Client, job_id: str) -> str:
+    found: list[Any] = [client.get(job_id), client.explain(job_id), all_metrics(client, job_id)]
+    found += [list(client.logs(job_id)), list(client.events(job_id)), client.attempts(job_id)]
+    found += [client.artifacts(job_id), client.checkpoints(job_id), client.hangs(job_id)]
+    return repr(found)
+
+
+def assert_done(client: Client, done: Job) -> None:
+    assert done.state is JobState.SUCCEEDED, done.reason
+    assert [attempt.attempt for attempt in client.attempts(done.id)] == [1]
+    assert_events_are_whole(client, done.id)
+    steps = all_metrics(client, done.id)["federated/updates"].steps
+    assert steps == list(range(1, 61)), "each round once"
+    eventually(lambda: not training_pids(done.id), within_s=60)
+
+
+def test_nothing_of_a_silos_data_is_shown_anywhere(
+    client: Client, hospitals: RayByHand, sources: dict[str, str]
+) -> None:
+    done = client.wait(client.submit(job(sources)).id, timeout_s=300)
+    assert_done(client, done)
+    shown = everything_shown(client, done.id)
+    assert CANARY not in shown
+    assert {line.rank for line in client.logs(done.id)} <= {0}
+    metrics = all_metrics(client, done.id)
+    assert metrics["silo/west/val/accuracy"].values[-1] > 0.6
+    assert set(metrics["federated/updates"].values) == {3.0}
+    session = Path(tempfile.gettempdir(), f"dray-test-{hospitals.port}", "session_latest", "logs")
+    told = [p.name for p in session.rglob("*") if p.is_file() and CANARY.encode() in p.read_bytes()]
+    assert told == [], "Ray passes on what its logs have"
+
+
+def test_an_error_in_a_silo_is_told_by_its_cause_alone(
+    client: Client, sources: dict[str, str], tmp_path: Path
+) -> None:
+    broken = tmp_path / f"{CANARY}-broken.npz"
+    broken.write_bytes(b"no arrays")
+    done = client.wait(client.submit(job({**sources, "north": broken.as_uri()})).id, timeout_s=300)
+    assert (done.state, done.reason.code) == (JobState.FAILED, "bad_data")
+    assert "error in silo north" in done.reason.message
+    assert CANARY not in everything_shown(client, done.id)
+
+
+def test_a_silo_that_is_killed_comes_back_and_the_rounds_go_on(
+    client: Client, sources: dict[str, str]
+) -> None:
+    submitted = client.submit(job(sources))
+    wait_for_step(client, submitted.id, 10)
+    os.kill(training_pids(submitted.id)[2], signal.SIGKILL)
+    done = client.wait(submitted.id, timeout_s=300)
+    assert_done(client, done)
+    updates = all_metrics(client, done.id)["federated/updates"].values
+    assert min(updates) >= 2
+    assert updates[-1] == 3, "it has come back"
+
+
+def test_an_aggregator_that_is_killed_resumes(client: Client, sources: dict[str, str]) -> None:
+    submitted = client.submit({**job(sources), "max_retries": 1})
+    wait_for_step(client, submitted.id, 10)
+    os.kill(training_pids(submitted.id)[0], signal.SIGKILL)
+    done = client.wait(submitted.id, timeout_s=300)
+    assert done.state is JobState.SUCCEEDED, done.reason
+    assert len(client.attempts(done.id)) == 2
+    assert all_metrics(client, done.id)["federated/updates"].steps == list(range(1, 61))
+
+
+def test_a_preempted_job_of_silos_resumes(client: Client, sources: dict[str, str]) -> None:
+    submitted = client.submit(job(sources))
+    wait_for_step(client, submitted.id, 10)
+    client.preempt(submitted.id)
+    done = client.wait(submitted.id, timeout_s=300)
+    assert done.state is JobState.SUCCEEDED, done.reason
+    assert len(client.attempts(done.id)) == 2
+    cancelled = client.submit(job(sources))
+    wait_for_step(client, cancelled.id, 3)
+    client.cancel(cancelled.id)
+    assert client.wait(cancelled.id, timeout_s=100).state is JobState.CANCELLED
+    eventually(lambda: not training_pids(cancelled.id), within_s=60)
+
+
+def test_a_silo_without_a_node_is_refused(client: Client, sources: dict[str, str]) -> None:
+    document = job(sources)
+    document["federated"]["silos"][1]["node_labels"] = {"hospital": "east"}
+    with pytest.raises(errors.Unsatisfiable, match="hospital=east"):
+        client.submit(document)
+
+
+def test_the_rounds_go_on_without_a_node_that_is_lost(
+    client: Client, hospitals: RayByHand, sources: dict[str, str]
+) -> None:
+    """The last one of this module: the node does not come back."""
+    submitted = client.submit(job(sources))
+    wait_for_step(client, submitted.id, 10)
+    hospitals.kill_node("south")
+    done = client.wait(submitted.id, timeout_s=300)
+    assert step_of(client, done.id) == 60
+    assert_done(client, done)
+    assert all_metrics(client, done.id)["federated/updates"].values[-1] == 2

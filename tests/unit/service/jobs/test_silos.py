@@ -1,0 +1,178 @@
+"""Federated silos: workers go to the nodes of their data, and each source to its worker alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ray_workers.node import silo_gate
+from ray_workers.shared.contracts import RankTask, Seat, Slice
+from service.cluster.port import ClusterSnapshot
+from service.db.models import JobRow
+from service.db.repositories import jobs as repository
+from service.domain.errors import DataSourceForbidden, Unsatisfiable
+from service.domain.scheduling import policy
+from service.lifecycle import claims, resizing
+from service.loops.shared import queue_view
+from service.nodes import node_table
+from tests.unit.service.helpers import Service
+from tests.wire import attempt_spec, cluster_node
+
+pytestmark = pytest.mark.anyio
+CANARIES = ("Kanarie-north", "Kanarie-south")
+NAMES = ("north", "south")
+
+
+def federated(**more: Any) -> dict[str, Any]:
+    silos = [
+        {"name": name, "node_labels": {"silo": name}, "source": f"file:///{canary}.npz"}
+        for name, canary in zip(NAMES, CANARIES, strict=True)
+    ]
+    return {"federated": {"silos": silos, "rounds": 3, **more}}
+
+
+def see(service: Service, *labels: dict[str, str], cpus: float = 2.0) -> None:
+    nodes = tuple(
+        cluster_node(f"node-{number}", {"CPU": cpus}, labels=each)
+        for number, each in enumerate(labels)
+    )
+    snapshot = ClusterSnapshot("session-1", "ray://x", "http://dash", False, nodes)
+    service.database.write_sync(lambda s: node_table.store(s, snapshot, None, service.now))
+
+
+def row_of(service: Service, job_id: str) -> JobRow:
+    found = service.database.read_sync(lambda s: repository.get(s, job_id))
+    assert found is not None
+    return found
+
+
+async def everything_shown(service: Service, job_id: str) -> str:
+    """What the API answers of a job, and what other tables and the document of an attempt have."""
+    job = await service.jobs.get(job_id)
+    page = await service.jobs.list()
+    row = row_of(service, job_id)
+    waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
+    events = await service.reading.events(job_id)
+    return repr((job, page, row.spec, waiting, events))
+
+
+async def test_a_source_is_in_no_document_and_goes_to_its_rank_alone(service: Service) -> None:
+    see(service, {}, {"silo": "north"}, {"silo": "south"})
+    job_id = await service.submit(**federated())
+    assert row_of(service, job_id).silo_sources == [f"file:///{each}.npz" for each in CANARIES]
+    assert "Kanarie" not in await everything_shown(service, job_id)
+    claimed = service.claim(job_id, workers=3)
+    assert claimed is not None
+    assert "Kanarie" not in json.dumps(dict(claimed.document))
+    slices = tuple(Slice(f"node-{number}", 1) for number in range(3))
+    attempt = attempt_spec(
+        spec=claimed.document, slices=slices, silo_sources=claimed.silo_sources, job_id=job_id
+    )
+    tasks = [RankTask.of(attempt, seat(rank)) for rank in range(3)]
+    assert "Kanarie" not in tasks[0].to_json()
+    for rank, own, other in ((1, *CANARIES), (2, *reversed(CANARIES))):
+        assert own in tasks[rank].to_json()
+        assert other not in tasks[rank].to_json()
+    assert RankTask.from_json(tasks[1].to_json()) == tasks[1]
+    assert [silo_gate.silo_of(task) and task.rank for task in tasks] == [None, 1, 2]
+
+
+def seat(rank: int) -> Seat:
+    texts = dict.fromkeys(("spool_dir", "temp_dir", "work_dir", "folders_dir", "page_prefix"), "/x")
+    numbers = dict.fromkeys(("incarnation", "local_rank", "node_rank", "generation"), 0)
+    more: dict[str, Any] = {**texts, **numbers, "local_world_size": 1, "peers": ()}
+    return Seat(rank=rank, master_addr="127.0.0.1", master_port=1, **more)
+
+
+async def test_workers_go_home_and_the_aggregator_where_no_data_are(service: Service) -> None:
+    see(service, {"silo": "south"}, {}, {"silo": "north", "rack": "a"})
+    job_id = await service.submit(**federated())
+    (decision,) = planned(service)
+    assert isinstance(decision, policy.Start)
+    assert decision.slices == (Slice("node-1", 1), Slice("node-2", 1), Slice("node-0", 1))
+    assert row_of(service, job_id).num_workers == 3
+
+
+async def test_a_silo_waits_for_its_own_node_while_others_are_free(service: Service) -> None:
+    see(service, {"silo": "south"}, {}, {"silo": "north"}, cpus=1.0)
+    await service.submit(**federated())
+    (decision,) = planned(service, taken={"node-2"})
+    assert isinstance(decision, policy.Wait)
+    assert "those of silos on the nodes of their data" in decision.reason.message
+
+
+def planned(service: Service, taken: frozenset[str] | set[str] = frozenset()) -> list[Any]:
+    def look(session: Any) -> policy.Snapshot:
+        nodes = node_table.usable(session)
+        waiting, _ = queue_view.snapshot(session, service.now)
+        nodes = tuple(
+            replace(node, available_to_us={**node.available_to_us, "CPU": 0.0})
+            if node.id in taken
+            else node
+            for node in nodes or ()
+        )
+        return policy.Snapshot(waiting, nodes, connected=True, holders=())
+
+    return list(policy.plan(service.database.read_sync(look), service.now))
+
+
+async def test_the_example_is_taken_by_a_cluster_with_its_nodes(service: Service) -> None:
+    example = Path(__file__).parents[4] / "examples" / "federated" / "silos.yaml"
+    see(service, {"hospital": "north"}, {"hospital": "south"}, {})
+    await service.submit(**yaml.safe_load(example.read_text()))
+    (decision,) = planned(service)
+    assert decision.slices == (Slice("node-2", 1), Slice("node-0", 1), Slice("node-1", 1))
+
+
+@pytest.mark.parametrize(
+    ("labels", "silo"),
+    [
+        (({}, {"silo": "north"}), 1),
+        (({}, {"silo": "south"}), 0),
+    ],
+)
+async def test_a_silo_without_a_node_is_refused_and_named(
+    service: Service, labels: Any, silo: int
+) -> None:
+    see(service, *labels)
+    with pytest.raises(Unsatisfiable) as refused:
+        await service.submit(**federated())
+    assert refused.value.pointer == f"/federated/silos/{silo}/node_labels"
+    assert f"silo={NAMES[silo]}" in str(refused.value)
+
+
+async def test_two_silos_on_one_node_need_room_for_both(service: Service) -> None:
+    both = [{"name": name, "node_labels": {"site": "a"}} for name in NAMES]
+    document = {"federated": {"silos": both, "rounds": 1}}
+    see(service, {"site": "a"}, {}, cpus=1.0)
+    with pytest.raises(Unsatisfiable, match="besides those of other silos"):
+        await service.submit(**document)
+    see(service, {"site": "a"}, {}, cpus=2.0)
+    await service.submit(**document)
+    (decision,) = planned(service)
+    assert decision.slices == (Slice("node-1", 1), Slice("node-0", 1), Slice("node-0", 1))
+
+
+async def test_a_forbidden_source_is_refused_by_its_silo(service: Service, tmp_path: Any) -> None:
+    document = federated()
+    document["federated"]["silos"][1]["source"] = "http://127.0.0.1/data.npz"
+    with pytest.raises(DataSourceForbidden) as refused:
+        await service.submit(**document)
+    assert refused.value.pointer == "/federated/silos/1/source"
+
+
+async def test_a_stored_job_gets_its_homes_back(service: Service) -> None:
+    job_id = await service.submit(**federated())
+    request = resizing.request_of(row_of(service, job_id))
+    assert request.homes == (("label:silo=north",), ("label:silo=south",))
+    wanted = claims.Wanted(job_id, 0, "default", (Slice("node-a", 3),), {"CPU": 1.0})
+    (claimed,) = service.database.write_sync(
+        lambda s: claims.claim(s, [wanted], "session-1", service.now)
+    )
+    assert claimed is not None
+    assert claimed.silo_sources == tuple(f"file:///{each}.npz" for each in CANARIES)
