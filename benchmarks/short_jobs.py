@@ -39,9 +39,10 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     taken: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as folder:
         home = Path(folder)
-        program = home / "second.py"
+        for part in ("code", "dray"):
+            (home / part).mkdir()
+        program = home / "code" / "second.py"  # its whole folder is uploaded
         program.write_text(PROGRAM)
-        (home / "dray").mkdir()
         with service(home / "dray", num_slots=NUM_SLOTS) as client:
             for number in range(num_rounds + 1):
                 wait_until_quiet(at_least_s=SETTLE_S)
