@@ -129,7 +129,7 @@ class Federation:
                 is_open=newest.is_open,
                 closes_at=newest.closes_at,
                 quorum=newest.quorum,
-                num_sent=sum(row.sent_round == newest.name for row in rows),
+                num_sent=sum(row.sent_round in _names_of_sent(newest.name) for row in rows),
             )
 
         return await self._database.read(work)
@@ -272,7 +272,10 @@ class Federation:
         def note(session: Session) -> bool:
             touch(session)
             now = self._database.time(session)
-            return repository.note_sent(session, token, _sent_name(at), sha256, now)
+            is_update = at.awaits in _SENT_IN_PARTS
+            return repository.note_sent(
+                session, token, _sent_name(at), sha256, now, is_update=is_update
+            )
 
         is_new = await self._database.write(note)
         if not is_new:  # another request came in between, or this one came before
@@ -346,6 +349,12 @@ def _is_open(at: Row[Any]) -> bool:
 def _sent_name(at: Row[Any]) -> str:
     """By which it is known what a client has sent: an update, or the answer of a phase."""
     return at.name if at.awaits == round_files.UPDATE else f"{at.name}/{at.awaits}"
+
+
+def _names_of_sent(name: str) -> set[str]:
+    """Those that say of a client that its update in the round is there."""
+    phases = (MaskingPhase.MASKED_INPUT, MaskingPhase.CONSISTENCY_CHECK, MaskingPhase.UNMASK)
+    return {name, *(f"{name}/{phase}" for phase in phases)}
 
 
 _SENT_IN_PARTS = (round_files.UPDATE, MaskingPhase.MASKED_INPUT)

@@ -26,6 +26,8 @@ def store(
         raise BadFrame("the job has no clients outside of the cluster")
     before = repository.newest_round(session, job.id)
     is_same = before is not None and (before.name, before.attempt) == (report.name, attempt.attempt)
+    # Each phase of secure aggregation has a deadline of its own.
+    is_new_phase = report.is_open and before is not None and report.awaits != before.awaits
     if report.is_open and not is_same:
         # After a restart the storage tells what has come in, and not what was begun.
         repository.forget_sent(session, job.id, report.name, report.received)
@@ -38,7 +40,7 @@ def store(
         is_open=report.is_open,
         clients=None if report.clients is None else list(report.clients),
         quorum=report.quorum,
-        closes_at=before.closes_at if is_same and before is not None else closes_at,
+        closes_at=closes_at if before is None or not is_same or is_new_phase else before.closes_at,
         num_elements=report.num_elements,
         awaits=report.awaits,
         update_bytes=report.update_bytes,

@@ -53,7 +53,8 @@ class FederatedClientRow(Base):
     joined_at: Mapped[datetime | None]
     """When the token was first used."""
     sent_round: Mapped[str | None] = mapped_column(String(64))
-    """The name of the round of its newest update."""
+    """The name of the round of its newest update; with secure aggregation, and the phase of its
+    newest answer after a slash."""
     sent_sha256: Mapped[str | None] = mapped_column(String(64))
     sent_at: Mapped[datetime | None]
     num_sent: Mapped[int]

@@ -73,22 +73,25 @@ def note_joined(session: Session, token_sha256: str, now: datetime) -> None:
 
 
 def note_sent(
-    session: Session, token_sha256: str, round_name: str, update_sha256: str, now: datetime
+    session: Session,
+    token_sha256: str,
+    sent_name: str,
+    sha256: str,
+    now: datetime,
+    *,
+    is_update: bool,
 ) -> bool:
-    """Note the update of a client in a round: its first one. False if there was one."""
+    """Note the update of a client in a round, or its answer in a phase of secure aggregation: the
+    first one. False if there was one."""
     row = FederatedClientRow
+    counted = {"sent_at": now, "num_sent": row.num_sent + 1} if is_update else {}
     query = (
         update(row)
         .where(
             row.token_sha256 == token_sha256,
-            or_(row.sent_round.is_(None), row.sent_round != round_name),
+            or_(row.sent_round.is_(None), row.sent_round != sent_name),
         )
-        .values(
-            sent_round=round_name,
-            sent_sha256=update_sha256,
-            sent_at=now,
-            num_sent=row.num_sent + 1,
-        )
+        .values(sent_round=sent_name, sent_sha256=sha256, **counted)
         .returning(row.number)
     )
     return session.scalar(query.execution_options(synchronize_session=False)) is not None

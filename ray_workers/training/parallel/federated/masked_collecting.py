@@ -114,8 +114,10 @@ class MaskedCollector(UpdateCollector):
         """Take the answers of a phase until it is over. RoundBrokenError."""
         is_first = server.expected is None
         is_long = is_first or server.phase is MaskingPhase.MASKED_INPUT
-        deadline_s = self._http.deadline_s
-        late_at = time.monotonic() + (deadline_s if is_long else min(ANSWER_S, deadline_s))
+        deadline_s = self._http.deadline_s if is_long else min(ANSWER_S, self._http.deadline_s)
+        quorum = max(server.least, self._options.least_updates if is_first else 0)
+        asking = replace(asking, quorum=quorum, deadline_s=deadline_s)
+        late_at = time.monotonic() + deadline_s
         refused: set[int] = set()
         look = partial(self._take_answers, server, asking.name, refused)
         self._report(asking)
@@ -125,7 +127,6 @@ class MaskedCollector(UpdateCollector):
             accepted = {int(name) for name in server.answered}
             asks_all = asking.clients is None or not is_first
             is_late = time.monotonic() >= late_at
-            quorum = max(server.least, self._options.least_updates if is_first else 0)
             state = Collection(asked, asks_all, quorum, accepted, refused)
             step = next_of(state, is_late=is_late)
             if step is Next.END:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from dray.requests import UpdateRequest
+from dray.secure_aggregation.messages import MaskingPhase
 from dray.views import RoundPhase
 from ray_workers.shared import round_files
 from ray_workers.shared.contracts import FrameKind
@@ -24,6 +26,12 @@ NAME = round_files.round_name(1, SHA)
 async def opened(service: Service) -> tuple[Federation, str]:
     """A job whose first round is open."""
     job_id = await service.running(federated=FEDERATED)
+    report(service, job_id)
+    return Federation(service.database, service.storage), job_id
+
+
+def report(service: Service, job_id: str, **fields: Any) -> None:
+    """Have its rank report the first round."""
     body = {
         "number": 1,
         "name": NAME,
@@ -39,9 +47,9 @@ async def opened(service: Service) -> tuple[Federation, str]:
         "received": [],
         "awaits": "update",
         "update_bytes": 4,
+        **fields,
     }
     service.report(job_id, 1, [frame(FrameKind.ROUND, body)])
-    return Federation(service.database, service.storage), job_id
 
 
 async def test_those_who_invite_at_once_get_clients_of_their_own(service: Service) -> None:
@@ -71,3 +79,23 @@ async def test_of_updates_that_come_at_once_one_counts(service: Service) -> None
     assert sum(isinstance(one, UpdateRefused) for one in sent) == 5
     (client, *_) = (await federation.clients(job_id)).items
     assert client.num_sent == 1
+
+
+async def test_of_the_answers_of_a_masked_round_one_is_the_update(service: Service) -> None:
+    """Each phase has a deadline of its own, which the end of the round leaves as it was."""
+    federation, job_id = await opened(service)
+    token = token_digest((await federation.invite(job_id, 1, by="ann")).items[0].token)
+    seen: list[tuple[int | None, int]] = []
+    closes: list[Any] = []
+    for number, phase in enumerate(list(MaskingPhase)[:-1]):
+        report(service, job_id, awaits=phase, deadline_s=100.0 + number)
+        if phase is MaskingPhase.MASKED_INPUT:
+            await federation.put_part(job_id, token, NAME, 0, bytes(4))
+        await federation.answer(job_id, token, NAME, phase, b"answer")
+        page = await federation.clients(job_id)
+        seen.append((page.num_sent, page.items[0].num_sent))
+        closes.append(page.closes_at)
+    assert seen == [(0, 0), (0, 0), (1, 1), (1, 1), (1, 1)]
+    assert closes == sorted({*closes}), "each later than the one before"
+    report(service, job_id, is_open=False)
+    assert (await federation.clients(job_id)).closes_at == closes[-1]
