@@ -17,8 +17,10 @@ def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], Cl
     """Makes the trainer of the client with a number, once the job's form is in the folder.
 
     ImportError if the packages of `dray[client]` are missing, ValueError if the data do not fit the
-    job.
+    job; if there are none, at once, since the job may begin in hours.
     """
+    if not Path(data).exists():
+        raise ValueError(f"{data}: there is no such file or folder")
 
     def make(client: int) -> ClientTrainer:
         try:

@@ -29,9 +29,11 @@ def test_clients_are_invited_listed_and_revoked(
     assert cli("federate", "revoke", job_id, "1") == f"client 1 of {job_id} revoked\n"
     cli("federate", "revoke", job_id, "1", exits=3)
     monkeypatch.setenv("DRAY_TOKEN", tokens[1])
-    cli("federate", "join", job_id, "--data", "none.csv", exits=3)
+    cli("federate", "join", job_id, "--data", str(EXAMPLE), exits=3)
     assert "the token is not one of this job's clients" in cli.err
     monkeypatch.setenv("DRAY_TOKEN", tokens[0])
+    cli("federate", "join", job_id, "--data", "none.csv", exits=2)
+    assert cli.err == "error: none.csv: there is no such file or folder\n", "the job has not begun"
     cli("ls", exits=3)
     assert "for its rounds alone" in cli.err
 
@@ -56,4 +58,5 @@ def test_a_client_of_a_job_that_is_over_ends(
     (line,) = cli("federate", "invite", job_id).splitlines()
     cli("cancel", job_id)
     monkeypatch.setenv("DRAY_TOKEN", line.split()[1])
-    assert cli("federate", "join", job_id, "--data", "x.csv", exits=1) == f"{job_id} is CANCELLED\n"
+    said = cli("federate", "join", job_id, "--data", str(EXAMPLE), exits=1)
+    assert said == f"{job_id} is CANCELLED\n"
