@@ -68,7 +68,7 @@ class RecoveryController:
         self._giving_back: asyncio.Task[None] | None = None
         self._giving_rest: asyncio.Task[None] | None = None
         self._beside: set[asyncio.Task[None]] = set()
-        """What is done for lost members while the others train on."""
+        """The work for lost members while the others train on."""
         self.taken_in = asyncio.Event()
         """Set when members have got a place that they did not have, whose ends matter from then."""
         self._recovers_in_place = spec.recovers_in_place

@@ -41,7 +41,7 @@ from service.config.home_lock import make_private
 from service.db import damage
 from service.db.clock import server_now
 from service.db.notifications import CHANNEL, PostgresListener, Signals
-from service.db.types import from_json, to_json
+from service.db.types import from_json
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
 from service.domain.meter import Meter, ServiceMetric, cells_of
@@ -157,7 +157,6 @@ class Database:
                 self.url,
                 pool_size=THREADS,
                 max_overflow=THREADS,
-                json_serializer=to_json,
                 json_deserializer=from_json,
             )
             self._read_engine = self.engine
@@ -437,7 +436,6 @@ def _sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engin
         pool_size=1 if writes else pool_size,
         max_overflow=0,
         connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
-        json_serializer=to_json,
         json_deserializer=from_json,
     )
 

@@ -31,7 +31,7 @@ from service.planning.model.cost import Machine, machine_of
 from service.planning.model.memory import pieces_of
 from service.planning.model.meshes import name_of
 from service.planning.model.shapes import Shapes, Unknown, shapes_of
-from service.planning.model.sync_choice import SyncChoice, SyncOption, choose_sync
+from service.planning.model.sync_choice import SyncCandidate, SyncChoice, choose_sync
 from service.planning.model.sync_costs import RankPaces
 from service.planning.sync_facts import Nodes, facts_of, nodes_for, paces_of
 
@@ -129,7 +129,7 @@ def _look_up(
 
 @dataclass(frozen=True)
 class _Around:
-    """What else there is to know for `sync: auto`."""
+    """The facts besides the document for `sync: auto`."""
 
     paces: RankPaces
     nodes: Nodes
@@ -159,7 +159,7 @@ def _sync_plan(choice: SyncChoice) -> views.SyncPlan:
     )
 
 
-def _sync_option(option: SyncOption) -> views.SyncOption:
+def _sync_option(option: SyncCandidate) -> views.SyncOption:
     cost = option.cost
     return views.SyncOption(
         name=option.name,

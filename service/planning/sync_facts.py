@@ -1,4 +1,4 @@
-"""What is known at a submit for the choice of `sync: auto`."""
+"""The facts that are known at a submit for the choice of `sync: auto`."""
 
 from __future__ import annotations
 

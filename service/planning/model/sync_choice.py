@@ -48,7 +48,7 @@ class SyncFacts:
 
 
 @dataclass(frozen=True)
-class SyncOption:
+class SyncCandidate:
     """One way, and the reason for it or against it."""
 
     name: str
@@ -61,9 +61,9 @@ class SyncOption:
 
 @dataclass(frozen=True)
 class SyncChoice:
-    options: tuple[SyncOption, ...]
+    options: tuple[SyncCandidate, ...]
     """All-reduce first."""
-    chosen: SyncOption
+    chosen: SyncCandidate
     facts: tuple[str, ...]
     """Sentences about what the choice went by."""
 
@@ -90,13 +90,15 @@ def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
     for cost, (found, against) in zip(costs, tried, strict=True):
         why = against or _why(cost, best, first, facts)
         options.append(
-            SyncOption(name_of_sync(_SYNC.validate_python(cost.sync)), found, cost.sync, cost, why)
+            SyncCandidate(
+                name_of_sync(_SYNC.validate_python(cost.sync)), found, cost.sync, cost, why
+            )
         )
     return SyncChoice(tuple(options), options[costs.index(best)], _sentences(facts, spec))
 
 
-def _only_all_reduce(spec: JobSpec, why: str) -> SyncOption:
-    return SyncOption(name_of_sync(None), _as_all_reduce(spec), ALL_REDUCE, None, why)
+def _only_all_reduce(spec: JobSpec, why: str) -> SyncCandidate:
+    return SyncCandidate(name_of_sync(None), _as_all_reduce(spec), ALL_REDUCE, None, why)
 
 
 def _as_all_reduce(spec: JobSpec) -> JobSpec:

@@ -40,7 +40,7 @@ class RankPaces:
 
 @dataclass(frozen=True)
 class Work:
-    """What the ranks of a job compute and send."""
+    """The computing and the sending of a job's ranks."""
 
     num_ranks: int
     weights_bytes: float

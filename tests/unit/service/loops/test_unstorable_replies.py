@@ -42,7 +42,7 @@ async def test_a_job_that_spoilt_its_log_folder_is_cancelled_and_its_slots_go_to
 ) -> None:
     async def spoils(rank: FakeRank) -> None:
         logs = tmp_path / "storage" / attempt_prefix(rank.job_id, rank.attempt) / "logs"
-        logs.parent.mkdir(parents=True)
+        logs.parent.mkdir(parents=True, exist_ok=True)
         logs.touch()
         for number in range(8):
             rank.print(f"{number} " + "x" * 30_000)
