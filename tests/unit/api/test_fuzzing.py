@@ -39,6 +39,7 @@ WITH_MORE_RULES = (
     *("POST /v1/jobs", "POST /v1/plan", "POST /v1/code", "POST /v1/code/parts"),
     "PATCH /v1/jobs/{job_id}/annotations",
     "POST /v1/jobs/{job_id}/downloads",
+    "POST /v1/jobs/{job_id}/clients",  # to a schema 3.0 is an integer
     *("POST /v1/webhooks", "PATCH /v1/webhooks/{webhook_id}"),
     *("PATCH /v1/jobs/{job_id}", "PUT /v1/queues/{name}", "PATCH /v1/queues/{name}"),
 )

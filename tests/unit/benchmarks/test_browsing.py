@@ -72,7 +72,10 @@ def test_runs_of_mlflow_are_copied_with_all_that_they_have(tmp_path: Path) -> No
 def test_imitated_pages_ask_as_often_as_the_page() -> None:
     job = (FOLDER / "views/job.js").read_text() + (FOLDER / "views/job/annotations.js").read_text()
     seldom = re.search(r"SELDOM_MS = (\d+);", job)
+    running = re.search(r"RUNNING_MS = (\d+);", job)
     assert seldom
+    assert running
+    job = re.sub(r"job\.data\?\.state === 'running' \? RUNNING_MS : \d+", running[1], job)
     text = job.replace("SELDOM_MS", seldom[1]).replace("usePoll(path", "usePoll(`x/annotations`")
     polls = re.findall(r"usePoll\(`[^`]*?(/\w+|)`, \{\}, ([1-9]\d+)\)", text)
     found = {part if part != "/${jobId}" else "": int(ms) / 1000 for part, ms in polls}
