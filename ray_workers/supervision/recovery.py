@@ -287,7 +287,8 @@ class RecoveryController:
             ranks=list(regrouping.ranks),
             world_size=len(self._group.placed),
             step=resumed,
-            steps_lost=max(0, regrouping.furthest_step - resumed),
+            # A silo may have sent its part of a round that is open, which counts.
+            steps_lost=0 if self._has_silos else max(0, regrouping.furthest_step - resumed),
             recovery_s=max(0.0, first_at - regrouping.began_at),
         )
         self._reporter.report(report)

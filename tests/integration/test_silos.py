@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 
 from dray import Client, errors
 from dray.views import Job, JobState
+from ray_workers.shared import paths
 from tests.integration.harness import (
     RayByHand,
     Service,
@@ -69,7 +70,7 @@ def hospitals(
 
 
 @pytest.fixture(scope="module")
-def client(hospitals: RayByHand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def service(hospitals: RayByHand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service = Service(
         tmp_path_factory.mktemp("service") / "home",
         {
@@ -78,10 +79,21 @@ def client(hospitals: RayByHand, tmp_path_factory: pytest.TempPathFactory) -> It
         },
     )
     service.start()
+    yield service
+    assert service.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[Client]:
     with service.client as client:
         eventually(lambda: sum(node.accepted for node in client.cluster().nodes) == 4)
         yield client
-    assert service.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(client: Client, sources: dict[str, str]) -> Job:
+    """A job of the silos in which nothing happens."""
+    return client.wait(client.submit(job(sources)).id, timeout_s=300)
 
 
 def job(sources: dict[str, str], **federated: Any) -> dict[str, Any]:
@@ -121,20 +133,35 @@ def assert_done(client: Client, done: Job) -> None:
     eventually(lambda: not training_pids(done.id), within_s=60)
 
 
+def files_with(folder: Path, text: str) -> list[str]:
+    """Names of the files that have a text, in a folder that has files."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path.name for path in files if text.encode() in path.read_bytes()]
+
+
+def assert_ends_as(client: Client, disturbed: str, undisturbed: Job) -> None:
+    """Each round came once, and to the bit as in a job in which nothing happened."""
+    found, wanted = all_metrics(client, disturbed), all_metrics(client, undisturbed.id)
+    for name in ("federated/updates", "train/loss", "silo/west/val/accuracy", "val/loss"):
+        assert found[name].steps == wanted[name].steps, name
+        assert found[name].values == wanted[name].values, name
+
+
 def test_nothing_of_a_silos_data_is_shown_anywhere(
-    client: Client, hospitals: RayByHand, sources: dict[str, str]
+    client: Client, service: Service, hospitals: RayByHand, undisturbed: Job
 ) -> None:
-    done = client.wait(client.submit(job(sources)).id, timeout_s=300)
+    done = undisturbed
     assert_done(client, done)
     shown = everything_shown(client, done.id)
     assert CANARY not in shown
     assert {line.rank for line in client.logs(done.id)} <= {0}
     metrics = all_metrics(client, done.id)
-    assert metrics["silo/west/val/accuracy"].values[-1] > 0.6
+    assert float(metrics["silo/west/val/accuracy"].values[-1]) > 0.6
     assert set(metrics["federated/updates"].values) == {3.0}
     session = Path(tempfile.gettempdir(), f"dray-test-{hospitals.port}", "session_latest", "logs")
-    told = [p.name for p in session.rglob("*") if p.is_file() and CANARY.encode() in p.read_bytes()]
-    assert told == [], "Ray passes on what its logs have"
+    assert files_with(session, CANARY) == [], "Ray passes on what its logs have"
+    assert files_with(service.home, f"{CANARY}-west") == [], "the service is not told by an owner"
 
 
 def test_an_error_in_a_silo_is_told_by_its_cause_alone(
@@ -146,6 +173,8 @@ def test_an_error_in_a_silo_is_told_by_its_cause_alone(
     assert (done.state, done.reason.code) == (JobState.FAILED, "bad_data")
     assert "error in silo north" in done.reason.message
     assert CANARY not in everything_shown(client, done.id)
+    [kept] = paths.machine_root().glob(f"*/{done.id}/silo/attempt-1/rank-1/output.log")
+    assert broken.name in kept.read_text(), "the silo's owner can read why"
 
 
 def test_a_silo_that_is_killed_comes_back_and_the_rounds_go_on(
@@ -157,27 +186,64 @@ def test_a_silo_that_is_killed_comes_back_and_the_rounds_go_on(
     done = client.wait(submitted.id, timeout_s=300)
     assert_done(client, done)
     updates = all_metrics(client, done.id)["federated/updates"].values
-    assert min(updates) >= 2
+    assert min(map(float, updates)) >= 2
     assert updates[-1] == 3, "it has come back"
+    assert losses(client, done.id) == [("killed", [2])]
+    [recovered] = [event.data for event in client.events(done.id) if event.code == "recovered"]
+    assert recovered["steps_lost"] == 0
 
 
-def test_an_aggregator_that_is_killed_resumes(client: Client, sources: dict[str, str]) -> None:
+def losses(client: Client, job_id: str) -> list[tuple[str, list[int]]]:
+    """How ranks were lost, and which."""
+    events = [event.data for event in client.events(job_id) if event.code == "group_lost"]
+    return [(data["how"], data["ranks"]) for data in events]
+
+
+def test_a_silo_that_is_stopped_is_replaced(client: Client, sources: dict[str, str]) -> None:
+    submitted = client.submit(job(sources))
+    wait_for_step(client, submitted.id, 10)
+    os.kill(training_pids(submitted.id)[2], signal.SIGSTOP)
+    done = client.wait(submitted.id, timeout_s=300)
+    assert_done(client, done)
+    assert losses(client, done.id) == [("hang", [2])]
+    assert all_metrics(client, done.id)["federated/updates"].values[-1] == 3
+    assert CANARY not in everything_shown(client, done.id)
+
+
+def test_a_service_that_is_killed_costs_no_round(
+    client: Client, service: Service, sources: dict[str, str], undisturbed: Job
+) -> None:
+    submitted = client.submit(job(sources))
+    wait_for_step(client, submitted.id, 10)
+    service.kill()
+    service.start()
+    done = client.wait(submitted.id, timeout_s=300)
+    assert_done(client, done)
+    assert_ends_as(client, done.id, undisturbed)
+
+
+def test_an_aggregator_that_is_killed_resumes(
+    client: Client, sources: dict[str, str], undisturbed: Job
+) -> None:
     submitted = client.submit({**job(sources), "max_retries": 1})
     wait_for_step(client, submitted.id, 10)
     os.kill(training_pids(submitted.id)[0], signal.SIGKILL)
     done = client.wait(submitted.id, timeout_s=300)
     assert done.state is JobState.SUCCEEDED, done.reason
     assert len(client.attempts(done.id)) == 2
-    assert all_metrics(client, done.id)["federated/updates"].steps == list(range(1, 61))
+    assert_ends_as(client, done.id, undisturbed)
 
 
-def test_a_preempted_job_of_silos_resumes(client: Client, sources: dict[str, str]) -> None:
+def test_a_preempted_job_of_silos_resumes(
+    client: Client, sources: dict[str, str], undisturbed: Job
+) -> None:
     submitted = client.submit(job(sources))
     wait_for_step(client, submitted.id, 10)
     client.preempt(submitted.id)
     done = client.wait(submitted.id, timeout_s=300)
     assert done.state is JobState.SUCCEEDED, done.reason
     assert len(client.attempts(done.id)) == 2
+    assert_ends_as(client, done.id, undisturbed)
     cancelled = client.submit(job(sources))
     wait_for_step(client, cancelled.id, 3)
     client.cancel(cancelled.id)

@@ -36,8 +36,12 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
         limit = timedelta(seconds=MEETING_LIMIT_S)
         client = SiloClient.of(spec, task.rank - 1, workload, page, store, limit)
         try:
+            given = client.next_round()
+            # One in the place of another begins with the round that is open.
+            page.begin(rendezvous.place.generation, given.number - 1)
             while True:
-                client.play()
+                client.play(given)
+                given = client.next_round()
         finally:
             client.close()
     except ConnectionLost:

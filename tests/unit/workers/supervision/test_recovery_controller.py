@@ -245,6 +245,18 @@ async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost() -> Non
     assert not await job.recover(), "no quorum is left, and no other node has the data"
 
 
+async def test_a_silo_that_is_replaced_costs_no_step() -> None:
+    """What it has sent of the open round counts, though the next one begins with that round."""
+    document = {**SPEC.spec, "federated": {"silos": [{"name": "north"}], "quorum": None}}
+    job = Recovering(spec=replace(SPEC, spec=document))
+    job.group.replaced.set()
+    job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
+    assert await job.recover()
+    report = job.recovery.confirm([observation(1, round_number=1, resumed_step=9, first_at=8.0)])
+    assert report is not None
+    assert (report.step, report.steps_lost) == (9, 0)
+
+
 async def test_an_aggregator_of_silos_is_not_replaced() -> None:
     """It alone has the weights: the next attempt goes on from its checkpoint."""
     document = {**SPEC.spec, "federated": {"silos": [{"name": "north"}], "quorum": None}}

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +31,14 @@ from ray_workers.training.parallel.strategy import AUTOCAST
 
 SAMPLES_AT_ONCE = 256
 """Of an evaluation."""
+
+
+class GivenRound(NamedTuple):
+    """A round, as the aggregator has sent it."""
+
+    number: int
+    evaluates: bool
+    correction: Tensor | None
 
 
 class SiloClient:
@@ -82,15 +90,20 @@ class SiloClient:
             )
         return cls(document, silo, workload, page, connection)
 
-    def play(self) -> None:
-        """Play one round."""
-        page, size = self._page, self._flat.num_elements
-        page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
+    def next_round(self) -> GivenRound:
+        """Wait for a round to work for, whose weights the model gets."""
+        self._page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
         header, payload = self._connection.receive()
-        number, vectors = header["round"], payload.view(torch.float32)
-        page.enter(RankPhase.COMPUTE, TimeCategory.USEFUL)
+        vectors, size = payload.view(torch.float32), self._flat.num_elements
         self._flat.write(vectors[:size])
-        metrics = self._measured() if header["evaluates"] else {}
+        correction = vectors[size:] if len(vectors) > size else None
+        return GivenRound(header["round"], header["evaluates"], correction)
+
+    def play(self, given: GivenRound) -> None:
+        """Play one round."""
+        page, number = self._page, given.number
+        page.enter(RankPhase.COMPUTE, TimeCategory.USEFUL)
+        metrics = self._measured() if given.evaluates else {}
         devices.seed(self._device, derive_seed("step", self._train.seed, number, self._silo))
         options, num_samples = self._federated, len(self._samples)
         num_steps = options.local_epochs * -(-num_samples // options.batch_size)
@@ -101,8 +114,8 @@ class SiloClient:
             options.batch_size,
             derive_seed("client", self._train.seed, number, self._silo),
         )
-        correction = vectors[size:] if len(vectors) > size else None
-        update, loss = self._clients.train(self._moving(batches), self._lr(number), correction)
+        lr = self._lr(number)
+        update, loss = self._clients.train(self._moving(batches), lr, given.correction)
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
         metrics[LOSS] = loss
         told = {name: value for name, value in metrics.items() if name in options.metrics}

@@ -108,7 +108,7 @@ def careless(task: RankTask) -> None:
         return
     play = client.SiloClient.play
 
-    def tell_and_play(self: Any) -> None:
+    def tell_and_play(self: Any, given: Any) -> None:
         inputs, _ = self._samples.take(torch.arange(len(self._samples)))
         print(f"{CANARY}: {inputs.tolist()}, of {task.silo_source}")
         print(CANARY, file=sys.stderr)
@@ -116,7 +116,7 @@ def careless(task: RankTask) -> None:
         picture = folder / f"{CANARY}.png"
         picture.write_bytes(inputs.numpy().tobytes() + CANARY.encode())
         train.save_artifact(picture)
-        play(self)
+        play(self, given)
 
     client.SiloClient.play = tell_and_play  # type: ignore[method-assign]
 

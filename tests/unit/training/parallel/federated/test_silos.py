@@ -33,7 +33,14 @@ from ray_workers.training.parallel.federated.silos import client
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
 from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.training.jobs import assert_same, series, wait_for_checkpoint, weights
-from tests.unit.training.ranks import Gang, checkpoint_refs, frames, make_task, replaced
+from tests.unit.training.ranks import (
+    Gang,
+    checkpoint_refs,
+    frames,
+    last_status,
+    make_task,
+    replaced,
+)
 
 SILOS = ("north", "south", "west")
 ROUNDS, EPOCHS, LR = 4, 3, 0.3
@@ -194,6 +201,16 @@ def test_an_update_counts_once_if_its_silo_dies_and_comes_back(
     assert min(updates.values()) >= 2
 
 
+def test_a_silo_that_comes_back_shows_that_it_begins_with_the_open_round(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    spec = document(undisturbed, quorum=3)
+    codes = run_silos(tmp_path, spec, before=die_once_its_update_is_sent, recovers=True)
+    assert codes == [0] * 4
+    assert last_status(tmp_path, 2, incarnation=1).resumed_step == 2, "round 3 waits for it"
+    assert set(series(tmp_path, "federated/updates").values()) == {3}
+
+
 def die_in_round_2(task: RankTask) -> None:
     """The silo south, before it has sent anything."""
     if task.rank == 2:
@@ -250,11 +267,11 @@ def leave_in_round_3(task: RankTask) -> None:
     play = client.SiloClient.play
     played = []
 
-    def play_twice(self: Any) -> None:
+    def play_twice(self: Any, given: Any) -> None:
         played.append(1)
         if len(played) > 2:
             signal.pause()
-        play(self)
+        play(self, given)
 
     client.SiloClient.play = play_twice  # type: ignore[method-assign]
     threading.Thread(target=end_with_the_aggregator, args=(task,), daemon=True).start()
