@@ -365,7 +365,7 @@ class SimAttempt:
             phase_times=dict(self.phase_times),
             frames=frames,
             more=more,
-            outcome=None if frames else self.outcome,
+            outcome=None if more else self.outcome,
             silent=(),
         )
 
