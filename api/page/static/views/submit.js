@@ -203,7 +203,7 @@ function Editor({ text, setText, wrongLine, schema, element }) {
       <div class="gutter" ref=${gutter} aria-hidden="true">${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${n + 1 === wrongLine ? 'wrong' : ''}>${n + 1}</span>`)}</div>
       <textarea ref=${element} value=${text} spellcheck=${false} autocapitalize="off" autocomplete="off" aria-label="Job document, in JSON" aria-invalid=${Boolean(wrongLine)}
         aria-controls=${offers ? 'offers' : undefined} aria-activedescendant=${offers ? `offer-${offers.chosen}` : undefined}
-        onInput=${(event) => { setOffers(null); setText(event.target.value); }} onKeyDown=${key} onScroll=${(event) => { gutter.current.scrollTop = event.target.scrollTop; }} onBlur=${() => setTimeout(() => setOffers(null), 150)}></textarea>
+        onInput=${(event) => { setOffers(null); setText(event.target.value); }} onKeyDown=${key} onScroll=${(event) => { if (gutter.current) gutter.current.scrollTop = event.target.scrollTop; }} onBlur=${() => setTimeout(() => setOffers(null), 150)}></textarea>
     </div>
     ${offers && html`<ul class="offers" id="offers" role="listbox" aria-label="Fields">${offers.fields.map(({ name, description }, n) => html`<li key=${name} id=${`offer-${n}`} role="option" aria-selected=${n === offers.chosen}
       onMouseDown=${(event) => { event.preventDefault(); take(name); }}><code>${name}</code> <span class="soft">${description.split('\n')[0]}</span></li>`)}</ul>`}</div>`;

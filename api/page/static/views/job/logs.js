@@ -51,8 +51,8 @@ export function Logs({ job }) {
     setFollow(false);
     box.current.scrollTop = hits[next] * LINE - box.current.clientHeight / 2;
   };
-  const scrolled = () => {
-    const { scrollTop, scrollHeight, clientHeight } = box.current;
+  const scrolled = (event) => { // it may come when the box has left the page
+    const { scrollTop, scrollHeight, clientHeight } = event.currentTarget;
     if (follow && scrollHeight - scrollTop - clientHeight > 3 * LINE) setFollow(false);
   };
   const ranks = Array.from({ length: job.world_size }, (_, n) => n);
