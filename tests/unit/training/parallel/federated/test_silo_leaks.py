@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,10 @@ def careless(task: RankTask) -> None:
 
     socket.socket = Recorded  # type: ignore[misc]
     if task.rank == 0:
-        (folder / "others").write_bytes(
+        (folder / "begun").write_bytes(
             Path("/proc/self/environ").read_bytes() + repr(dict(os.environ)).encode()
         )
+        (folder / "begun").rename(folder / "others")
         return
     play = client.SiloClient.play
 
@@ -171,6 +173,9 @@ class Home:
                 process.join(DEADLINE_S)
             if not is_broken:
                 gang.processes[0].join(DEADLINE_S)
+            deadline = time.monotonic() + DEADLINE_S
+            while not (self.path / "tmp" / "others").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)  # the aggregator may begin after the silos have ended
         finally:
             gang.kill()
         told += [path.read_bytes() for path in (self.path / "tmp").glob("sent-*")]
