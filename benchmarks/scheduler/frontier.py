@@ -1,4 +1,4 @@
-"""What a better worst 1% of the replayed jobs costs the average: rules that were weighed."""
+"""The average that a better worst 1% of the replayed jobs costs: rules that were weighed."""
 
 from __future__ import annotations
 

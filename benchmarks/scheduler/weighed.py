@@ -58,7 +58,7 @@ class WeighedPolicy(DefaultPolicy):
         self._rule = rule
 
     def _plan(self, jobs: Sequence[ReplayedJob], held: Held, now: float) -> list[policy.Decision]:
-        """What starts, and what leaves. Once nothing leaves, one gang may fill idle slots: those
+        """The starts and the leaves. Once nothing leaves, one gang may fill idle slots: those
         whose place it takes are gone from `held` at once."""
         plan = _Plan(self._rule, jobs, held, self._standings(jobs, now), self._may_leave(jobs, now))
         plan.serve()

@@ -46,7 +46,7 @@ class KeyValueShard:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
 
     def init(self, key: str, value: Tensor) -> None:
-        """The first value of a key counts, whoever gives it."""
+        """The first value of a key counts, of any rank."""
         self._values.setdefault(key, value.clone())
 
     def set_optimizer(self, name: str, options: Mapping[str, Any]) -> None:

@@ -222,7 +222,7 @@ def _state_query() -> Select[Any]:
 
 
 def unstored(**columns: Any) -> JobRow:
-    """An object of these columns, to be read: it is in no session, so nobody is told of each."""
+    """An object of these columns, to be read: it is in no session, and calls no listener."""
     row = JobRow()
     vars(row).update(columns)
     return row

@@ -1,4 +1,4 @@
-"""The result is the sum of the survivors' updates, whoever is lost and when."""
+"""The result is the sum of the survivors' updates, for any clients that are lost at any time."""
 
 from __future__ import annotations
 

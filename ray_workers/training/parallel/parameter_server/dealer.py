@@ -109,7 +109,7 @@ class SynchronousDealer(Dealer):
 
 
 class SharedDealer(Dealer):
-    """Each batch goes to one worker: whoever is free takes the next.
+    """Each batch goes to one worker: the first that is free takes the next.
 
     With a bound on the staleness, a worker that has done more than so many batches more than the
     slowest one waits for it (Ho et al. 2013, Stale Synchronous Parallel). The counts are the

@@ -35,7 +35,7 @@ from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyC
 
 
 class WorkerGradients(GradientEngine):
-    """Computes the gradient of this worker's samples, and tells of its staleness."""
+    """Computes the gradient of this worker's samples, and reports its staleness."""
 
     loss = 0.0
     """Of the samples, weighted as the gradient is."""

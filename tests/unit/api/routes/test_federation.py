@@ -122,7 +122,7 @@ class Federated:
         return self.client(token, "POST", f"/rounds/{name}/update", json={**SAID, **said})
 
     def sent(self, name: str) -> dict[int, SentUpdate]:
-        """What the rank finds in the storage."""
+        """The part of a round that the rank finds in the storage."""
         prefix = f"{round_files.rounds_prefix(self.job_id)}/{name}/{round_files.UPDATES}"
         storage = self.server.hands.storage
         found = [

@@ -52,7 +52,7 @@ def row_of(service: Service, job_id: str) -> JobRow:
 
 
 async def everything_shown(service: Service, job_id: str) -> str:
-    """What the API answers of a job, and what other tables and the document of an attempt have."""
+    """The answers of the API about a job, and the rows and the document of its attempt."""
     job = await service.jobs.get(job_id)
     page = await service.jobs.list()
     row = row_of(service, job_id)

@@ -1,4 +1,4 @@
-"""What the plan sees of the nodes, from round to round."""
+"""The nodes as the plan sees them, from round to round."""
 
 from __future__ import annotations
 
