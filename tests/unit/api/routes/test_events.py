@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sqlalchemy.orm import Session
 
-from api.routes import events as events_route
+from api.routes.reports import events as events_route
 from service.db.repositories import jobs as repository
 from service.domain.errors import DatabaseUnavailable
 from service.lifecycle.transitions import remark

@@ -17,7 +17,7 @@ from api.http.caching import fresh
 from api.http.downloads import BINARY, DOWNLOAD, attachment, download
 from api.openapi import json_body
 from api.problems import declare
-from api.routes import artifacts, checkpoints
+from api.routes.reports import artifacts, checkpoints
 from dray import views
 from dray.requests import DownloadRequest, LogRequest
 from service.jobs.downloads import no_such_link
