@@ -33,9 +33,9 @@ from service.db.migrate import migrate
 from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import cluster as repository
-from service.db.repositories import document_values
 from service.db.repositories import storage as storage_repository
+from service.db.repositories.catalog import document_values
+from service.db.repositories.scheduling import cluster as repository
 from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
 from service.domain.tracking.document_values import defaults

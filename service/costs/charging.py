@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from service.db.models import AttemptCostRow, AttemptRow, JobRow
-from service.db.repositories import costs as repository
+from service.db.repositories.scheduling import costs as repository
 from service.domain.costs.prices import Prices, cost_of
 from service.lifecycle import held_slots
 

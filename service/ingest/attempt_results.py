@@ -20,10 +20,10 @@ from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome, Phase
 from service.costs import charging
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import chunks as chunks_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
+from service.db.repositories.telemetry import chunks as chunks_repository
 from service.db.session import measure, notify, touch
 from service.domain import meter
 from service.domain.attempts import ledger

@@ -16,11 +16,11 @@ from dray.views import JobState
 from service.checkpoints import init_from
 from service.config.settings import Settings
 from service.db.models import JobRow
-from service.db.repositories import arrays as repository
-from service.db.repositories import document_values
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import sweeps as sweeps_repository
 from service.db.repositories.bulk import CHUNK, in_chunks
+from service.db.repositories.catalog import document_values
+from service.db.repositories.submission import arrays as repository
+from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.documents import MAX_SEED

@@ -15,11 +15,11 @@ from service.config.settings import Settings
 from service.db.models import AttemptRow, CheckpointRow
 from service.db.notifications import Signals
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import cluster as cluster_repository
-from service.db.repositories import costs as costs_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories import storage as storage_repository
+from service.db.repositories.scheduling import cluster as cluster_repository
+from service.db.repositories.scheduling import costs as costs_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.attempts.lineage import NO_END

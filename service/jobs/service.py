@@ -21,10 +21,10 @@ from service.config.node_types import LABEL
 from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.notifications import SUBMITTED, Signals, events_of
-from service.db.repositories import arrays as arrays_repository
-from service.db.repositories import code as code_repository
-from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import jobs as repository
+from service.db.repositories.submission import arrays as arrays_repository
+from service.db.repositories.submission import code as code_repository
+from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain.errors import (

@@ -22,10 +22,10 @@ from service.checkpoints import init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.db.models import CodeRow
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import cluster as cluster_repository
-from service.db.repositories import code as code_repository
 from service.db.repositories import jobs as repository
-from service.db.repositories import sweeps as sweeps_repository
+from service.db.repositories.scheduling import cluster as cluster_repository
+from service.db.repositories.submission import code as code_repository
+from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import measure
 from service.domain import meter
 from service.domain.attempts.retries import ROLLBACK_FACTOR

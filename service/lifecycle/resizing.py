@@ -21,9 +21,9 @@ from ray_workers.shared.contracts import Grant, Phase, Recall, Slice
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
+from service.db.repositories.scheduling import cluster as cluster_repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic import resizing as rules

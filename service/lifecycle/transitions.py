@@ -16,10 +16,10 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db.models import JobRow
 from service.db.notifications import QUEUE, events_of
-from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
+from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.limits import BUDGET_USED_UP, HELD

@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.views import JobState
 from service.db.models import JobRow
-from service.db.repositories import forecasts as repository
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import queues as queues_repository
+from service.db.repositories.scheduling import forecasts as repository
+from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.counterfactuals import Choices, Counterfactual, JobQuestions

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from sqlalchemy.orm import Session
 
 from dray import views
-from service.db.repositories import queues as repository
+from service.db.repositories.scheduling import queues as repository
 from service.domain.scheduling.placement.slots import amounts
 from service.domain.scheduling.rules.queues import Queue
 

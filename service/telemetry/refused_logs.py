@@ -13,8 +13,8 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from service.db.models import JobRow, LogChunkRow
-from service.db.repositories import chunks as repository
 from service.db.repositories import jobs as jobs_repository
+from service.db.repositories.telemetry import chunks as repository
 from service.db.session import touch
 from service.domain.errors import StorageUnavailable
 from service.lifecycle.transitions import remark

@@ -12,9 +12,10 @@ from dray import views
 from dray.requests import MAX_TAGS, AnnotationRequest
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import metric_summaries, mlflow_exports
-from service.db.repositories import tracking as repository
-from service.db.repositories.metric_summaries import MetricSummary
+from service.db.repositories.catalog import mlflow_exports
+from service.db.repositories.catalog import tracking as repository
+from service.db.repositories.telemetry import metric_summaries
+from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.db.session import Database, touch
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor

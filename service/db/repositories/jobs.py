@@ -33,8 +33,10 @@ from service.db.models import (
     JobRow,
     JobTagRow,
 )
-from service.db.repositories import attempts, document_values, sweeps
+from service.db.repositories import attempts
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
+from service.db.repositories.catalog import document_values
+from service.db.repositories.submission import sweeps
 
 
 def get(session: Session, job_id: str) -> JobRow | None:

@@ -26,9 +26,9 @@ from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.spending import UsedUpBudgets
 from service.db.notifications import QUEUE, SUBMITTED, Signals
-from service.db.repositories import queues as queues_repository
 from service.db.repositories import surroundings
 from service.db.repositories.bulk import in_chunks
+from service.db.repositories.scheduling import queues as queues_repository
 from service.db.session import touch
 from service.domain import meter
 from service.domain.scheduling import policy

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from ray_workers.shared.contracts import Drill, DrillKind, Grant, Recall, Slice
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
+from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency

@@ -23,7 +23,7 @@ from service.db import session as db_session
 from service.db.migrate import SchemaTooNew, migrate
 from service.db.models import Base, DeploymentRow
 from service.db.notifications import Signals
-from service.db.repositories.cluster import ensure_deployment
+from service.db.repositories.scheduling.cluster import ensure_deployment
 from service.db.session import Database, normalise_url, notify
 from service.db.types import from_json
 from service.domain.errors import DatabaseUnavailable

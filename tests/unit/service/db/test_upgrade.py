@@ -24,8 +24,8 @@ from ray_workers.shared.quarantine import Quarantined
 from service.checkpoints.init_from import InitFromCheckpoint
 from service.db import models
 from service.db.migrate import MIGRATIONS, alembic_config, migrate
-from service.db.repositories import leases
 from service.db.repositories.bulk import table_of
+from service.db.repositories.scheduling import leases
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS, pack, summarise
 from service.domain.series_rows import pack_row

@@ -12,7 +12,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import FrameKind
 from service.cluster.port import ClusterUnavailable
 from service.config import node_types
-from service.db.repositories import cluster as repository
+from service.db.repositories.scheduling import cluster as repository
 from service.domain.errors import Unsatisfiable
 from service.loops.scheduling.autoscaler import Autoscaler
 from service.runtime import Runtime

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.orm import Session
 
-from service.db.repositories import leases as repository
+from service.db.repositories.scheduling import leases as repository
 from service.db.session import Database
 from service.domain import leases
 from service.domain.leases import Lease

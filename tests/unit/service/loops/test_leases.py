@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from ray_workers.shared.contracts import AttemptSpec
 from service.db.models import AttemptRow
-from service.db.repositories import leases as repository
+from service.db.repositories.scheduling import leases as repository
 from service.db.session import Database
 from service.domain.attempts import retries
 from service.domain.errors import DatabaseUnavailable

@@ -15,7 +15,7 @@ from dray.requests import QueueChangeRequest, QueueRequest
 from ray_workers.shared.contracts import Cause
 from service.cluster.port import ClusterSnapshot
 from service.db.notifications import QUEUE
-from service.db.repositories import queues as repository
+from service.db.repositories.scheduling import queues as repository
 from service.db.session import Database
 from service.domain.errors import (
     DomainError,

@@ -30,7 +30,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, aliased
 
 from service.db.models import DocumentValueRow, JobLabelRow, JobRow, JobTagRow, MetricSummaryRow
-from service.db.repositories.document_values import SHARES
+from service.db.repositories.catalog.document_values import SHARES
 from service.domain.errors import InvalidSearch
 from service.domain.ids import ids_since, ids_up_to, last_id
 from service.domain.tracking.document_values import ABSENT, DEFAULTS, StoredValue, stored

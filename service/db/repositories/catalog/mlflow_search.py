@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import JobAnnotationRow, JobLabelRow, JobRow, JobTagRow
-from service.db.repositories.search import limited
+from service.db.repositories.catalog.search import limited
 from service.domain.tracking.mlflow_search import Condition, Entity, Ordering
 
 

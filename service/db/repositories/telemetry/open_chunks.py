@@ -11,7 +11,7 @@ from sqlalchemy import BindParameter, Select, Update, bindparam, insert, select,
 from sqlalchemy.orm import Session
 
 from service.db.models import MetricChunkRow
-from service.db.repositories.chunks import batches
+from service.db.repositories.telemetry.chunks import batches
 
 _TABLE = MetricChunkRow.metadata.tables[MetricChunkRow.__tablename__]
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.db.models import SystemMetricsRow
 from service.db.repositories.bulk import table_of
-from service.db.repositories.chunks import batches
+from service.db.repositories.telemetry.chunks import batches
 
 _TABLE = table_of(SystemMetricsRow)
 _C = _TABLE.c

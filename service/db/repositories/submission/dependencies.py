@@ -22,8 +22,8 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import JobDependencyRow, JobRow
-from service.db.repositories.arrays import by_unit
 from service.db.repositories.bulk import CHUNK, in_chunks
+from service.db.repositories.submission.arrays import by_unit
 from service.domain.states import STOPPED_EARLY
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow
-from service.db.repositories import search
+from service.db.repositories.catalog import search
 from service.domain.ids import ids_since, ids_up_to, last_id
 from service.domain.tracking.search import SearchNode
 
