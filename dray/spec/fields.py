@@ -18,8 +18,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dray import units
-from dray.names import unfit
+from dray.input import units
+from dray.input.names import unfit
 
 MAX_STEPS = 10**12
 TAG_FIELDS = ("name", "kind")

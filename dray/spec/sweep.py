@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from dray.names import unfit
+from dray.input.names import unfit
 from dray.spec.fields import MAX_STEPS, Document, Int, wrong
 from dray.spec.metrics import MetricKey
 from dray.spec.recipes import MINIMISED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from dray.validation import nearest
+from dray.input.validation import nearest
 from service.db.repositories.scheduling import queues as repository
 from service.domain.errors import PriorityTooHigh, QueueFull, UnknownQueue, Unsatisfiable
 from service.domain.scheduling.placement.slots import Request

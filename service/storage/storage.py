@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 import fsspec
 
-from dray.names import unfit
+from dray.input.names import unfit
 from service.domain.errors import FolderSpoilt, StorageUnavailable
 
 OF_THE_PATH = frozenset(

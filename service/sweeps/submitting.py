@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from dray.input.validation import Fault, check
 from dray.spec import JobSpec, Sweep
-from dray.validation import Fault, check
 from service.db.models import SweepRow
 from service.db.repositories.submission import sweeps as repository
 from service.domain.errors import InvalidTrial, SamplerUnavailable

@@ -13,9 +13,9 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy.orm import Session
 
+from dray.input.validation import Fault, check
 from dray.spec import Sweep
 from dray.spec.sweep import with_values
-from dray.validation import Fault, check
 from dray.views import JobState
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as jobs_repository

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from dray.input.validation import Fault, check_as
 from dray.spec import AutoSync, JobSpec, Sync
-from dray.validation import Fault, check_as
 from service.domain.topologies import name_of_sync
 from service.planning.model.choice import human, spoken
 from service.planning.model.meshes import document_with

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dray import validation
+from dray.input import validation
 from dray.spec import RECIPES, JobSpec
 from dray.spec.recipes import MINIMISED
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dray.event_files import masked_crc32c
+from dray.tensorboard.event_files import masked_crc32c
 from ray_workers.node.found_metrics import files, finder, lines
 from ray_workers.node.found_metrics.files import MetricFiles
 from ray_workers.node.found_metrics.finder import MetricFinder, sources_of

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from dray import event_files
+from dray.tensorboard import event_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
