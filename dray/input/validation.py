@@ -15,8 +15,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from dray.spec import JobSpec, Sweep
+from dray.spec.authoring.synonyms import MEANT, MEANT_VALUES, as_ours
 from dray.spec.fields import TAG_FIELDS
-from dray.spec.synonyms import MEANT, MEANT_VALUES, as_ours
 
 MAX_DEPTH = 32
 """Most levels of objects and lists in a document."""

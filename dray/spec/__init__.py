@@ -12,10 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
-from dray.spec import environment, federated, roles
-from dray.spec.code import RemoteCode
-from dray.spec.data import Data, Format, Missing
-from dray.spec.environment import Environment
+from dray.spec import federated
 from dray.spec.federated import Federated
 from dray.spec.fields import (
     MAX_STEPS,
@@ -32,15 +29,19 @@ from dray.spec.fields import (
     Size,
     wrong,
 )
-from dray.spec.metrics import Metric
-from dray.spec.model import Cnn, Gpt, Imported, Mlp, Model, ResNet, Unet
 from dray.spec.ordering import After, Afters, Array
-from dray.spec.parallel import INNER, MAX_WORKERS, Parallel, written_out
-from dray.spec.profile import Profile
-from dray.spec.recipes import RECIPES, RecipeName
-from dray.spec.script import Script
+from dray.spec.program import environment, roles
+from dray.spec.program.code import RemoteCode
+from dray.spec.program.environment import Environment
+from dray.spec.program.metrics import Metric
+from dray.spec.program.model import Cnn, Gpt, Imported, Mlp, Model, ResNet, Unet
+from dray.spec.program.recipes import RECIPES, RecipeName
+from dray.spec.program.script import Script
 from dray.spec.sweep import Parameter, SuccessiveHalving, Sweep, Values, with_values
-from dray.spec.sync import (
+from dray.spec.training.data import Data, Format, Missing
+from dray.spec.training.parallel import INNER, MAX_WORKERS, Parallel, written_out
+from dray.spec.training.profile import Profile
+from dray.spec.training.sync import (
     AllReduce,
     AutoSync,
     Compression,
@@ -51,7 +52,7 @@ from dray.spec.sync import (
     Sync,
     with_kind,
 )
-from dray.spec.train import (
+from dray.spec.training.train import (
     EarlyStopping,
     Ema,
     LrScaling,

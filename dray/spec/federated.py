@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from dray.secure_aggregation.messages import LEAST_CLIENTS, least_clients
-from dray.spec.data import SourceUrl
 from dray.spec.fields import (
     MAX_STEPS,
     Document,
@@ -20,10 +19,11 @@ from dray.spec.fields import (
     refuse_foreign,
     wrong,
 )
-from dray.spec.model import Imported
-from dray.spec.parallel import Parallel
-from dray.spec.recipes import RECIPES
-from dray.spec.train import Optimizer, Train
+from dray.spec.program.model import Imported
+from dray.spec.program.recipes import RECIPES
+from dray.spec.training.data import SourceUrl
+from dray.spec.training.parallel import Parallel
+from dray.spec.training.train import Optimizer, Train
 
 if TYPE_CHECKING:
     from dray.spec import JobSpec

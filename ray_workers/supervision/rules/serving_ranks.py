@@ -32,7 +32,7 @@ def serving_ranks(document: Mapping[str, Any]) -> frozenset[int]:
     if not roles:
         return frozenset()
     # Every worker process would take a quarter of a second for the import.
-    from dray.spec import roles as of_script
+    from dray.spec.program import roles as of_script
 
     return of_script.serving_ranks(
         {name: of_script.Role.model_validate(role) for name, role in roles.items()}

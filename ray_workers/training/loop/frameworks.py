@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 
 from dray.spec import Script
-from dray.spec.roles import first_rank, role_of
+from dray.spec.program.roles import first_rank, role_of
 from ray_workers.shared.contracts import RankTask
 
 NO_GROUP = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from dray.spec import Environment
-from dray.spec.environment import is_read_at_start
+from dray.spec.program.environment import is_read_at_start
 from dray.train.storage_room import StorageError
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.folders import environment_overlay as overlay

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from dray.input import validation
 from dray.spec import RECIPES, JobSpec
-from dray.spec.recipes import MINIMISED
+from dray.spec.program.recipes import MINIMISED
 
 
 def divided(parallel: dict[str, Any], **fields: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, WithJsonSchema, model_validator
 
 from dray.spec.fields import Document, Int, wrong
-from dray.spec.model import Gpt, Model, ResNet
+from dray.spec.program.model import Gpt, Model, ResNet
 
 MAX_WORKERS: Final = 4096
 

@@ -6,10 +6,10 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from dray.spec import roles as roles_of
-from dray.spec.code import Code
 from dray.spec.fields import Document, PlainText, Seconds, wrong
-from dray.spec.roles import Framework, Role, RoleName
+from dray.spec.program import roles as roles_of
+from dray.spec.program.code import Code
+from dray.spec.program.roles import Framework, Role, RoleName
 
 LEAST_HANG_LIMIT_S = 10
 """Two looks of the supervisor, which are 5 s apart: it can't tell shorter times."""

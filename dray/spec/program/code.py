@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from dray.spec.data import SourceUrl
 from dray.spec.fields import CodeId, Document, PlainText, Sha256, wrong
+from dray.spec.training.data import SourceUrl
 
 # curl and Python must agree on the host, which is checked by the one and asked by the other.
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dray.spec.authoring.schema import job_schema
 from dray.spec.fields import TAG_FIELDS
-from dray.spec.schema import job_schema
 
 Schema = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, StrictBool, model_validator
 
 from dray.spec.fields import MAX_STEPS, Document, Int, Number, Size, refuse_foreign, wrong
-from dray.spec.parallel import MAX_WORKERS
+from dray.spec.training.parallel import MAX_WORKERS
 
 MAX_EDGES: Final = 4 * MAX_WORKERS
 """Each rank of the largest group may have eight neighbours; a document with more edges would take

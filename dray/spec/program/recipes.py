@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from dray.spec.data import Data, Format
 from dray.spec.fields import wrong
-from dray.spec.model import Unet
-from dray.spec.train import Train
+from dray.spec.program.model import Unet
+from dray.spec.training.data import Data, Format
+from dray.spec.training.train import Train
 
 RecipeName = Literal[
     "image_classification",

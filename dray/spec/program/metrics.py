@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from dray.input.patterns import MAX_PATTERN_CHARS, compile_pattern
 from dray.spec.fields import Document, Int
-from dray.spec.parallel import MAX_WORKERS
+from dray.spec.training.parallel import MAX_WORKERS
 
 Source = Literal["tensorboard", "csv", "transformers", "none"]
 

@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from dray.spec.data import SourceUrl
 from dray.spec.fields import CodeId, Document, Int, Number
+from dray.spec.training.data import SourceUrl
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
 ContextLength = Annotated[Int, Field(ge=2, le=2**20)]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dray.spec.data import Data
-from dray.spec.describing import Part, parts
-from dray.spec.recipes import RECIPES
+from dray.spec.authoring.describing import Part, parts
+from dray.spec.program.recipes import RECIPES
+from dray.spec.training.data import Data
 
 KINDS: Final = (*RECIPES, "script")
 _COLUMNS = 96

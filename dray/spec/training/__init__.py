@@ -1,0 +1,1 @@
+"""How a recipe trains: data, optimizer, division of the model, and copies kept in step."""
