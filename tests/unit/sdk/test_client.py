@@ -18,7 +18,7 @@ import pytest
 from dray import AsyncClient, Client, JobSpec, JobState, errors
 from dray._http.transport import Retry
 from ray_workers.shared.contracts import Cause
-from tests.unit.api.routes.test_checkpoints import saved
+from tests.unit.api.routes.reports.test_checkpoints import saved
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.sdk.lossy import Lossy
 from tests.unit.service.helpers import log, metrics, used

@@ -12,7 +12,7 @@ import pytest
 from dray import AsyncClient, Client, errors
 from dray._http.downloads import destination
 from dray._http.transport import Retry
-from tests.unit.api.routes.test_checkpoints import saved
+from tests.unit.api.routes.reports.test_checkpoints import saved
 from tests.unit.api.serving import LiveServer
 
 BEGAN = "2026-01-01T00:00:00Z"

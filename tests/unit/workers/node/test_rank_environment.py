@@ -18,7 +18,7 @@ from ray_workers.node.forkserver.forked_child import Given
 from ray_workers.shared.paths import machine_root
 from service.cluster.ray.embedded import MEMORY_LIMITS, EmbeddedRay
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, fork, light, server
-from tests.unit.workers.node.test_forkserver_manager import managed
+from tests.unit.workers.node.forkserver.test_forkserver_manager import managed
 from tests.wire import rank_task
 
 __all__ = ["light", "server"]

@@ -17,7 +17,7 @@ from dray.spec import JobSpec
 from tests.unit.api.serving import serving
 from tests.unit.cli.running import Cli
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 PAGE = (DOCS / "parallelism.md").read_text()
 PICTURES = DOCS / "pictures"
 RESULTS = DOCS.parent / "benchmarks" / "results"

@@ -17,7 +17,7 @@ from ray_workers.node.folders import git_commit, remote_code
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
 from ray_workers.shared.node_needs import DataPolicy, RemoteCodeRef
-from tests.unit.workers.node.git_server import GitServer, git, repository, serving
+from tests.unit.workers.node.folders.git_server import GitServer, git, repository, serving
 
 FILES = {
     "train.py": "print(1)\n",

@@ -8,9 +8,9 @@ from pathlib import Path
 from service.domain.tracking.search import parse_search
 from tests.integration.tour import blocks_of, run_tour
 from tests.unit.api.serving import serving
-from tests.unit.cli.test_sweeps_page import training
+from tests.unit.cli.pages.test_sweeps_page import training
 
-PAGE = (Path(__file__).parents[3] / "docs" / "tracking.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "tracking.md").read_text()
 TOUR_TAKES_S = 200
 RATES = ("rate-0.001", "rate-0.01", "rate-0.1")
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from ray_workers.shared.contracts import Frame, attempt_prefix
-from tests.unit.api.routes.test_checkpoints import STATE, saved
+from tests.unit.api.routes.reports.test_checkpoints import STATE, saved
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.helpers import log
 

@@ -11,7 +11,7 @@ import yaml
 from dray.spec import RECIPES, JobSpec
 from ray_workers.training.parallel.federated.update_checks import Verdict, reason
 
-PAGE = (Path(__file__).parents[3] / "docs" / "federated.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "federated.md").read_text()
 
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))

@@ -15,8 +15,8 @@ from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.code_fetches import AT_A_TIME, CodeFetches
 from ray_workers.node.folders.git_commit import CodeUnreachable
 from ray_workers.shared.node_needs import BuildState, NodeEnvironment, RemoteCodeRef
-from tests.unit.workers.node.git_server import GitServer, repository, serving
-from tests.unit.workers.node.test_remote_code import FILES, below, of_git
+from tests.unit.workers.node.folders.git_server import GitServer, repository, serving
+from tests.unit.workers.node.folders.test_remote_code import FILES, below, of_git
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ import yaml
 from benchmarks.topologies.page import with_figures
 from dray.spec import Correction, Document, Gossip, JobSpec, ParameterServer
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 PAGE = (DOCS / "topologies.md").read_text()
 PICTURES = DOCS / "pictures" / "topologies"
 

@@ -12,7 +12,7 @@ import typer
 from dray.cli import app as commands_of_all_modules  # noqa: F401  registers them
 from dray.cli.base import app
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"```.*?```", re.DOTALL)
 _INLINE = re.compile(r"`dray ([a-z][^`]*)`")
