@@ -1,1 +1,1 @@
-"""What a job runs: a recipe or a script, the model, code from elsewhere, and the environment."""
+"""The program of a job: a recipe or a script, its model, code from elsewhere, its environment."""

@@ -1,1 +1,1 @@
-"""How a recipe trains: data, optimizer, division of the model, and copies kept in step."""
+"""The training of a recipe: data, optimizer, division of the model, copies kept in step."""

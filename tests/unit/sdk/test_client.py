@@ -43,12 +43,13 @@ def test_both_clients_have_the_same_methods_and_parameters() -> None:
     def surface(kind: type) -> dict[str, list[str]]:
         return {
             name: list(inspect.signature(method).parameters)
-            for name, method in vars(kind).items()
-            if inspect.isfunction(method) and not name.startswith("_")
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_")
         }
 
     blocking, asynchronous = surface(Client), surface(AsyncClient)
     assert blocking.pop("close") == asynchronous.pop("aclose")
+    assert "submit" in blocking
     assert blocking == asynchronous
 
 
