@@ -95,13 +95,9 @@ NotFound` also catches the codes of a newer server.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, ClassVar
 
-if TYPE_CHECKING:  # imported lazily: the help of the command line needs neither
-    import httpx
-
+if TYPE_CHECKING:  # the help of the command line does not need them
     from dray.views import Job, JobArray, Problem
 
 
@@ -668,55 +664,3 @@ def _by_code(base: type[ApiError]) -> dict[str, type[ApiError]]:
 
 CODES: dict[str, type[ApiError]] = _by_code(ApiError)
 """Problem code -> exception class."""
-
-_BY_STATUS: dict[int, type[ApiError]] = {
-    401: Unauthorized,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
-    412: Conflict,
-}
-
-
-def _by_status(status: int) -> type[ApiError]:
-    if status in _BY_STATUS:
-        return _BY_STATUS[status]
-    if status >= 500:
-        return ServerError
-    return BadRequest if status >= 400 else ApiError
-
-
-def from_response(response: httpx.Response) -> ApiError:
-    """The exception for an unsuccessful answer, whose body must have been read."""
-    problem = _problem(response)
-    kind = CODES.get(problem.code) or _by_status(response.status_code)
-    return kind(problem, retry_after_s=_seconds(response.headers.get("retry-after", "")))
-
-
-def _seconds(retry_after: str) -> float | None:
-    """Seconds of a Retry-After header (RFC 9110, 10.2.3), which may hold a date; None if
-    invalid."""
-    if retry_after.isascii() and retry_after.isdigit():
-        return float(retry_after)
-    try:
-        when = parsedate_to_datetime(retry_after)
-    except ValueError:
-        return None
-    return max(0.0, (when.astimezone(UTC) - datetime.now(UTC)).total_seconds())
-
-
-def _problem(response: httpx.Response) -> Problem:
-    """The body as a problem; any other body, such as a proxy's, is described by a new problem."""
-    from dray.views import Problem
-
-    try:
-        return Problem.model_validate_json(response.content)
-    except ValueError:
-        answer = f"{response.status_code} {response.reason_phrase}".strip()
-        return Problem(
-            type="about:blank",
-            title=response.reason_phrase,
-            status=response.status_code,
-            detail=f"{response.request.url} answered {answer}, not as a dray server does",
-            code="",
-        )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator
 
 from dray import views
-from dray._clients.base import AsyncCalls, Calls
+from dray._clients.base import AsyncCalls, BlockingCalls
 from dray._http import sweeps
 from dray._http.flows import States
 
 
-class ArrayCalls(Calls):
+class ArrayCalls(BlockingCalls):
     def array(self, array_id: str) -> views.JobArray:
         """The array, with the number of its jobs in each state."""
         return self._driver.run(self._flows.array(array_id))

@@ -9,7 +9,7 @@ from dray._http.drivers import AsyncDriver, SyncDriver
 from dray._http.flows import Flows
 
 
-class Calls:
+class BlockingCalls:
     """Methods of the blocking client, which make flows and have them run."""
 
     _flows: Flows

@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Any, Literal
 
 from dray import views
-from dray._clients.base import AsyncCalls, Calls
+from dray._clients.base import AsyncCalls, BlockingCalls
 from dray._http import costs, outlook, queues
 
 
-class ClusterCalls(Calls):
+class ClusterCalls(BlockingCalls):
     def queues(self) -> list[views.Queue]:
         """All queues by name, with their rules and the jobs in them."""
         return self._driver.run(queues.every(self._flows))

@@ -8,12 +8,12 @@ from os import PathLike
 from pathlib import Path
 
 from dray import views
-from dray._clients.base import AsyncCalls, Calls
+from dray._clients.base import AsyncCalls, BlockingCalls
 from dray._http import federation
 from dray.federation import trainer_of
 
 
-class FederationCalls(Calls):
+class FederationCalls(BlockingCalls):
     def invite_clients(self, job_id: str, clients: int = 1) -> list[views.Invitation]:
         """Invite clients outside of the cluster to a federated job; raises TooManyClients if as
         many are invited as its document has. Their tokens are told this once."""

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from datetime import datetime
 
 from dray import views
-from dray._clients.base import AsyncCalls, Calls
+from dray._clients.base import AsyncCalls, BlockingCalls
 from dray._http import fault_injection, queues
 from dray._http.flows import JobFilter, States
 from dray.views import DrillKind, JobState
 
 
-class JobCalls(Calls):
+class JobCalls(BlockingCalls):
     def get(
         self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
     ) -> views.Job:

@@ -7,11 +7,11 @@ from os import PathLike
 from pathlib import Path
 
 from dray import views
-from dray._clients.base import AsyncCalls, Calls
+from dray._clients.base import AsyncCalls, BlockingCalls
 from dray._http.downloads import OnProgress
 
 
-class ReportCalls(Calls):
+class ReportCalls(BlockingCalls):
     def follow(self, job_id: str, *, after_seq: int = 0) -> Generator[views.Event, None, None]:
         """Yield each event after `after_seq` when it happens, up to the one that ends the job.
 

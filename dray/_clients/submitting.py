@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from dray import functions, views
-from dray._clients.base import AsyncCalls, Calls
+from dray._clients.base import AsyncCalls, BlockingCalls
 from dray._http.code import OnUpload
 from dray._http.flows import Spec
 from dray.code.packing import PackedCode, pack
 
 
-class SubmitCalls(Calls):
+class SubmitCalls(BlockingCalls):
     def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
         """Queue a job: a JobSpec, a mapping, or the path of a YAML or JSON document.
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, 
 from typing import TYPE_CHECKING, TypeAlias
 
 from dray import frames, views
-from dray._clients.base import AsyncCalls, Calls
+from dray._clients.base import AsyncCalls, BlockingCalls
 from dray._http import tracking
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ async def _listed(jobs: Jobs) -> list[views.Job | str]:
     return list(jobs)
 
 
-class TrackingCalls(Calls):
+class TrackingCalls(BlockingCalls):
     def compare(self, jobs: Iterable[views.Job | str]) -> views.Comparison:
         """Up to 50 jobs side by side: the fields in which their documents differ, their metrics,
         times and costs. The pinned baseline of their experiment comes first. Raises NotComparable

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 
 from dray import views
-from dray._clients.base import AsyncCalls, Calls
+from dray._clients.base import AsyncCalls, BlockingCalls
 from dray._http import webhooks
 from dray.views import JobState, WebhookFormat
 
 
-class WebhookCalls(Calls):
+class WebhookCalls(BlockingCalls):
     def create_webhook(
         self,
         url: str,

@@ -2,68 +2,6 @@
 
 Each class has a stable `code` that programs match on; `message` says what was wrong, `hint` what
 to do, and `pointer` (a JSON pointer) which field of the document is at fault.
-
-    DomainError
-      NotFound              job_not_found
-        ArtifactNotFound    artifact_not_found
-        CheckpointNotFound  checkpoint_not_found
-        DrillNotFound       drill_not_found
-        CodeNotFound        code_not_found
-        QueueNotFound       queue_not_found
-        DecisionNotFound    decision_not_found
-        ArrayNotFound       array_not_found
-        SweepNotFound       sweep_not_found
-        ExperimentNotFound  experiment_not_found
-        WebhookNotFound     webhook_not_found
-        DownloadLinkNotFound  download_link_not_found
-        ClientNotFound      client_not_found
-      JoinTokenUnknown      unauthorized
-      Conflict
-        JobFinished         job_finished
-        JobLive             job_live
-        JobNotRunning       job_not_running
-        JobNotWaiting       job_not_waiting
-        QueueFull           queue_full
-        QueueInUse          queue_in_use
-        CheckpointInUse     checkpoint_in_use
-        AnnotationsChanged  annotations_changed
-        IdempotencyInFlight idempotency_in_flight
-        TooManyWebhooks     too_many_webhooks
-        WebhookDisabled     webhook_disabled
-        NotFederated        not_federated
-        TooManyClients      too_many_clients
-        RoundOver           round_over
-        UpdateRefused       update_refused
-      Unsatisfiable         unsatisfiable
-        OutOfMemory         out_of_memory
-      NotPlannable          not_plannable
-      DrillImpossible       drill_impossible
-      DataSourceForbidden   data_source_forbidden
-      WebhookUrlForbidden   webhook_url_forbidden
-      IdempotencyMismatch   idempotency_key_reused
-      BadUpload             bad_upload
-      BadUpdate             bad_update
-      UploadTooLarge        upload_too_large
-      CodeUnfit             code_unfit
-      UnknownQueue          unknown_queue
-      PriorityTooHigh       priority_too_high
-      InvalidQueue          invalid_queue
-      ArrayTooLarge         array_too_large
-      InvalidTrial          invalid_trial
-      SamplerUnavailable    sampler_unavailable
-      DependencyNotFound    dependency_not_found
-      DependencyNeverSatisfied  dependency_never_satisfied
-      InitFromNotFound      init_from_not_found
-      InitFromDiffers       init_from_differs
-      QuotaExceeded         quota_exceeded
-      InvalidSearch         invalid_search
-      NotComparable         not_comparable
-      TooManyTags           too_many_tags
-      BadCursor             bad_cursor
-      Unavailable
-        DatabaseUnavailable database_unavailable
-        StorageUnavailable  storage_unavailable
-          FolderSpoilt
 """
 
 from __future__ import annotations
