@@ -45,9 +45,9 @@ from ray_workers.supervision.rules.group_policy import (
     TakeIn,
 )
 from ray_workers.supervision.rules.hang_detector import Hang, hang_report
-from ray_workers.supervision.rules.script_hangs import ScriptLook, ScriptMemory, Signs
 from ray_workers.supervision.rules.serving_ranks import irreplaceable_ranks, serving_ranks
 from ray_workers.supervision.rules.timings import Timings
+from ray_workers.supervision.script_hang_watch import ScriptHangWatch
 from ray_workers.supervision.silence_watch import SilenceWatch
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
@@ -76,6 +76,11 @@ class GroupMonitor:
         self._timings = timings
         self._is_script = bool(spec.spec.get("script"))
         self._serving = serving_ranks(spec.spec)
+        self._script_hangs = ScriptHangWatch(
+            *(spec, group, nodes, pace, timings),
+            newest=self._newest,
+            is_expected_to_stand=self._is_expected_to_stand,
+        )
         self._silence = SilenceWatch(spec, group, pace, timings)
         self._policy = GroupPolicy(
             timings,
@@ -346,64 +351,14 @@ class GroupMonitor:
         """Until the ranks of a script hang at the same place; ranks that stand apart are ended."""
         if not self._is_script:
             await asyncio.Event().wait()
-        limit_s, memory = self._spec.spec["script"].get("hang_limit_s"), ScriptMemory()
         while True:
-            await asyncio.sleep(self._timings.script_look_period_s)
-            if self._hung or self._recovery.state.regrouping is not None:
-                memory = ScriptMemory()
-                continue
-            look = await self._look_at_script()
-            if look is None:
-                memory = ScriptMemory()
-                continue
-            memory = memory.after(look)
-            signs = script_hangs.signs_of(memory, limit_s, self._timings)
-            if not signs.is_suspect:
-                continue
-            hang = await self._judge_script(look, signs, has_limit=limit_s is not None)
-            if hang is None:  # one sign may last for hours
-                await asyncio.sleep(signs.limit_s / 4)
-            elif outcome := await self._end_hang(hang, look.ranks, Cause.USER_ERROR):
+            hang, ranks = await self._script_hangs.next()
+            if outcome := await self._end_hang(hang, ranks, Cause.USER_ERROR):
                 return outcome
 
-    async def _look_at_script(self) -> ScriptLook | None:
-        """None where a rank is not seen, or is on its way."""
-        activity = await self._nodes.activity()
-        ranks = tuple(self._newest())
-        if not ranks or len(ranks) != len(self._group.placed):
-            return None
-        own = {(m.seat, m.incarnation): m.rank for m in self._group.running}
-        done = {own[key]: each for key, each in activity.items() if key in own}
-        return ScriptLook(self._pace.time(), ranks, done)
-
-    async def _judge_script(
-        self, look: ScriptLook, signs: Signs, *, has_limit: bool
-    ) -> Hang | None:
-        """The hang, if there is enough to show it; reads the stacks of all ranks twice."""
-        earlier = await self._stacks_by_rank()
-        has_reported = any(one.status.first_at for one in look.ranks)
-        if has_limit and script_hangs.is_over_limit(signs, has_reported=has_reported):
-            return script_hangs.blame(look, signs, earlier)
-        if not script_hangs.is_worth_a_second_look(signs, earlier):
-            return None
-        await asyncio.sleep(self._timings.script_stacks_apart_s)
-        now = await self._look_at_script()
-        if (
-            now is None
-            or not script_hangs.same_processes(look.ranks, now.ranks)
-            or any(
-                one.status.since != other.status.since
-                for one, other in zip(look.ranks, now.ranks, strict=True)
-            )
-        ):
-            return None  # it has reported, or another process runs
-        idle = script_hangs.idle_ranks(look, now)
-        return script_hangs.hang_of(look, signs, earlier, await self._stacks_by_rank(), idle)
-
-    async def _stacks_by_rank(self) -> dict[int, str]:
-        seats = {member.seat: member.rank for member in self._group.running}
-        stacks = await self._nodes.stacks(list(seats))
-        return {seats[seat]: text for seat, text in stacks.items() if seat in seats}
+    def _is_expected_to_stand(self) -> bool:
+        """Whether ranks wait for each other with reason."""
+        return bool(self._hung) or self._recovery.state.regrouping is not None
 
     def _pause_s(self) -> float:
         if self._drills.waiting or self._recovery.state.regrouping is not None:

@@ -31,7 +31,8 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
 from ray_workers.supervision.rules.serving_ranks import has_silos, irreplaceable_ranks
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Member, SlotsUnavailable, WorkerGroup
+from ray_workers.supervision.slots import SlotsUnavailable
+from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 _NOT_STARTED = (ForkFailed, RayActorError, SlotsUnavailable, TimeoutError)
 

@@ -23,7 +23,7 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
 from ray_workers.supervision.rules.serving_ranks import irreplaceable_ranks, serving_ranks
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import SlotsUnavailable
+from ray_workers.supervision.slots import SlotsUnavailable
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec
 

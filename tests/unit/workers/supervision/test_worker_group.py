@@ -15,7 +15,8 @@ from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import worker_group
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Member, Slots, WorkerGroup
+from ray_workers.supervision.slots import Slots
+from ray_workers.supervision.worker_group import Member, WorkerGroup
 from tests.wire import attempt_spec
 
 pytestmark = pytest.mark.anyio
@@ -105,6 +106,6 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
     for sources, order in (((), ["b", "b", "a"]), ((None, None), ["b", "a", "b"])):
         spec = attempt_spec(slices=slices, silo_sources=sources)
         group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
-        group.slots = [Slots(part, None) for part in slices]  # type: ignore[arg-type]
+        group.slots[:] = [Slots(part, None) for part in slices]  # type: ignore[arg-type]
         by_node = group._slots_by_node()
         assert [slots.part.node_id for some in by_node for slots in some] == order
