@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
-from tests.unit.spec.test_job_spec import recipe, refusal
+from tests.unit.spec.job_documents import recipe, refusal
 
 PRIVACY = {"noise_multiplier": 1.0, "epsilon": 8.0, "delta": 1e-3}
 SGD = {"name": "sgd", "lr": 0.1}
