@@ -22,8 +22,6 @@ from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.storage.storage import Storage
 
-pytestmark = pytest.mark.anyio
-
 
 def turns(step_s: float) -> list[open_pages.Turn]:
     quiet = open_pages.Turn(False, 0.0, 7.0, 0.1, [0.1, 0.1, 9.0])

@@ -288,7 +288,6 @@ async def collect(client: AsyncClient, job_id: str) -> list[JobState | None]:
     return [event.to_state async for event in client.follow(job_id)]
 
 
-@pytest.mark.anyio
 async def test_the_asynchronous_client_does_all_of_it_too(
     server: LiveServer, tmp_path: Path
 ) -> None:
@@ -331,7 +330,6 @@ def test_following_outlives_a_restart_of_the_server(
     assert len(seqs) >= 3
 
 
-@pytest.mark.anyio
 async def test_each_method_gives_the_same_awaited(
     client: Client, server: LiveServer, tmp_path: Path
 ) -> None:

@@ -231,7 +231,6 @@ def test_a_checkpoint_is_downloaded_whole(
     assert not (tmp_path / "eleven").exists()
 
 
-@pytest.mark.anyio
 async def test_the_asynchronous_client_downloads_too(
     server: LiveServer, trained: str, tmp_path: Path
 ) -> None:

@@ -29,8 +29,6 @@ from service.storage.storage import Storage
 from tests.unit.service.helpers import START, Service, spent, told
 from tests.wire import cluster_node
 
-pytestmark = pytest.mark.anyio
-
 SPOT = {"ray.io/market-type": "spot"}
 HOUR = 3600.0
 

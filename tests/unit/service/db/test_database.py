@@ -28,8 +28,6 @@ from service.db.session import Database, normalise_url, notify
 from service.db.types import from_json
 from service.domain.errors import DatabaseUnavailable
 
-pytestmark = pytest.mark.anyio
-
 PATIENCE_S = 60.0
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 

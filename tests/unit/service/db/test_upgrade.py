@@ -27,8 +27,6 @@ from tests.marks import soak_but
 from tests.unit.service.db.old_rows import JOB, RECEIPT, WAITING, rows
 from tests.unit.service.helpers import START, Service, log, metrics, resumed
 
-pytestmark = pytest.mark.anyio
-
 
 def older_revisions() -> list[str]:
     """All that a database may be at but the newest, oldest first."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from dray.requests import UpdateRequest
 from dray.secure_aggregation.messages import MaskingPhase
 from dray.views import RoundPhase
@@ -15,8 +13,6 @@ from ray_workers.shared.contracts import FrameKind
 from service.domain.errors import TooManyClients, UpdateRefused
 from service.federation.service import Federation, token_digest
 from tests.unit.service.helpers import Service, frame
-
-pytestmark = pytest.mark.anyio
 
 FEDERATED = {"clients": 4, "clients_per_round": 4, "rounds": 2, "quorum": 2, "http": {}}
 SHA = "0" * 64

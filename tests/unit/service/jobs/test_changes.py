@@ -26,7 +26,7 @@ from service.loops.shared import queue_view
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, events_of, metrics
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 
 def order(service: Service) -> list[str]:

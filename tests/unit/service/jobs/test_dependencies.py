@@ -17,8 +17,6 @@ from service.domain.scheduling.policy import Node, Snapshot, Start, Wait
 from service.loops.shared.queue_view import snapshot
 from tests.unit.service.helpers import Service, events_of
 
-pytestmark = pytest.mark.anyio
-
 
 def decisions(service: Service) -> dict[str, policy.Decision]:
     """By job, what a scheduler with plenty of slots would decide."""

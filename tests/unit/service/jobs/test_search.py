@@ -50,8 +50,6 @@ from service.storage.storage import Storage
 from service.tracking.service import Tracking
 from tests.unit.service.helpers import Service, metrics
 
-pytestmark = pytest.mark.anyio
-
 
 async def found(service: Service, where: str, **wanted: Any) -> list[str]:
     """Ids of all pages, three jobs on each."""

@@ -29,7 +29,7 @@ from service.loops.shared.queue_view import LiveAttempt, snapshot
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import Service, events_of, frame, regrouped, regrouping, told
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 A, B = Slice("node-a", 2), Slice("node-b", 1)
 ONE_OF_A = Slice("node-a", 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
@@ -15,8 +14,6 @@ from service.domain.scheduling import policy
 from service.domain.states import Trigger
 from service.lifecycle import transitions
 from tests.unit.service.helpers import Service
-
-pytestmark = pytest.mark.anyio
 
 IMPOSSIBLE = policy.Reason("unsatisfiable", "no node is large enough")
 

@@ -17,8 +17,6 @@ from service.loops.shared.fencing import LoopDatabase, Term
 from service.loops.shared.timings import LoopTimings
 from tests.unit.service.helpers import START
 
-pytestmark = pytest.mark.anyio
-
 HELD_FOR = timedelta(seconds=7)
 END = START + HELD_FOR
 MINE = Lease("me", 3, END)

@@ -41,8 +41,6 @@ from tests.unit.service.loops.world import (
     steps_of,
 )
 
-pytestmark = pytest.mark.anyio
-
 T = TypeVar("T")
 MANY = 200
 HOUR = timedelta(hours=1)

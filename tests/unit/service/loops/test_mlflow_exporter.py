@@ -25,8 +25,6 @@ from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import START, Service, metrics, resumed
 from tests.unit.service.loops.world import STEPS, World, eventually
 
-pytestmark = pytest.mark.anyio
-
 
 class FakeRun:
     def __init__(self, experiment: str, name: str, start_time_ms: int, params: dict[str, str]):

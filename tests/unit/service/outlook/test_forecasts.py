@@ -15,8 +15,6 @@ from service.outlook import forecasts
 from service.outlook.forecasts import Forecasts
 from tests.unit.service.helpers import Service
 
-pytestmark = pytest.mark.anyio
-
 
 def store(
     service: Service,

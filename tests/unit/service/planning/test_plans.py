@@ -18,8 +18,6 @@ from service.planning.service import Plans
 from tests.unit.service.helpers import Service, metrics, resumed
 from tests.unit.service.jobs.test_jobs import see_cluster
 
-pytestmark = pytest.mark.anyio
-
 GIB = 1 << 30
 LARGE = {"name": "gpt", "num_layers": 48, "num_heads": 32, "width": 8192, "context_length": 512}
 

@@ -32,8 +32,6 @@ from service.nodes import node_table
 from tests.unit.service.helpers import Service, spec
 from tests.wire import cluster_node
 
-pytestmark = pytest.mark.anyio
-
 RULES: dict[str, Any] = {
     "weight": 2.5,
     "user_weights": {"ann": 2.0, "bob@lab.example": 0.5},

@@ -21,8 +21,6 @@ from service.telemetry.metric_writer import MAX_KEYS
 from tests.marks import soak
 from tests.unit.service.helpers import START, Service, events_of, metrics, resumed
 
-pytestmark = pytest.mark.anyio
-
 
 def losses(steps: Sequence[int], value: float = 1.0, **more: int) -> list[Frame]:
     return [metrics(step, {"loss": value}, **more) for step in steps]

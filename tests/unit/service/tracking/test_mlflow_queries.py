@@ -15,8 +15,6 @@ from service.tracking.mlflow.queries import MlflowQueries, experiment_id
 from service.tracking.service import Tracking
 from tests.unit.service.helpers import Service, metrics
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def mlflow(service: Service) -> MlflowQueries:

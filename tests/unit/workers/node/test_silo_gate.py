@@ -22,7 +22,6 @@ from tests.unit.workers.node.test_agent import node_agent
 from tests.unit.workers.node.test_secret_masking import CANARY, REPORTS, filled, line_of
 from tests.wire import rank_task
 
-pytestmark = pytest.mark.anyio
 CLOSED = SiloRules("north", frozenset(), frozenset({"train/loss"}))
 
 

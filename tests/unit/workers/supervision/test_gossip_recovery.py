@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import FrameKind, Slice
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -20,8 +18,6 @@ from tests.unit.workers.supervision.recovering import (
     until,
 )
 from tests.wire import attempt_spec
-
-pytestmark = pytest.mark.anyio
 
 GOSSIP = attempt_spec(
     spec={

@@ -37,8 +37,6 @@ from ray_workers.supervision.rules.timings import Timings
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec
 
-pytestmark = pytest.mark.anyio
-
 UNRECOVERED: dict[str, dict[str, Any]] = {
     "a single rank": {"resources": {"num_workers": 1}},
     "a sharded model": {"parallel": {"shard": 2}},

@@ -25,8 +25,6 @@ from tests.unit.workers.supervision.recovering import (
     until,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 class SpreadGroup(SlowGroup):
     """A whole group of three workers in two slices."""

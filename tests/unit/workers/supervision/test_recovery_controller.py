@@ -24,8 +24,6 @@ from tests.unit.workers.supervision.recovering import (
     stands_by,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("slowness", [1.0, 20.0])
 async def test_the_time_of_a_recovery_begins_when_the_replacement_is_there(slowness: float) -> None:

@@ -13,8 +13,6 @@ from ray_workers.supervision import supervisor
 from ray_workers.supervision.slots import SlotsUnavailable
 from tests.unit.workers.supervision.test_supervisor import Ended
 
-pytestmark = pytest.mark.anyio
-
 ACTOR: Any = supervisor.Supervisor
 RUN = ACTOR.__ray_actor_class__._run
 

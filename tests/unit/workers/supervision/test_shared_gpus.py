@@ -15,8 +15,6 @@ from ray_workers.supervision.slots import Slots, SlotsUnavailable
 from ray_workers.supervision.worker_group import WorkerGroup
 from tests.wire import attempt_spec
 
-pytestmark = pytest.mark.anyio
-
 
 class PackingNode:
     """The GPUs of a node. As Ray does, it gives a part of the GPU with the least that suffices."""

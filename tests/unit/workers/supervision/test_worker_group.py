@@ -19,8 +19,6 @@ from ray_workers.supervision.slots import Slots
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 from tests.wire import attempt_spec
 
-pytestmark = pytest.mark.anyio
-
 
 class Cluster:
     """Ray, with processes that are gone once their actor was ended, unless they are stuck."""

@@ -21,8 +21,6 @@ from service.loops.shared.batches import together_or_alone
 from service.loops.shared.fencing import LoopDatabase
 from tests.unit.service.helpers import Service, log, metrics
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:

@@ -28,7 +28,7 @@ from tests.unit.service.loops.world import (
     waits,
 )
 
-pytestmark = [pytest.mark.anyio, ON_SQLITE]
+pytestmark = ON_SQLITE
 
 
 async def waits_once(rank: FakeRank) -> None:

@@ -14,8 +14,6 @@ from service.ingest import attempt_results
 from service.loops.attempts import reconciler
 from tests.unit.service.loops.world import World, comes_to, reports_step, steps_of
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_all_replies_together_have_a_bound(
     world: World, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from tests.unit.service.helpers import (
     told,
 )
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 
 async def moves(service: Service, job_id: str) -> list[tuple[Any, Any, str]]:

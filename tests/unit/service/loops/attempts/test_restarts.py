@@ -32,7 +32,6 @@ from tests.unit.service.loops.world import (
 )
 from tests.wire import attempt_spec
 
-pytestmark = pytest.mark.anyio
 MANY = 200
 
 

@@ -10,8 +10,6 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Cause, PollReply, ProcessKind, SilentProcess
 from tests.unit.service.helpers import START, Service, events_of, two_ranks
 
-pytestmark = pytest.mark.anyio
-
 AGENT = SilentProcess(ProcessKind.NODE_AGENT, "node-a", START.timestamp())
 SUPERVISOR = SilentProcess(ProcessKind.SUPERVISOR, None, START.timestamp())
 

@@ -26,8 +26,6 @@ from tests.unit.service.loops.world import (
     steps_of,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def says(runtime: Runtime, job_id: str, type_: str) -> None:
     async def said() -> bool:

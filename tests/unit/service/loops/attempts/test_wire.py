@@ -21,8 +21,6 @@ from ray_workers.training.loop import trainer
 from tests.fakes.attempt import Failed, FakeRank
 from tests.unit.service.loops.world import World, comes_to
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_the_failures_that_were_seen_set_the_pace_of_checkpoints(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

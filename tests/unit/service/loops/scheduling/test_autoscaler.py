@@ -19,8 +19,6 @@ from service.runtime import Runtime
 from tests.fakes.cluster import STARTS
 from tests.unit.service.loops.world import World, comes_to, eventually, says
 
-pytestmark = pytest.mark.anyio
-
 ONE = ({"CPU": 1.0}, 4)
 WHOLE = ({"CPU": 4.0}, 1)
 TYPES = "3x CPU=4"

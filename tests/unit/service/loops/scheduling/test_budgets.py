@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from dray.requests import QueueRequest
 from dray.views import JobState
 from tests.unit.service.loops.world import World, comes_to, says
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_jobs_wait_for_a_budget_and_those_of_others_pass(

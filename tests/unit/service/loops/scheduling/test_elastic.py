@@ -22,7 +22,7 @@ from tests.unit.service.loops.world import (
     reports_step,
 )
 
-pytestmark = [pytest.mark.anyio, ON_SQLITE]
+pytestmark = ON_SQLITE
 
 
 async def has(runtime: Runtime, job_id: str, world_size: int) -> None:

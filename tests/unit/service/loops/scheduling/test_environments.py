@@ -24,7 +24,7 @@ from tests.unit.service.loops.world import (
     waits,
 )
 
-pytestmark = [pytest.mark.anyio, ON_SQLITE]
+pytestmark = ON_SQLITE
 WITH_PACKAGES: dict[str, Any] = {"environment": {"python_packages": ["hello"]}}
 BUILDING = NodeEnvironment(
     JobNeed.ENVIRONMENT, BuildState.BUILDING, "installs packages", (), (), log=""

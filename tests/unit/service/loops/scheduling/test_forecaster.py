@@ -21,8 +21,6 @@ from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
 from tests.unit.service.loops.world import PATIENCE_S, World, comes_to, eventually
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def quick_forecasts(world: World) -> None:

@@ -33,7 +33,7 @@ from tests.unit.service.loops.world import (
     waits,
 )
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 
 async def leaves(rank: FakeRank) -> None:

@@ -11,8 +11,6 @@ from service.domain.scheduling.rules import shares
 from service.runtime import Runtime
 from tests.unit.service.loops.world import World, comes_to, eventually, says
 
-pytestmark = pytest.mark.anyio
-
 
 async def _set(runtime: Runtime, name: str, **rules: object) -> None:
     await runtime.queues.put(name, QueueRequest.model_validate(rules))

@@ -28,8 +28,6 @@ from tests.unit.service.loops.world import (
     steps_of,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_submitted_job_is_launched_and_leaves_all_it_reported(world: World) -> None:
     runtime = await world.open()

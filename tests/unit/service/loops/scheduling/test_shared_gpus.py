@@ -12,8 +12,6 @@ from service.domain.errors import Unsatisfiable
 from service.runtime import Runtime
 from tests.unit.service.loops.world import World, comes_to, eventually, says
 
-pytestmark = pytest.mark.anyio
-
 HALF = {"gpus_per_worker": 0.5, "share_gpus": True}
 
 

@@ -16,8 +16,6 @@ from service.sweeps import optuna_sampler
 from tests.fakes.attempt import FakeRank
 from tests.unit.service.loops.world import PATIENCE_S, World, comes_to, eventually, says
 
-pytestmark = pytest.mark.anyio
-
 LR = {"train.optimizer.lr": {"min": 1e-4, "max": 1.0, "log": True}}
 
 

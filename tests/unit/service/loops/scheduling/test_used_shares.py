@@ -15,8 +15,6 @@ from service.outlook import earlier_runs
 from service.outlook.earlier_runs import EarlierRuns, Kind
 from tests.unit.service.helpers import Service
 
-pytestmark = pytest.mark.anyio
-
 TOTAL = {"CPU": 8.0}
 
 

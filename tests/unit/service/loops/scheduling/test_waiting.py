@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dray.views import JobState
 from service.jobs.listing import JobQuery
 from tests.fakes.attempt import FakeRank
 from tests.unit.service.loops.world import World, comes_to, eventually, says
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_job_starts_when_the_one_before_it_has_succeeded(world: World) -> None:

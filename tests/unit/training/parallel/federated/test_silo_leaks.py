@@ -35,7 +35,6 @@ from ray_workers.training.parallel.federated.silos import client
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task
 from tests.unit.workers.node.test_agent import node_agent
 
-pytestmark = pytest.mark.anyio
 CANARY = "Kanarie"
 NUMBER = 7.125e-3
 """A value of the data; exact in fp32 and fp64."""

@@ -18,8 +18,6 @@ from ray_workers.shared.node_needs import BuildState, NodeEnvironment, RemoteCod
 from tests.unit.workers.node.folders.git_server import GitServer, repository, serving
 from tests.unit.workers.node.folders.test_remote_code import FILES, below, of_git
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[GitServer]:

@@ -179,7 +179,6 @@ def test_a_link_in_the_place_of_the_output_folder_is_not_followed(tmp_path: Path
         assert names_in(node.folder) == []
 
 
-@pytest.mark.anyio
 async def test_a_listing_that_takes_long_or_fails_is_answered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +201,6 @@ async def test_a_listing_that_takes_long_or_fails_is_answered_once(
     assert (names, len(calls)) == ([], 1)
 
 
-@pytest.mark.anyio
 async def test_a_node_makes_keeps_and_drops_the_folders_of_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +307,6 @@ def test_a_mirror_deletes_nothing_because_its_folder_is_gone_or_another(
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["w.pt"]
 
 
-@pytest.mark.anyio
 async def test_a_copy_that_is_under_way_at_the_end_is_not_overtaken(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +334,6 @@ async def test_a_copy_that_is_under_way_at_the_end_is_not_overtaken(
     assert (tmp_path / "b" / "w.pt").read_text() == "newer"
 
 
-@pytest.mark.anyio
 async def test_an_attempt_that_is_dropped_while_its_folder_is_fetched_leaves_nothing(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

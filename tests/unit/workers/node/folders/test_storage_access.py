@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import fsspec
-import pytest
 
 from dray.train.checkpoints import CheckpointRef
 from ray_workers.node.folders.storage_access import StorageAccess, answer_to, needs_access
@@ -44,7 +43,6 @@ os.wait()
 """
 
 
-@pytest.mark.anyio
 async def test_a_script_keeps_files_in_storage_that_only_its_actor_can_reach(
     server: Server, tmp_path: Path
 ) -> None:

@@ -21,8 +21,6 @@ from tests.wire import rank_task
 
 __all__ = ["light", "server"]
 
-pytestmark = pytest.mark.anyio
-
 CHILD_THAT_STAYS = """
 import os, signal, sys, time
 child = os.fork()

@@ -21,8 +21,6 @@ from ray_workers.shared.processes.silence import SilenceLimits
 from tests.unit.workers.forked import PATIENCE_S, fork, is_alive, until
 from tests.unit.workers.node.test_escapes import AS_A_PROGRAM, ESCAPE
 
-pytestmark = pytest.mark.anyio
-
 
 @contextlib.asynccontextmanager
 async def managed(

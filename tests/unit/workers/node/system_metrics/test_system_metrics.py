@@ -26,8 +26,6 @@ from tests.unit.workers.forked import Server, light, server
 
 __all__ = ["light", "server"]
 
-pytestmark = pytest.mark.anyio
-
 NODE_KEYS = {"system/node/memory_used", "system/node/memory_available"}
 BUSY = (
     "import sys, time\nwhile time.process_time() < 0.08: pass\nprint(flush=True)\nsys.stdin.read()"
