@@ -282,13 +282,9 @@ def fail_impossible(
     job_id: str,
     reason: policy.Reason,
     now: datetime,
-    *,
-    attempt_seen: int | None = None,
 ) -> bool:
     """Fail a waiting job that the cluster can never run; False if it is no longer waiting."""
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED:
-        return False
-    if attempt_seen is not None and job.attempt != attempt_seen:
         return False
     return move(session, job, Trigger.IMPOSSIBLE, code=reason.code, message=reason.message, now=now)

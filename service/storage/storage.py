@@ -74,10 +74,6 @@ class Storage:
             self._folder = self._folder.resolve()
 
     @property
-    def is_local(self) -> bool:
-        return self._folder is not None
-
-    @property
     def folder(self) -> Path | None:
         """The folder that this is; None for other storages."""
         return self._folder

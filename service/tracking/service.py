@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
@@ -43,9 +42,9 @@ SCOPE = "experiments"
 class Tracking:
     """The use cases, each in one transaction. All callers may read and annotate all jobs."""
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._clock = clock or database.clock
+        self._clock = database.clock
 
     async def compare(self, job_ids: Sequence[str]) -> views.Comparison:
         """NotFound if one of the jobs is not there, NotComparable of one job without a baseline."""

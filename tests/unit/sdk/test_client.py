@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,6 @@ from tests.unit.service.helpers import log, metrics, used
 
 JOB = {"recipe": "image_classification"}
 IMPATIENT = Retry(patience_s=0.0)
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.url) as client:
-        yield client
 
 
 def in_background(work: Callable[[], object]) -> threading.Thread:

@@ -21,12 +21,6 @@ PATIENT = Retry(first_delay_s=0.01, max_delay_s=0.05)
 
 
 @pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.url) as client:
-        yield client
-
-
-@pytest.fixture
 def trained(server: LiveServer) -> str:
     job_id = server.submit()
     frames = [
