@@ -22,8 +22,10 @@ from service.checkpoints import init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.db.models import CodeRow
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import events as events_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.scheduling import cluster as cluster_repository
+from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import code as code_repository
 from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import measure
@@ -95,7 +97,7 @@ def claim(
 ) -> list[Claimed | None]:
     """Begin the next attempts of these jobs; None for one that is no longer as it was seen, and for
     a trial that has no values yet. A job that can't start any more fails."""
-    rows = repository.lock_waiting(session, [one.job_id for one in wanted])
+    rows = planned_jobs.lock_waiting(session, [one.job_id for one in wanted])
     in_arrays = [row.id for row in rows.values() if row.array_id is not None]
     parameters = sweeps_repository.parameters(session, in_arrays)
     startable = []
@@ -164,9 +166,9 @@ def _begin(
                 "created_at": now,
             }
         )
-    repository.change_waiting(session, changes)
+    planned_jobs.change_waiting(session, changes)
     attempts_repository.insert(session, attempts)
-    repository.add_events(session, events)
+    events_repository.add_events(session, events)
     moves.note(session, events)
     for each in startable:
         tell_moved(session, each.row)

@@ -16,9 +16,11 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db.models import JobRow
 from service.db.notifications import QUEUE, events_of
+from service.db.repositories import events as events_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
+from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
@@ -46,7 +48,7 @@ class Ends:
     def settle(self, session: Session, now: datetime) -> None:
         if not self._jobs:
             return
-        repository.add_events(session, self._events)
+        events_repository.add_events(session, self._events)
         moves.note(session, self._events)
         ids = [job.id for job, _ in self._jobs]
         message = "the job ended before it was seen to train on"
@@ -99,7 +101,7 @@ def move(
         if ends is None:
             settled.settle(session, now)
     else:
-        repository.add_events(session, [event])
+        events_repository.add_events(session, [event])
         moves.note(session, [event])
     tell_moved(session, job)
     return True
@@ -173,7 +175,7 @@ def remark(
     """An event that leaves the state as it is."""
     event = {
         "job_id": job.id,
-        "seq": repository.count_event(session, job),
+        "seq": events_repository.count_event(session, job),
         "time": now,
         "type": type_,
         "from_state": None,
@@ -183,7 +185,7 @@ def remark(
         "message": message,
         "data": dict(data or {}),
     }
-    repository.add_events(session, [event])
+    events_repository.add_events(session, [event])
     notify(session, job.id, events_of(job.id))
 
 
@@ -194,7 +196,7 @@ def runtime_left_s(job: JobRow | Row[Any]) -> float | None:
 def waits_with_news(session: Session, waits: Sequence[policy.Wait]) -> list[policy.Wait]:
     """Those that `note_waiting` would store, so that a long queue is not read while others wait to
     write."""
-    queued = repository.waiting_notes(session)
+    queued = planned_jobs.waiting_notes(session)
     return [wait for wait in waits if _is_news(queued.get(wait.job_id), wait)]
 
 
@@ -215,7 +217,7 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
     since it keeps jobs back for long. A row that would not change is not written.
     """
     stopped: dict[str, str] = {}
-    queued = repository.waiting_notes_of(session, [wait.job_id for wait in waits])
+    queued = planned_jobs.waiting_notes_of(session, [wait.job_id for wait in waits])
     notes: list[dict[str, Any]] = []
     for wait in waits:
         row = queued.get(wait.job_id)
@@ -234,7 +236,7 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
         }
         new = {f"new_{name}": value for name, value in note.items()}
         notes.append({"job_id": wait.job_id, **new})
-    repository.note_waiting(session, notes)
+    planned_jobs.note_waiting(session, notes)
     _tell_stopped(session, stopped, now)
     touch(session, *(note["job_id"] for note in notes))
     return len(notes)
@@ -250,7 +252,7 @@ def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) 
         "code": BUDGET_USED_UP,
         "data": {},
     }
-    changed = repository.count_events_of_waiting(session, list(messages), BUDGET_USED_UP)
+    changed = planned_jobs.count_events_of_waiting(session, list(messages), BUDGET_USED_UP)
     rows = [
         {
             **told,
@@ -261,7 +263,7 @@ def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) 
         }
         for row in changed
     ]
-    repository.add_events(session, rows)
+    events_repository.add_events(session, rows)
     notify(session, *(topic for row in changed for topic in (row.id, events_of(row.id))))
 
 

@@ -19,7 +19,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Drill, DrillKind, Grant, Recall, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
-from service.db.repositories import jobs as repository
+from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
@@ -97,7 +97,7 @@ def snapshot(
 
     earlier: what is known of jobs that are done; None where nobody asks how long these have left.
     """
-    jobs = repository.in_state(session, UNFINISHED)
+    jobs = planned_jobs.in_state(session, UNFINISHED)
     runs = {} if earlier is None else earlier
     after = _dependencies(session, jobs)
     waiting = tuple(
