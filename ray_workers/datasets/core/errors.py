@@ -102,8 +102,12 @@ def no_such_name(what: str, wanted: str, names: Iterable[str]) -> str:
 class Budget:
     """Bytes that preparing one data set may write, so that no archive can fill a node's disk."""
 
-    def __init__(self, place: str, limit_bytes: int) -> None:
+    def __init__(
+        self, place: str, limit_bytes: int, setting: str = "DRAY_DATA_CACHE_LIMIT_BYTES"
+    ) -> None:
+        """setting: the one that the limit comes from, for the error."""
         self._place = place
+        self._setting = setting
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes
 
@@ -118,5 +122,5 @@ class Budget:
             raise broken(
                 self._place,
                 f"unpacked, it needs more than the {self._limit_bytes:,} bytes that it may take "
-                f"on a node (DRAY_DATA_CACHE_LIMIT_BYTES)",
+                f"on a node ({self._setting})",
             )
