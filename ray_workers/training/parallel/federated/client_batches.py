@@ -11,8 +11,8 @@ from torch import Tensor
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feeding, Piece, Share
 from ray_workers.training.data.sampler import Batch, derive_seed
-from ray_workers.training.parallel.federated.partition import Numbers
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan, Rounds, deal
+from ray_workers.training.parallel.federated.simulation.partition import Numbers
 
 
 @dataclass(frozen=True)

@@ -17,29 +17,45 @@ from ray_workers.training.data.prefetcher import Piece, Share
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.ddp import engine_parts
-from ray_workers.training.parallel.federated.aggregation import FixedPointSum, robust, rows_of_all
-from ray_workers.training.parallel.federated.client_batches import RoundShare
-from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
-from ray_workers.training.parallel.federated.control_variates import ControlChange, ControlVariates
-from ray_workers.training.parallel.federated.privacy import (
+from ray_workers.training.parallel.federated.aggregation.aggregators import (
+    FixedPointSum,
+    robust,
+    rows_of_all,
+)
+from ray_workers.training.parallel.federated.aggregation.aggregators.control_variates import (
+    ControlChange,
+    ControlVariates,
+)
+from ray_workers.training.parallel.federated.aggregation.aggregators.update_checks import (
+    Verdict,
+    judged,
+)
+from ray_workers.training.parallel.federated.aggregation.privacy import (
     Accountant,
     ClippingNorm,
     check_statistics,
 )
-from ray_workers.training.parallel.federated.received import ReceivedUpdates, UpdateTable
+from ray_workers.training.parallel.federated.aggregation.received import (
+    ReceivedUpdates,
+    UpdateTable,
+)
+from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
 from ray_workers.training.parallel.federated.rounds import Participant
-from ray_workers.training.parallel.federated.update_checks import Verdict, judged
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.strategy import StrategyContext
 
 if TYPE_CHECKING:  # they need a package that a node without such jobs may lack
-    from ray_workers.training.parallel.federated.secure_round import SecureRound, SecureSum
+    from ray_workers.training.parallel.federated.simulation.secure_round import (
+        SecureRound,
+        SecureSum,
+    )
 
 
 def _secure_rounds() -> type[SecureRound]:
     """RoundsError if the node lacks the package that they need."""
     try:
-        from ray_workers.training.parallel.federated.secure_round import SecureRound
+        from ray_workers.training.parallel.federated.simulation.secure_round import SecureRound
     except ImportError as error:
         raise RoundsError(
             "federated.secure_aggregation needs the package cryptography on the nodes: name it in "

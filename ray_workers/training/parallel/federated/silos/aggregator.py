@@ -11,13 +11,13 @@ from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMapp
 from ray_workers.training.data.prefetcher import Feed, Feeding
 from ray_workers.training.parallel.data_parallel.ddp import Ddp
 from ray_workers.training.parallel.federated.client_batches import RoundShare
-from ray_workers.training.parallel.federated.collecting import empty_batch
 from ray_workers.training.parallel.federated.engine import FederatedEngine
-from ray_workers.training.parallel.federated.federated import ServerState
+from ray_workers.training.parallel.federated.outside.update_collector import empty_batch
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
 from ray_workers.training.parallel.federated.server_optimizers import ServerStep
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
 from ray_workers.training.parallel.federated.silos.server import RoundStart, SiloServer
+from ray_workers.training.parallel.federated.simulation.strategy import ServerState
 from ray_workers.training.parallel.strategy import StrategyContext
 
 LOSS = "train/loss"
