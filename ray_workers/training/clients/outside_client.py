@@ -27,7 +27,7 @@ from ray_workers.training.core.errors import DataError as DataError
 from ray_workers.training.core.schedule import lr_at
 from ray_workers.training.data.device_dataset import InMemorySamples
 from ray_workers.training.data.sampler import derive_seed
-from ray_workers.training.parallel.federated.aggregation.aggregators.update_checks import (
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
     Verdict,
     judged,
     reason,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ray_workers.training.parallel.federated.aggregation.aggregators.update_checks import (
+
+from dray.spec import RECIPES, JobSpec
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
     Verdict,
     reason,
 )
-
-from dray.spec import RECIPES, JobSpec
 
 PAGE = (Path(__file__).parents[3] / "docs" / "federated.md").read_text()
 

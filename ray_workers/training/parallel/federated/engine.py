@@ -22,13 +22,9 @@ from ray_workers.training.parallel.federated.aggregation.aggregators import (
     robust,
     rows_of_all,
 )
-from ray_workers.training.parallel.federated.aggregation.aggregators.control_variates import (
+from ray_workers.training.parallel.federated.aggregation.control_variates import (
     ControlChange,
     ControlVariates,
-)
-from ray_workers.training.parallel.federated.aggregation.aggregators.update_checks import (
-    Verdict,
-    judged,
 )
 from ray_workers.training.parallel.federated.aggregation.privacy import (
     Accountant,
@@ -38,6 +34,10 @@ from ray_workers.training.parallel.federated.aggregation.privacy import (
 from ray_workers.training.parallel.federated.aggregation.received import (
     ReceivedUpdates,
     UpdateTable,
+)
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
+    Verdict,
+    judged,
 )
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat

@@ -11,7 +11,7 @@ import torch
 from dray.spec.federated import Silo
 from ray_workers.shared.job_log import log
 from ray_workers.training.elastic import process_group
-from ray_workers.training.parallel.federated.aggregation.aggregators.update_checks import (
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
     Verdict,
     reason,
 )

@@ -14,8 +14,8 @@ from ray_workers.shared.job_log import log
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.parallel.data_parallel.ddp import Ddp
-from ray_workers.training.parallel.federated.aggregation.aggregators.update_checks import Verdict
 from ray_workers.training.parallel.federated.aggregation.received import ReceivedUpdates
+from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.engine import FederatedEngine
 from ray_workers.training.parallel.federated.outside.update_collector import (

@@ -34,7 +34,7 @@ from ray_workers.training.core.errors import LeaveRequested
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.prefetcher import Feeding
 from ray_workers.training.data.sampler import Batch
-from ray_workers.training.parallel.federated.aggregation.aggregators.update_checks import (
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
     Verdict,
     judged,
 )

@@ -7,10 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from ray_workers.training.parallel.federated.aggregation.aggregators.update_checks import (
-    Verdict,
-    judged,
-)
 from torch import Tensor
 
 from dray.secure_aggregation.messages import MaskingPhase
@@ -21,6 +17,10 @@ from ray_workers.training.parallel.federated.aggregation.aggregators import Fixe
 from ray_workers.training.parallel.federated.aggregation.received import (
     ReceivedUpdates,
     UpdateTable,
+)
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
+    Verdict,
+    judged,
 )
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
 from tests.unit.training.ranks import run_in_group
