@@ -12,11 +12,12 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
-from dray.spec import environment, federated, roles
+from dray.spec import environment, roles
 from dray.spec.code import RemoteCode
 from dray.spec.data import Data, Format, Missing
 from dray.spec.environment import Environment
-from dray.spec.federated import Federated
+from dray.spec.federated import job_checks
+from dray.spec.federated.document import Federated
 from dray.spec.fields import (
     MAX_STEPS,
     Document,
@@ -346,7 +347,7 @@ class JobSpec(Document):
     @classmethod
     def _the_workers_of_all_roles(cls, document: Any) -> Any:
         """Fill in `resources.num_workers` of a script with roles, and of silos."""
-        return federated.with_num_workers(roles.with_num_workers(document))
+        return job_checks.with_num_workers(roles.with_num_workers(document))
 
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Self:
@@ -362,7 +363,7 @@ class JobSpec(Document):
         self._check_gpus()
         self._check_elastic()
         self._check_sync()
-        federated.check(self)
+        job_checks.check(self)
         self._check_balance()
         self._check_noise()
         self._check_batch_range()

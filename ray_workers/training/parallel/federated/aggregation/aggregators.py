@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dray.spec.federated import Aggregator
+from dray.spec.federated.parts import Aggregator
 from ray_workers.training.elastic import process_group
 
 BITS = 61

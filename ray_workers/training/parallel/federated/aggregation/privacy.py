@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
-from dray.spec.federated import Privacy
+from dray.spec.federated.parts import Privacy
 from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.data.sampler import derive_seed
 

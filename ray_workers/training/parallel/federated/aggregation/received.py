@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dray.spec.federated import Silo
+from dray.spec.federated.parts import Silo
 from ray_workers.shared.job_log import log
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.federated.aggregation.update_checks import (

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dray import spec, train
 from dray.secure_aggregation.messages import MaskingPhase
-from dray.spec.federated import Http
+from dray.spec.federated.parts import Http
 from dray.train import files, storage_room
 from dray.train.storage_room import StorageError
 from ray_workers.shared import round_files

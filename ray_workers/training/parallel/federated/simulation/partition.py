@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dray.spec.federated import Partition
+from dray.spec.federated.parts import Partition
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.data.device_dataset import Samples
 from ray_workers.training.data.sampler import derive_seed

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dray.secure_aggregation.messages import MaskingPhase
-from dray.spec.federated import Aggregator
+from dray.spec.federated.parts import Aggregator
 from ray_workers.training.devices import CPU
 from ray_workers.training.parallel.federated.aggregation import aggregators as aggregation
 from ray_workers.training.parallel.federated.aggregation.aggregators import FixedPointSum, robust

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dray.spec.federated import Partition
+from dray.spec.federated.parts import Partition
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.data.device_dataset import Samples
 from ray_workers.training.parallel.federated.simulation.partition import (
