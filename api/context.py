@@ -15,7 +15,7 @@ from api.problems import Refused
 from api.security.auth import Authority
 from service.code.uploads import CodeUploads
 from service.costs.reports import Costs
-from service.federation.service import Federation
+from service.federation.invitations import Invitations
 from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
@@ -128,8 +128,8 @@ async def _faults(request: Request) -> FaultService:
     return context_of(request).runtime.faults
 
 
-async def _federation(request: Request) -> Federation:
-    return context_of(request).runtime.federation
+async def _invitations(request: Request) -> Invitations:
+    return context_of(request).runtime.invitations
 
 
 async def _mlflow(request: Request) -> MlflowQueries:
@@ -156,7 +156,7 @@ TheChanges = Annotated[JobChanges, Depends(_changes)]
 TheQueues = Annotated[Queues, Depends(_queues)]
 TheCosts = Annotated[Costs, Depends(_costs)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
-TheFederation = Annotated[Federation, Depends(_federation)]
+TheInvitations = Annotated[Invitations, Depends(_invitations)]
 TheMlflow = Annotated[MlflowQueries, Depends(_mlflow)]
 TheTracking = Annotated[Tracking, Depends(_tracking)]
 ThePlans = Annotated[Plans, Depends(_plans)]
