@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,18 +23,18 @@ from dray.secure_aggregation.messages import MaskingPhase
 from ray_workers.recipes import RECIPES
 from ray_workers.recipes.private_data import PrivateData
 from ray_workers.training.core.errors import DataError as DataError
-from ray_workers.training.core.schedule import lr_at
 from ray_workers.training.data.device_dataset import InMemorySamples
 from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.devices import CPU
 from ray_workers.training.parallel.federated.aggregation.update_checks import (
     Verdict,
     judged,
     reason,
 )
 from ray_workers.training.parallel.federated.client_batches import batches_of
-from ray_workers.training.parallel.federated.client_training import ClientTraining
-from ray_workers.training.parallel.federated.masking_values import loss_value, masking_settings
-from ray_workers.training.parallel.strategy import AUTOCAST
+from ray_workers.training.parallel.federated.client_training import ClientTraining, client_lr
+from ray_workers.training.parallel.federated.masking_values import loss_value, outside_settings
+from ray_workers.training.parallel.strategy import autocast
 
 if TYPE_CHECKING:
     from dray.secure_aggregation.client import MaskingClient
@@ -87,10 +86,9 @@ class OutsideClient:
         self._data: PrivateData = recipe.private_data(loaded, document, data)
         self._samples = InMemorySamples(self._data.inputs, self._data.targets)
         self._model = loaded.model
-        dtype = AUTOCAST.get(self._train.precision)
-        autocast = partial(torch.autocast, "cpu", dtype=dtype) if dtype else nullcontext
         self._training = ClientTraining(
-            self._model, self._data.loss_sum, autocast, self._train, self._federated
+            *(self._model, self._data.loss_sum, partial(autocast, self._train.precision, CPU)),
+            *(self._train, self._federated),
         )
         self._split(document.data.validation_fraction)
         self._masking: MaskingClient | None = None
@@ -135,7 +133,7 @@ class OutsideClient:
         from dray.secure_aggregation.client import MaskingClient  # it needs a package of its own
 
         if phase is MaskingPhase.ADVERTISE_KEYS and self._session != session:
-            settings = masking_settings(self._federated, session, num_elements)
+            settings = outside_settings(self._federated, session, num_elements)
             self._masking = MaskingClient(f"{self._client}", settings)
             self._session = session
         masking = self._masking
@@ -167,16 +165,11 @@ class OutsideClient:
         val_loss = self._validate()
         self._model.train()
         options, federated = self._train, self._federated
-        steps = federated.local_epochs * -(-len(self._own) // federated.batch_size)
-        lr = lr_at(
-            number,
-            total_steps=federated.rounds,
-            lr=options.optimizer.lr,
-            schedule=options.schedule,
-        )
+        steps = federated.steps_of(len(self._own))
+        lr = client_lr(options, number, federated.rounds)
         torch.manual_seed(derive_seed("client step", options.seed, number, self._client))
-        seed = derive_seed("client", options.seed, number, self._client)
-        batches = batches_of(self._samples, self._own, steps, federated.batch_size, seed)
+        seed = options.seed, number, self._client
+        batches = batches_of(self._samples, self._own, steps, federated.batch_size, *seed)
         update, loss = self._training.train(batches, lr, None)
         return update.detach().float().cpu(), steps, loss, val_loss
 

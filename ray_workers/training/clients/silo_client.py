@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple, Self
 
 import torch
@@ -17,17 +17,16 @@ from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training import devices
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.errors import DataError
-from ray_workers.training.core.schedule import lr_at
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.data.prefetcher import Piece
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.parallel.federated.client_batches import batches_of
-from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
+from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat, client_lr
 from ray_workers.training.parallel.federated.silos.aggregator import LOSS
 from ray_workers.training.parallel.federated.silos.server import AGGREGATOR_KEY
 from ray_workers.training.parallel.meta_init import materialise
-from ray_workers.training.parallel.strategy import AUTOCAST
+from ray_workers.training.parallel.strategy import autocast
 
 SAMPLES_AT_ONCE = 256
 """Of an evaluation."""
@@ -60,10 +59,11 @@ class SiloClient:
         self._workload = workload
         self._page = page
         self._connection = connection
-        self._device = torch.device("cpu")
+        self._device = devices.CPU
         self._model = workload.model
         materialise(self._model, self._device, document.train.seed)
         self._flat = Flat(self._model, has_buffers=True)
+        self._autocast = partial(autocast, document.train.precision, self._device)
         parts = (workload.loss_sum, self._autocast, document.train, federated)
         self._clients = ClientTraining(self._model, *parts)
         self._samples = on_device(workload.train, self._device)
@@ -106,15 +106,10 @@ class SiloClient:
         metrics = self._measured() if given.evaluates else {}
         devices.seed(self._device, derive_seed("step", self._train.seed, number, self._silo))
         options, num_samples = self._federated, len(self._samples)
-        num_steps = options.local_epochs * -(-num_samples // options.batch_size)
-        batches = batches_of(
-            self._samples,
-            torch.arange(num_samples),
-            num_steps,
-            options.batch_size,
-            derive_seed("client", self._train.seed, number, self._silo),
-        )
-        lr = self._lr(number)
+        num_steps, seed = options.steps_of(num_samples), (self._train.seed, number, self._silo)
+        own = torch.arange(num_samples)
+        batches = batches_of(self._samples, own, num_steps, options.batch_size, *seed)
+        lr = client_lr(self._train, number, options.rounds)
         update, loss = self._clients.train(self._moving(batches), lr, given.correction)
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
         metrics[LOSS] = loss
@@ -126,21 +121,12 @@ class SiloClient:
     def close(self) -> None:
         self._connection.close()
 
-    def _lr(self, number: int) -> float:
-        options = self._train
-        total, lr = self._federated.rounds, options.optimizer.lr
-        return lr_at(number, total_steps=total, lr=lr, schedule=options.schedule)
-
     def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
         """Shows that this rank is at work, and ends it where nobody waits for its update."""
         for batch in batches:
             self._page.move()
             self._connection.check_open()
             yield batch
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        dtype = AUTOCAST.get(self._train.precision)
-        return torch.autocast("cpu", dtype=dtype, enabled=dtype is not None)
 
     @torch.no_grad()
     def _measured(self) -> dict[str, float]:

@@ -59,7 +59,7 @@ def trained(
 
 
 POINTS = {
-    "published": (UpdateCollector, "_wait", 2),
+    "published": (UpdateCollector, "_collect", 2),
     "collected": (OutsideEngine, "_update_of", 5),
     "aggregated": (OutsideEngine, "commit", 2),
 }
@@ -154,6 +154,7 @@ class JumpingClock:
     """In place of `time`: it stands still until somebody sets it."""
 
     seconds = 0.0
+    sleep = staticmethod(time.sleep)
 
     def monotonic(self) -> float:
         return self.seconds
@@ -255,7 +256,7 @@ def test_a_client_that_vanishes_in_a_masked_round_is_lost_to_it_alone(
     monkeypatch.setattr(OutsideClient, "answer", vanishing)
     monkeypatch.setattr(federation, "GIVEN_UP_S", 0.05)
     monkeypatch.setattr(masked_collector, "read_parts", counting)
-    monkeypatch.setattr(masked_collector, "time", clock)
+    monkeypatch.setattr(update_collector, "time", clock)
     job = FederatedRun(server, tmp_path, {**MASKED, "federated": federated})
     clients = Clients(job, tmp_path)
     clients.join(0, 1, 2, 3)

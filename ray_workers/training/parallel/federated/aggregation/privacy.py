@@ -68,6 +68,22 @@ class Accountant:
         return enough
 
 
+def rounds_of(options: spec.Federated) -> int:
+    """The number of rounds that the job may take: fewer than the document's where they would spend
+    more privacy than it allows. RoundsError if there is none."""
+    if options.privacy is None:
+        return options.rounds
+    accountant = Accountant(options, options.privacy)
+    rounds = accountant.most_rounds(options.rounds)
+    if rounds == 0:
+        raise RoundsError(
+            f"federated.privacy.epsilon is {options.privacy.epsilon:g}, and one round spends "
+            f"{accountant.epsilon(1):.4g}: allow more, or take a larger noise_multiplier or fewer "
+            "clients_per_round"
+        )
+    return rounds
+
+
 def check_statistics(model: nn.Module) -> None:
     """RoundsError if the model has running statistics, which clients would have to send without
     noise."""

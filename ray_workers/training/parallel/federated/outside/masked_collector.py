@@ -8,10 +8,8 @@ too many clients, or this process, begins anew, under another name.
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,19 +25,22 @@ from ray_workers.shared.frames import RoundReport
 from ray_workers.shared.job_log import log
 from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.data.prefetcher import Feeding
-from ray_workers.training.parallel.federated.client_batches import RoundShare
-from ray_workers.training.parallel.federated.collection_rules import Collection, Next, next_of
-from ray_workers.training.parallel.federated.masking_values import loss_of, masking_settings
-from ray_workers.training.parallel.federated.outside.storage_listing import names_below
-from ray_workers.training.parallel.federated.outside.update_collector import (
+from ray_workers.training.parallel.federated.masking_values import (
+    SecureSum,
+    loss_of,
+    outside_settings,
+)
+from ray_workers.training.parallel.federated.outside.sent_updates import (
     DamagedUpdateError,
-    UpdateCollector,
-    empty_batch,
+    names_below,
     read_file,
     read_parts,
 )
+from ray_workers.training.parallel.federated.outside.update_collector import (
+    MaskedShare,
+    UpdateCollector,
+)
 from ray_workers.training.parallel.federated.rounds import Participant
-from ray_workers.training.parallel.federated.simulation.secure_round import SecureSum
 
 ANSWER_S = 60.0
 """Within which clients answer in the phases in which they don't train, or are lost to the round."""
@@ -49,21 +50,47 @@ class RoundBrokenError(Exception):
     """Too few clients are left for the secrets of a round."""
 
 
-@dataclass(frozen=True)
-class MaskedShare(RoundShare):
-    """A round that is over: the sum of its updates."""
-
-    total: SecureSum
-
-
 def refuse_too_few_bits(options: spec.Federated, num_elements: int) -> None:
     """RoundsError if the sum of the updates could overflow."""
     try:
-        FixedPoint.of(masking_settings(options, "any", num_elements), options.clients_per_round)
+        FixedPoint.of(outside_settings(options, "any", num_elements), options.clients_per_round)
     except ValueError as error:
         raise RoundsError(
             f"federated.secure_aggregation: {error}; http.max_samples bounds the weights"
         ) from error
+
+
+class MaskedAnswers:
+    """The answers of clients in the phase that the server is in."""
+
+    def __init__(self, server: MaskingServer, folder: str, masked_bytes: int) -> None:
+        """folder: URL of the files of the round. masked_bytes: the size of a masked update."""
+        self._server = server
+        self._folder = folder
+        self._masked_bytes = masked_bytes
+        self.refused: set[int] = set()
+
+    @property
+    def accepted(self) -> set[int]:
+        return {int(name) for name in self._server.answered}
+
+    def look(self, moved: Callable[[], None]) -> None:
+        server, phase = self._server, self._server.phase
+        for name in names_below(f"{self._folder}/{round_files.answers_path(phase)}"):
+            if not name.isdecimal() or int(name) in self.accepted | self.refused:
+                continue
+            moved()
+            client = int(name)
+            try:
+                message = read_file(f"{self._folder}/{round_files.answer_path(phase, client)}")
+                if phase is MaskingPhase.MASKED_INPUT:
+                    digest = message.decode("ascii", "replace")
+                    parts = read_parts(self._folder, client, digest, self._masked_bytes)
+                    message = bytes(parts)
+                server.receive(str(client), phase, message)
+            except (MessageRefused, DamagedUpdateError) as error:
+                log(f"the message of client {client} in {phase} is refused: {error}")
+                self.refused.add(client)
 
 
 class MaskedCollector(UpdateCollector):
@@ -78,18 +105,18 @@ class MaskedCollector(UpdateCollector):
                 log(f"round {step} begins anew: {error}")
                 continue
             self._report(replace(opening, is_open=False))
-            share = self._masked_share(step, found)
-            return Feeding(found.weight, [share])
+            return Feeding(found.weight, [self._share(step, found)])
 
     def _play(self, opening: RoundReport) -> Aggregate:
         """All phases of a round."""
-        server = MaskingServer(masking_settings(self._options, opening.name, self._num_elements))
-        opening = replace(opening, update_bytes=self._masked_bytes)
+        settings = outside_settings(self._options, opening.name, self._num_elements)
+        server = MaskingServer(settings)
+        opening = replace(opening, update_bytes=settings.masked_bytes)
         messages: Mapping[str, bytes] = {}
         while server.phase is not MaskingPhase.ENDED:
             self._store_messages(opening.name, server.phase, messages)
             asked = opening.clients if server.expected is None else sorted(map(int, messages))
-            self._collect(server, replace(opening, clients=asked, awaits=server.phase))
+            self._play_phase(server, replace(opening, clients=asked, awaits=server.phase))
             try:
                 messages = server.advance()
             except (TooFewClients, WrongShares) as error:
@@ -103,68 +130,29 @@ class MaskedCollector(UpdateCollector):
             for client, message in messages.items():
                 path = Path(scratch, "message")
                 path.write_bytes(message)
-                self._store(path, f"{name}/{round_files.message_path(phase, int(client))}")
+                place = round_files.message_path(phase, int(client))
+                self._publisher.store(path, f"{name}/{place}")
                 self._page.move()
 
-    @property
-    def _masked_bytes(self) -> int:
-        return masking_settings(self._options, "any", self._num_elements).masked_bytes
-
-    def _collect(self, server: MaskingServer, asking: RoundReport) -> None:
+    def _play_phase(self, server: MaskingServer, asking: RoundReport) -> None:
         """Take the answers of a phase until it is over. RoundBrokenError."""
         is_first = server.expected is None
         is_long = is_first or server.phase is MaskingPhase.MASKED_INPUT
-        deadline_s = self._http.deadline_s if is_long else min(ANSWER_S, self._http.deadline_s)
-        quorum = max(server.least, self._options.least_updates if is_first else 0)
-        asking = replace(asking, quorum=quorum, deadline_s=deadline_s)
-        late_at = time.monotonic() + deadline_s
-        refused: set[int] = set()
-        look = partial(self._take_answers, server, asking.name, refused)
-        self._report(asking)
-        while True:
-            self._look_for(look)
-            asked = self._asked(asking)
-            accepted = {int(name) for name in server.answered}
-            asks_all = asking.clients is None or not is_first
-            is_late = time.monotonic() >= late_at
-            state = Collection(asked, asks_all, quorum, accepted, refused)
-            step = next_of(state, is_late=is_late)
-            if step is Next.END:
-                return
-            if step is Next.ASK_ALL:
-                asking = replace(asking, clients=None)
-                self._report(asking)
-            elif is_late and not is_first:
-                raise RoundBrokenError(
-                    f"{len(accepted)} clients have answered in {server.phase}, and "
-                    f"{server.least} are needed"
-                )
-            else:
-                self._pause()
+        asking = replace(
+            asking,
+            quorum=max(server.least, self._options.least_updates if is_first else 0),
+            deadline_s=self._http.deadline_s if is_long else min(ANSWER_S, self._http.deadline_s),
+        )
+        answers = MaskedAnswers(server, f"{self._url}/{asking.name}", asking.update_bytes)
+        if self._collect(asking, answers, asks_all=is_first) is None:
+            raise RoundBrokenError(
+                f"{len(server.answered)} clients have answered in {server.phase}, and "
+                f"{server.least} are needed"
+            )
 
-    def _take_answers(self, server: MaskingServer, name: str, refused: set[int]) -> None:
-        folder, phase = f"{self._url}/{name}", server.phase
-        for each in names_below(f"{folder}/{round_files.answers_path(phase)}"):
-            if not each.isdecimal() or each.startswith(".") or int(each) in refused:
-                continue
-            client = int(each)
-            if str(client) in server.answered:
-                continue
-            self._page.move()
-            try:
-                message = read_file(f"{folder}/{round_files.answer_path(phase, client)}")
-                if phase is MaskingPhase.MASKED_INPUT:
-                    digest = message.decode("ascii", "replace")
-                    message = bytes(read_parts(folder, client, digest, self._masked_bytes))
-                server.receive(str(client), phase, message)
-            except (MessageRefused, DamagedUpdateError) as error:
-                log(f"the message of client {client} in {phase} is refused: {error}")
-                refused.add(client)
-
-    def _masked_share(self, number: int, found: Aggregate) -> MaskedShare:
+    def _share(self, number: int, found: Aggregate) -> MaskedShare:
         clients = sorted(map(int, found.clients))
-        participants = [Participant(client, 1, 1, attacks=False) for client in clients]
-        plan = self._plan(number, participants, {*clients})
+        plan = self._plan(number, [Participant(client, 1, 1) for client in clients], {*clients})
         loss = loss_of(float(found.mean[-1]), self._options.max_update_norm)
         total = SecureSum(torch.from_numpy(found.sums[:-1].copy()), found.weight, loss, 0)
-        return MaskedShare(empty_batch(plan), [], plan, [0] * len(clients), None, total)
+        return MaskedShare.of(plan, total=total)

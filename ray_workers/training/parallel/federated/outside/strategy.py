@@ -13,28 +13,24 @@ from dray.train import files
 from ray_workers.shared.job_log import log
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Share
-from ray_workers.training.parallel.data_parallel.ddp import Ddp
 from ray_workers.training.parallel.federated.aggregation.received import ReceivedUpdates
 from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.engine import FederatedEngine
+from ray_workers.training.parallel.federated.masking_values import needing_cryptography
+from ray_workers.training.parallel.federated.outside.sent_updates import DamagedUpdateError
 from ray_workers.training.parallel.federated.outside.update_collector import (
     CollectedShare,
-    DamagedUpdateError,
+    MaskedShare,
     UpdateCollector,
 )
 from ray_workers.training.parallel.federated.rounds import Participant
-from ray_workers.training.parallel.federated.server_optimizers import ServerStep
-from ray_workers.training.parallel.federated.simulation.strategy import ServerState
+from ray_workers.training.parallel.federated.strategy import ServerStrategy
 from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class OutsideEngine(FederatedEngine):
     """Adds up the updates that clients have sent."""
-
-    @property
-    def num_update_elements(self) -> int:
-        return self._flat.num_elements
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
         assert isinstance(mine, CollectedShare)
@@ -54,12 +50,9 @@ class OutsideEngine(FederatedEngine):
         before_exchange: Callable[[], None],
     ) -> None:
         (mine,) = shares
-        if isinstance(mine, CollectedShare):
+        if not isinstance(mine, MaskedShare):
             super().backward(shares, scale, prepare, before_exchange)
             return
-        from ray_workers.training.parallel.federated.outside.masked_collector import MaskedShare
-
-        assert isinstance(mine, MaskedShare)
         count = len(mine.plan.participants)
         hidden = [math.nan] * count
         received = ReceivedUpdates(mine.plan, [Verdict.ACCEPTED] * count, hidden, hidden)
@@ -85,30 +78,23 @@ class OutsideEngine(FederatedEngine):
         return found
 
 
-class OutsideStrategy(Ddp):
+class OutsideStrategy(ServerStrategy):
     """The server of clients that are outside of the cluster, on the job's only rank."""
 
-    def __init__(self, given: StrategyContext) -> None:
-        options = given.spec.federated
-        assert options is not None
-        self._engine = OutsideEngine(given)
-        update = ServerStep(given, self._engine, options)
-        super().__init__(given, self._engine, update, ServerState(given, self._engine))
-        self._is_masked = options.secure_aggregation is not None
-        if self._is_masked:  # the engine has seen to it that the package is there
-            from ray_workers.training.parallel.federated import masked_collecting
+    _engine: OutsideEngine
 
-            masked_collecting.refuse_too_few_bits(options, self._engine.num_update_elements)
+    def __init__(self, given: StrategyContext) -> None:
+        super().__init__(given, OutsideEngine(given))
+        self._collector = UpdateCollector
+        if self._options.secure_aggregation is not None:
+            with needing_cryptography():
+                from ray_workers.training.parallel.federated.outside import masked_collector
+
+            masked_collector.refuse_too_few_bits(self._options, self._engine.num_update_elements)
+            self._collector = masked_collector.MaskedCollector
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
-        size = self._engine.num_update_elements
-        if self._is_masked:
-            from ray_workers.training.parallel.federated.outside.masked_collector import (
-                MaskedCollector,
-            )
-
-            return MaskedCollector(self.given, size, self._tensors)
-        return UpdateCollector(self.given, size, self._tensors)
+        return self._collector(self.given, self._engine.num_update_elements, self._tensors)
 
     def trained(self) -> nn.Module | None:
         """Also deletes the files of the last rounds: all of them are in a checkpoint."""

@@ -8,7 +8,6 @@ server gets. Clients are lost in the phases that the round's plan says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,31 +17,20 @@ from dray import spec
 from dray.secure_aggregation.client import MaskingClient
 from dray.secure_aggregation.errors import TooFewClients
 from dray.secure_aggregation.fixed_point import FixedPoint
-from dray.secure_aggregation.messages import MaskingPhase, MaskingSettings
+from dray.secure_aggregation.messages import MaskingPhase
 from dray.secure_aggregation.server import MaskingServer
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log
 from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.elastic import process_group
-from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.masking_values import (
+    SecureSum,
+    loss_of,
+    loss_value,
+    masking_settings,
+)
 from ray_workers.training.parallel.federated.rounds import PHASES
-
-LOSS_RANGE = 1000.0
-"""A larger loss counts as this."""
-
-
-@dataclass(frozen=True)
-class SecureSum:
-    """All that the server learns of the updates of a round."""
-
-    updates: Tensor
-    """float64 (elements,): the sum of the updates times their weights, on the CPU."""
-    weight: int
-    """The sum of the weights."""
-    loss: float
-    """The mean loss, by the weights."""
-    num_within: int
-    """The weight of the updates that were not clipped."""
+from ray_workers.training.parallel.federated.simulation.client_feed import SimulatedShare
 
 
 class SecureRound:
@@ -51,24 +39,19 @@ class SecureRound:
     def __init__(
         self,
         options: spec.Federated,
-        mine: RoundShare,
+        mine: SimulatedShare,
         num_elements: int,
         rank: int,
         world_size: int,
         page: HeartbeatPage,
     ) -> None:
         """RoundsError if there are too few bits for the updates."""
-        secure, plan = options.secure_aggregation, mine.plan
-        assert secure is not None
-        assert mine.feed is not None
+        plan = mine.plan
         self._rank, self._world_size, self._page = rank, world_size, page
-        self._settings = settings = MaskingSettings(
-            session=f"round {plan.number}",
-            num_values=num_elements + 2,  # the loss and whether it was not clipped
-            threshold=secure.threshold,
-            limit=options.max_update_norm,  # of the norm, and so of each element
-            bits=secure.bits,
-            max_weight=mine.feed.most_samples if options.privacy is None else 1,
+        max_weight = mine.feed.most_samples if options.privacy is None else 1
+        num_values = num_elements + 2  # the loss and whether it was not clipped
+        self._settings = settings = masking_settings(
+            options, f"round {plan.number}", num_values, max_weight
         )
         try:
             encoding = FixedPoint.of(settings, max(1, plan.num_chosen))
@@ -105,9 +88,8 @@ class SecureRound:
         name, phase = str(client), MaskingPhase.MASKED_INPUT
         if self._reason is not None:
             return
-        # As parts of the limit, so that they fit in as elements of the update do.
-        part = loss / LOSS_RANGE if loss < LOSS_RANGE else 1.0
-        facts = np.array([part, float(is_within)]) * self._settings.limit
+        limit = self._settings.limit  # and of these facts as of the elements of the update
+        facts = np.array([loss_value(loss, limit), limit * is_within])
         own = self._own[name]
         own.provide(np.concatenate([update.cpu().numpy(), facts]), weight)
         self._server.receive(name, phase, own.answer(self._messages[name]))
@@ -129,9 +111,9 @@ class SecureRound:
         total = torch.from_numpy(own.view(own.dtype.str.replace("u", "i")))
         process_group.add_up(total, self._world_size)
         found = self._server.decode(total.numpy().view(own.dtype))
-        loss, within = (found.sums[-2:] / self._settings.limit).tolist()
-        updates = torch.from_numpy(found.sums[:-2])
-        return SecureSum(updates, found.weight, LOSS_RANGE * loss / found.weight, round(within))
+        limit = self._settings.limit
+        loss, within = loss_of(float(found.mean[-2]), limit), round(found.sums[-1] / limit)
+        return SecureSum(torch.from_numpy(found.sums[:-2]), found.weight, loss, within)
 
     def _exchange(self) -> None:
         """A phase of small messages, all of which every part of the server gets."""

@@ -11,8 +11,11 @@ import torch
 
 from dray.spec import Federated
 from ray_workers.training.core.errors import RoundsError
-from ray_workers.training.parallel.federated.aggregation.privacy import Accountant, ClippingNorm
-from ray_workers.training.parallel.federated.simulation.strategy import rounds_of
+from ray_workers.training.parallel.federated.aggregation.privacy import (
+    Accountant,
+    ClippingNorm,
+    rounds_of,
+)
 
 
 def federated(**privacy: Any) -> Federated:

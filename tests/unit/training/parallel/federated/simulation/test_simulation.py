@@ -21,8 +21,8 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import on_device
-from ray_workers.training.parallel.federated.client_batches import ClientFeed
 from ray_workers.training.parallel.federated.rounds import RoundPlan, Rounds
+from ray_workers.training.parallel.federated.simulation.client_feed import ClientFeed
 from ray_workers.training.parallel.federated.simulation.partition import divide
 from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.training.jobs import assert_same, series, wait_for_checkpoint, weights
