@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from dray.spec import JobSpec
@@ -30,7 +28,6 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.core.schedule import lr_at
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic.store_server import loopback_store
-from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
 from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.training.jobs import assert_same, series, wait_for_checkpoint, weights
 from tests.unit.training.ranks import (
@@ -308,65 +305,3 @@ def test_methods_that_need_each_update_take_them_from_silos(
     assert run_silos(tmp_path, spec) == [0] * 4
     losses = series(tmp_path, "train/loss")
     assert losses[2] < losses[1]
-
-
-# The rules of a round.
-
-
-def update(number: float = 0.0) -> SiloUpdate:
-    return SiloUpdate(1, 1, torch.tensor([number]), {})
-
-
-def test_a_round_waits_for_all_that_are_there_and_for_none_that_is_lost() -> None:
-    rules = RoundCollector(3, least=1, deadline_s=None)
-    rules.begin(1, now=0.0)
-    assert rules.take(0, 1, update())
-    assert rules.wait_s(1e9) > 0, "two have not come yet"
-    rules.join(1)
-    rules.lost(2)
-    assert rules.wait_s(1e9) > 0
-    assert rules.take(1, 1, update())
-    assert rules.wait_s(0.0) == 0
-
-
-def test_a_deadline_ends_a_round_with_its_quorum_and_not_before() -> None:
-    rules = RoundCollector(3, least=2, deadline_s=10.0)
-    rules.begin(1, now=100.0)
-    assert rules.take(0, 1, update())
-    assert rules.wait_s(111.0) > 0, "one update is no quorum"
-    assert rules.take(2, 1, update())
-    assert rules.wait_s(104.0) == 6.0
-    assert rules.wait_s(111.0) == 0
-    assert rules.num_late == 1
-    assert list(rules.end()) == [0, 2]
-    rules.begin(2, now=111.0)
-    assert not rules.take(1, 1, update()), "it is of a round that is over"
-    assert rules.wants(1) == 2
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["take", "late", "lost", "join", "end"]), st.integers(0, 3)),
-        max_size=60,
-    )
-)
-def test_no_update_counts_twice_in_any_order_of_events(events: list[tuple[str, int]]) -> None:
-    rules, number, counted = RoundCollector(4, 1, None), 1, set[int]()
-    rules.begin(number, 0.0)
-    for word, silo in events:
-        if word == "take":
-            assert rules.take(silo, number, update()) == (silo not in counted)
-            counted.add(silo)
-        elif word == "late":
-            assert not rules.take(silo, number - 1, update())
-        elif word == "lost":
-            rules.lost(silo)
-        elif word == "join":
-            rules.join(silo)
-            assert rules.wants(silo) == (None if silo in counted else number)
-        else:
-            assert set(rules.end()) == counted
-            assert not rules.take(silo, number, update()), "the round is closed"
-            number, counted = number + 1, set()
-            rules.begin(number, 0.0)
