@@ -102,10 +102,6 @@ class OutsideClient:
         num_val = min(round(fraction * num_samples), num_samples - 1)
         self._validation, self._own = order[:num_val].sort().values, order[num_val:].sort().values
 
-    @property
-    def num_samples(self) -> int:
-        return len(self._own)
-
     def train(self, number: int) -> LocalUpdate:
         """The update of a round, whose model is in the folder."""
         update, steps, loss, val_loss = self._update(number)

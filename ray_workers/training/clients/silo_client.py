@@ -21,6 +21,7 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.data.prefetcher import Piece
 from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.devices import CPU
 from ray_workers.training.parallel.federated.client_batches import batches_of
 from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat, client_lr
 from ray_workers.training.parallel.federated.silos.aggregator import LOSS
@@ -59,7 +60,7 @@ class SiloClient:
         self._workload = workload
         self._page = page
         self._connection = connection
-        self._device = devices.CPU
+        self._device = CPU
         self._model = workload.model
         materialise(self._model, self._device, document.train.seed)
         self._flat = Flat(self._model, has_buffers=True)

@@ -52,10 +52,6 @@ class RoundPlan:
     """Clients of which no update comes, drop-outs and stragglers that are not waited for; with the
     phase of secure aggregation, where there is one, in which nothing comes of them any more."""
 
-    @property
-    def num_dropped(self) -> int:
-        return len(self.lost)
-
     @cached_property
     def num_samples(self) -> int:
         """Samples of all participants together."""

@@ -75,7 +75,7 @@ class ReceivedUpdates:
         accepted, plan = self.accepted, self.plan
         found: dict[str, float] = {
             "federated/updates": len(accepted) if counts else 0,
-            "federated/dropped_out": plan.num_dropped,
+            "federated/dropped_out": len(plan.lost),
             "federated/stragglers": plan.num_stragglers,
             "federated/refused": len(plan.participants) - len(accepted),
         }

@@ -64,11 +64,11 @@ class SimulatedEngine(FederatedEngine):
         page.compute()
         table = UpdateTable(mine.plan, self._given.device)
         for each in self._updates(mine, prepare):
-            norm, loss, client = each.norm, each.loss, each.participant
+            norm, loss, sender = each.norm, each.loss, each.participant
             if each.verdict is Verdict.ACCEPTED:
                 is_within = self._clipping is None or self._clipping.clip(each.update, norm)
-                weight = client.num_samples if self._clipping is None else 1
-                secure.send(client.client, each.update, weight, loss, is_within=is_within)
+                weight = sender.num_samples if self._clipping is None else 1
+                secure.send(sender.client, each.update, weight, loss, is_within=is_within)
                 norm = loss = math.nan  # the server does not learn them
             table.note(each.place, each.verdict, norm, loss)
         before_exchange()

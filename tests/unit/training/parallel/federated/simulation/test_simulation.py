@@ -226,7 +226,7 @@ def test_each_round_reports_who_came_and_evaluation_is_by_client(alone: Path) ->
         len(plan.participants) for plan in plans
     ]
     dropped = list(series(alone, "federated/dropped_out").values())
-    assert dropped == [plan.num_dropped for plan in plans]
+    assert dropped == [len(plan.lost) for plan in plans]
     assert sum(dropped) > 0
     assert list(series(alone, "val/loss")) == [2, 4]
     reference = Reference(job(1))
