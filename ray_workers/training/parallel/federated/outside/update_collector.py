@@ -45,7 +45,7 @@ class MaskedShare(RoundShare):
     total: SecureSum
 
 
-class Answers(Protocol):
+class RoundAnswers(Protocol):
     """The answers of clients that came in."""
 
     @property
@@ -121,7 +121,7 @@ class UpdateCollector(RoundFeed):
         return self._publisher.publish(number, clients, quorum, deadline_s, nonce)
 
     def _collect(
-        self, asking: RoundReport, answers: Answers, *, asks_all: bool
+        self, asking: RoundReport, answers: RoundAnswers, *, asks_all: bool
     ) -> RoundReport | None:
         """Report the round to the service, and take in what comes until it is over.
 
@@ -155,7 +155,7 @@ class UpdateCollector(RoundFeed):
         self._page.move()  # clients may take hours
         time.sleep(self._look_s)
 
-    def _look(self, answers: Answers) -> None:
+    def _look(self, answers: RoundAnswers) -> None:
         """StorageError once the storage has not answered for `storage_room.WAIT_S` seconds: in the
         hours of a round it may fail for a moment."""
         try:
