@@ -16,7 +16,7 @@ from api.problems import Refused
 from api.security.auth import Authority
 from service.code.uploads import CodeUploads
 from service.costs.reports import Costs
-from service.federation.service import Federation
+from service.federation.invitations import Invitations
 from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
@@ -118,7 +118,7 @@ TheChanges = Annotated[JobChanges, _of(lambda runtime: runtime.changes)]
 TheQueues = Annotated[Queues, _of(lambda runtime: runtime.queues)]
 TheCosts = Annotated[Costs, _of(lambda runtime: runtime.costs)]
 TheFaults = Annotated[FaultService, _of(lambda runtime: runtime.faults)]
-TheFederation = Annotated[Federation, _of(lambda runtime: runtime.federation)]
+TheInvitations = Annotated[Invitations, _of(lambda runtime: runtime.invitations)]
 TheMlflow = Annotated[MlflowQueries, _of(lambda runtime: runtime.mlflow)]
 TheTracking = Annotated[Tracking, _of(lambda runtime: runtime.tracking)]
 ThePlans = Annotated[Plans, _of(lambda runtime: runtime.plans)]

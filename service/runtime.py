@@ -39,7 +39,7 @@ from service.db.repositories.scheduling import cluster as repository
 from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
 from service.domain.tracking.document_values import defaults
-from service.federation.service import Federation
+from service.federation.invitations import Invitations
 from service.jobs.changes import JobChanges
 from service.jobs.downloads import DownloadLinks
 from service.jobs.faults import FaultService
@@ -118,7 +118,7 @@ class Runtime:
         self.mlflow = MlflowQueries(database, self.reading)
         self.webhooks = Webhooks(database, settings)
         self.downloads = DownloadLinks(database)
-        self.federation = Federation(database, storage)
+        self.invitations = Invitations(database)
         self.metering = Metering(database, timings)
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None

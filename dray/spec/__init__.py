@@ -8,7 +8,7 @@ features that this version does not have.
 from __future__ import annotations
 
 from dray.spec.checkpoint import Checkpoint, InitFrom
-from dray.spec.federated import Federated
+from dray.spec.federated.document import Federated
 from dray.spec.fields import MAX_STEPS, Document
 from dray.spec.job import SPEC_VERSION, JobSpec
 from dray.spec.ordering import After, Array

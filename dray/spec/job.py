@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dray.spec import federated
 from dray.spec.checkpoint import Checkpoint, InitFrom
 from dray.spec.checks import copies, division, group, training
-from dray.spec.federated import Federated
+from dray.spec.federated import job_checks
+from dray.spec.federated.document import Federated
 from dray.spec.fields import Document, Int, LabelKey, LabelValue, Name, QueueName, Seconds, wrong
 from dray.spec.ordering import Afters, Array
 from dray.spec.program import environment, roles
@@ -206,7 +206,7 @@ class JobSpec(Document):
     @classmethod
     def _the_workers_of_all_roles(cls, document: Any) -> Any:
         """Fill in `resources.num_workers` of a script with roles, and of silos."""
-        return federated.with_num_workers(roles.with_num_workers(document))
+        return job_checks.with_num_workers(roles.with_num_workers(document))
 
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Self:
@@ -222,7 +222,7 @@ class JobSpec(Document):
         group.check_gpus(self)
         group.check_elastic(self)
         copies.check(self)
-        federated.check(self)
+        job_checks.check(self)
         division.check_balance(self)
         training.check_noise(self)
         training.check_batch_range(self)

@@ -192,9 +192,6 @@ class RoundReport(Report):
     update_bytes: int
     """The size of the update that they send in parts."""
 
-    def body(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class ErrorReport(Report):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dray.spec import Federated, Gossip, JobSpec
-from dray.spec.federated import Privacy
+from dray.spec.federated.parts import Privacy
 from dray.spec.fields import Document
 from dray.spec.training.train import Optimizer
 

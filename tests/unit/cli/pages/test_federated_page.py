@@ -9,7 +9,10 @@ import pytest
 import yaml
 
 from dray.spec import RECIPES, JobSpec
-from ray_workers.training.parallel.federated.update_checks import Verdict, reason
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
+    Verdict,
+    reason,
+)
 
 PAGE = (Path(__file__).parents[4] / "docs" / "federated.md").read_text()
 
