@@ -4,7 +4,7 @@ import { address, adjust, go, link } from '../lib/address.js';
 import { change, followEvents } from '../lib/api.js';
 import { clock, duration, exactly, plural, seconds, until } from '../lib/format.js';
 import { html, useEffect, useRef, useState } from '../lib/html.js';
-import { useNow, usePoll, useWhileLooked } from '../lib/live.js';
+import { pace, useNow, usePoll, useWhileLooked } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
 import { Bar, Copy, Dialog, Fact, Failure, Loading, Tabs } from '../parts/common.js';
 import { ENDED, JobLink, Labels, Progress, RayLink, State, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
@@ -14,9 +14,10 @@ import { Document } from './job/document.js';
 import { Files } from './job/files.js';
 import { Logs } from './job/logs.js';
 import { Ranks } from './job/ranks.js';
-import { EventList, Timeline } from './job/timeline.js';
+import { EventList, Timeline, changedAt } from './job/timeline.js';
 
 const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document']];
+const JOB_MS = 3000;
 // Of what changes with an event, upon which it is asked for at once.
 const SELDOM_MS = 60000;
 // Of the explanation of a running job, which changes with its events, but for the time that is left.
@@ -28,13 +29,13 @@ const CLASSES = {
 
 export function JobPage({ path: [, jobId] }) {
   const { params } = useStore(address);
-  const job = usePoll(`v1/jobs/${jobId}`, {}, 3000);
-  const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, job.data?.state === 'running' ? RUNNING_MS : 10000);
-  const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, SELDOM_MS);
-  const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 30000);
   const { events, error } = useEvents(jobId, () => {
     for (const one of [job, explanation, attempts, checkpoints]) one.refresh();
   });
+  const job = usePoll(`v1/jobs/${jobId}`, {}, (found) => pace(changedAt(found, events), JOB_MS));
+  const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, job.data?.state === 'RUNNING' ? RUNNING_MS : 10000);
+  const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, SELDOM_MS);
+  const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 30000);
   const tab = TABS.some(([name]) => name === params.get('tab')) ? params.get('tab') : 'curves';
   const found = job.data;
   useEffect(() => {

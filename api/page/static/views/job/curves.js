@@ -3,16 +3,16 @@
 import { address, adjust } from '../../lib/address.js';
 import { serverNow } from '../../lib/api.js';
 import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
-import { repeat } from '../../lib/live.js';
+import { pace, repeat } from '../../lib/live.js';
 import { LiveSeries, bandOf, clockOf, detail, momentsOf } from '../../lib/series.js';
 import { useStore } from '../../lib/stores.js';
 import { Chart, asNumber } from '../../parts/chart.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
-import { marksOf } from './timeline.js';
+import { changedAt, marksOf } from './timeline.js';
 
-// Reading new points costs the server five times as much as reading the job, and moves a curve by
-// few pixels.
+// Reading new points costs the server five times as much as reading the job, and moves a curve that is
+// no longer short by few pixels.
 const EVERY_MS = 5000;
 const MAX_RANKS = 16;
 const MOST_SKIPPED = 2;
@@ -34,7 +34,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
   const withRanks = params.get('ranks') === '1';
   const smooth = Number(params.get('smooth')) || 0;
   const only = params.get('keys') || '';
-  const { series, error } = useSeries(job, isTime);
+  const { series, error } = useSeries(job, events, isTime);
   const others = useRanks(job, withRanks);
   const [range, setRange] = useState(null);
   const toTime = useMemo(
@@ -71,7 +71,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
       const odd = points.values.filter((value) => typeof value === 'string').length;
       return html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
         <${Chart} curves=${[curve]} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
-          onZoom=${setRange} isTime=${Boolean(toTime)} sync=${job.id} label=${`${key}, last ${curve.ys.at(-1)}`} />
+          onZoom=${setRange} axis=${toTime ? 'time' : 'step'} sync=${job.id} label=${`${key}, last ${curve.ys.at(-1)}`} />
         ${odd > 0 && html`<p class="note">${odd} of the values shown are not finite</p>`}</section>`;
     })}</div>`;
 }
@@ -87,19 +87,19 @@ function momentsAround(job, events, attempts, checkpoints) {
   return moments;
 }
 
-function useSeries(job, times) {
+function useSeries(job, events, times) {
   const [state, setState] = useState({ series: null, error: null });
   const live = useRef(null);
   const wake = useRef(null);
-  const now = useRef(job);
-  now.current = job;
+  const now = useRef({});
+  now.current = { job, events };
   useEffect(() => {
     const controller = new AbortController();
     live.current = new LiveSeries(job.id, { times });
     let seen = null;
     let skipped = 0;
     repeat(async (signal) => {
-      const { state: jobState, progress } = now.current;
+      const { state: jobState, progress } = now.current.job;
       const last = ENDED.has(jobState);
       // Steps that are done again are below those that are known: the known ones are void.
       if (progress && live.current.newest() > progress.step + 1) live.current.forget();
@@ -113,19 +113,20 @@ function useSeries(job, times) {
       const isNew = await live.current.read(signal);
       if (isNew && !signal.aborted) setState({ series: live.current.series, error: null });
       return last;
-    }, { every: EVERY_MS, signal: controller.signal, wake, onError: (error) => setState((was) => ({ ...was, error: error?.status ? error : null })) });
+    }, { every: () => pace(changedAt(now.current.job, now.current.events), EVERY_MS), signal: controller.signal, wake, onError: (error) => setState((was) => ({ ...was, error: error?.status ? error : null })) });
     return () => controller.abort();
   }, [job.id, times]);
   useEffect(() => {
     live.current?.forget();
     wake.current?.();
-  }, [job.attempt, job.state]);
+  }, [job.attempt, job.state, job.first_step_at]);
   return state;
 }
 
 // The series of the other ranks, read while they are asked for.
 function useRanks(job, on) {
   const [found, setFound] = useState([]);
+  const isOver = ENDED.has(job.state);
   useEffect(() => {
     if (!on) return undefined;
     const controller = new AbortController();
@@ -134,10 +135,10 @@ function useRanks(job, on) {
     repeat(async (signal) => {
       for (const one of ranks) await one.read(signal);
       setFound(ranks.map((one) => one.series));
-      return ENDED.has(job.state);
+      return isOver;
     }, { every: EVERY_MS, signal: controller.signal });
     return () => controller.abort();
-  }, [job.id, on, job.world_size]);
+  }, [job.id, on, job.world_size, isOver]);
   return on ? found : [];
 }
 

@@ -1,7 +1,7 @@
 // The ranks of a job: how fast each is, which keep the others waiting, and where they hung.
 
 import { clock, duration, number } from '../../lib/format.js';
-import { html, useEffect, useState } from '../../lib/html.js';
+import { html, useEffect, useRef, useState } from '../../lib/html.js';
 import { repeat, usePoll } from '../../lib/live.js';
 import { get } from '../../lib/api.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
@@ -17,21 +17,24 @@ const LATEST = 20;
 // The last values of each rank's series: {ranks, error}.
 function useLatest(job) {
   const [found, setFound] = useState({ ranks: null, error: null });
+  const isOver = ENDED.has(job.state);
+  const step = useRef(0);
+  step.current = job.progress?.step ?? 0;
   useEffect(() => {
     const controller = new AbortController();
     const count = Math.min(job.world_size, MOST);
     repeat(async (signal) => {
-      const after = Math.max(0, (job.progress?.step ?? 0) - 200);
+      const after = Math.max(0, step.current - 200);
       const all = [];
       for (let rank = 0; rank < count; rank += 1) {
         const { series } = await get(`v1/jobs/${job.id}/metrics`, { rank, after_step: after, max_points: 100 }, signal);
         all.push({ rank, series });
       }
       if (!signal.aborted) setFound({ ranks: all, error: null });
-      return ENDED.has(job.state);
+      return isOver;
     }, { every: 8000, signal: controller.signal, onError: (error) => error && setFound((was) => ({ ...was, error })) });
     return () => controller.abort();
-  }, [job.id, job.world_size, job.attempt]);
+  }, [job.id, job.world_size, job.attempt, isOver]);
   return found;
 }
 
