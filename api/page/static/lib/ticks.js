@@ -1,5 +1,5 @@
 // The marks of an axis, and their text. An axis shows a step, a time (in Unix seconds), seconds since
-// a beginning, or bytes. No two marks have the same text, however near they are to each other.
+// a beginning, or bytes. Neighbours have different texts, however near they are to each other.
 
 import { bytes, whole } from './format.js';
 

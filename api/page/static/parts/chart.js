@@ -144,13 +144,14 @@ function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
     bands.push({ series: [series.length, series.length + 1], fill: faint(stroke, 0.18) });
     for (let i = 0; i < 2; i += 1) series.push({ stroke: faint(stroke, 0.35), width: 1, spanGaps: true, points: { show: false } });
   });
+  let widest = 0; // of the texts along x, which reach half beyond their marks
   const look = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
   return {
     width: box.clientWidth || 300,
     height: box.clientHeight || 200,
     series,
     bands,
-    padding: [6, 14, 0, 0],
+    padding: [6, () => Math.max(14, 3 * widest), 0, 0],
     legend: { show: false },
     scales: {
       x: { time: false, range: (u, low, high) => shownRange(axis, ...(current.current.range ?? [low, high])) },
@@ -162,7 +163,11 @@ function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
         size: 26,
         // Where there is one place alone, that is marked.
         splits: (u, _, low, high) => (u.data[0][0] === u.data[0].at(-1) ? u.data[0].slice(0, 1) : ticks(axis, low, high, box.clientWidth - VALUES_SIZE)),
-        values: (u, places) => tickLabels(axis, places),
+        values: (u, places) => {
+          const texts = tickLabels(axis, places);
+          widest = Math.max(0, ...texts.map((said) => said.length));
+          return texts;
+        },
       },
       {
         ...look,
