@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ window.waits = [];
 const real = window.setTimeout;
 window.setTimeout = (done, delay) => { window.waits.push(delay); return real(done, delay); };
 """
+PERIODS = "waits.filter((delay) => delay >= 1000 && delay <= 5000)"
 LABELS = """(ranges) => ranges.map(([axis, low, high]) => {
   const [from, to] = ticks.shownRange(axis, low, high);
   return ticks.tickLabels(axis, low === high ? [low] : ticks.ticks(axis, from, to, 340));
@@ -55,9 +57,9 @@ def test_a_job_is_asked_for_sooner_at_its_begin_and_not_more_often_later(
         tab.open(f"jobs/{job_id}")
         page.reload()
         page.get_by_role("region", name="loss").wait_for()
-        asked = "() => waits.filter((delay) => delay >= 1000 && delay <= 5000)"
-        wait_until(lambda: set(page.evaluate(asked)) >= waits, f"the periods after {age_s} s")
-        assert set(page.evaluate(asked)) == waits
+        found = partial(page.evaluate, PERIODS)
+        wait_until(lambda found=found, waits=waits: waits <= set(found()), f"{waits} at {age_s} s")
+        assert set(found()) == waits
 
 
 def test_marks_of_an_axis_are_told_apart(browser: Browser, server: LiveServer) -> None:

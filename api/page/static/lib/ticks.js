@@ -19,8 +19,12 @@ function decimal(size) {
   return base * [1, 2, 5, 10].find((factor) => factor * base >= size * (1 - 1e-9));
 }
 
-// Digits behind the point that tell values apart that differ by so much.
-const digitsOf = (difference) => Math.min(12, Math.max(0, Math.ceil(-Math.log10(difference) - 1e-9)));
+// Digits behind the point that tell values apart that differ by so much; one more if that is a 2.5.
+function digitsOf(difference) {
+  const digits = Math.ceil(-Math.log10(difference) - 1e-9);
+  const first = difference * 10 ** digits;
+  return Math.min(12, Math.max(0, Math.abs(first - Math.round(first)) > 0.01 ? digits + 1 : digits));
+}
 
 // The unit in which so many bytes are said, in bytes.
 const unitOf = (count) => 1024 ** Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, count)) / 10)));
@@ -108,6 +112,6 @@ export function shortNumber(value, difference = null) {
     const digits = digitsOf(near / unit);
     return digits > 2 ? whole(+value.toFixed(digitsOf(near))) : `${+(value / unit).toFixed(digits)}${letter}`;
   }
-  if (size >= 1e-3 || size < near / 2) return String(+value.toFixed(digitsOf(near)));
+  if (size >= 1e-3 || size < near / 2 || digitsOf(near) <= 4) return String(+value.toFixed(digitsOf(near)));
   return value.toExponential(digitsOf(near / 10 ** Math.floor(Math.log10(size)))).replace(/\.?0+e/, 'e');
 }

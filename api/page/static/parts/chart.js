@@ -155,7 +155,7 @@ function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
     legend: { show: false },
     scales: {
       x: { time: false, range: (u, low, high) => shownRange(axis, ...(current.current.range ?? [low, high])) },
-      y: { distr: log ? 3 : 1 },
+      y: log ? { distr: 3 } : { range: (u, low, high) => (low || high ? uPlot.rangeNum(low, high, 0.1, true) : [0, 1]) },
     },
     axes: [
       {

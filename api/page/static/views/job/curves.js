@@ -18,14 +18,34 @@ const MAX_RANKS = 16;
 const MOST_SKIPPED = 2;
 const FIRST = ['train/loss', 'val/loss', 'val/accuracy'];
 
+// Metrics that say the same of several things have one panel: by their names, that of the panel and
+// that of the curve.
+const TOGETHER = [
+  [/^(sync\/staleness)_(mean|p\d+|max)$/, (_, of, name) => [`${of} of all workers`, name]],
+  [/^federated\/(updates|dropped_out|stragglers|refused)$/, (_, name) => ['federated/clients of a round', name]],
+  [/^silo\/([^/]+)\/(.+)$/, (_, silo, metric) => [`${metric} of each silo`, silo]],
+];
+
 // Losses first, then what was evaluated, then speeds and the rest.
 const rank = (key) => {
   const at = FIRST.indexOf(key);
   if (at >= 0) return at;
-  const group = ['train/', 'val/', 'perf/', 'system/'].findIndex((prefix) => key.startsWith(prefix));
-  return 10 + (group < 0 ? 2.5 : group);
+  const group = ['train/', 'val/', '', 'perf/', 'system/'].findIndex((prefix) => prefix && key.startsWith(prefix));
+  return 10 + (group < 0 ? 2 : group);
 };
 export const inOrder = (keys) => [...keys].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+
+// The panels of metrics: [{name, members: [{key, name}]}].
+function panelsOf(keys) {
+  const found = new Map();
+  for (const key of inOrder(keys)) {
+    const [pattern, named] = TOGETHER.find(([one]) => one.test(key)) ?? [];
+    const [panel, name] = pattern ? named(...key.match(pattern)) : [key, key];
+    if (!found.has(panel)) found.set(panel, []);
+    found.get(panel).push({ key, name });
+  }
+  return [...found].map(([name, members]) => ({ name, members }));
+}
 
 export function Curves({ job, events, attempts, checkpoints }) {
   const { params } = useStore(address);
@@ -46,7 +66,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
 
   if (!series) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   const words = only.toLowerCase().split(/\s+/).filter(Boolean);
-  const keys = inOrder(Object.keys(series)).filter((key) => words.every((word) => key.toLowerCase().includes(word)));
+  const panels = panelsOf(Object.keys(series).filter((key) => words.every((word) => key.toLowerCase().includes(word))));
   const marks = marksOf(events, attempts);
   const where = toTime ?? ((step) => step);
   return html`<div class="toolbar">
@@ -60,18 +80,18 @@ export function Curves({ job, events, attempts, checkpoints }) {
       ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}
     </div>
     <${Failure} error=${error} />
-    ${!keys.length && html`<${Empty}>${Object.keys(series).length ? 'No metric has such a name.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they come with the first steps.'}<//>`}
-    <div class="panels">${keys.map((key) => {
-      const points = closer?.[key] ?? series[key];
-      const curve = { name: key, xs: points.steps.map(where), ys: points.values.map(asNumber) };
-      if (withRanks) {
-        const band = bandOf([series, ...others].map((one) => one[key]));
-        if (band) curve.band = { ...band, xs: band.xs.map(where) };
-      }
-      const odd = points.values.filter((value) => typeof value === 'string').length;
-      return html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
-        <${Chart} curves=${[curve]} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
-          onZoom=${setRange} axis=${toTime ? 'time' : 'step'} sync=${job.id} label=${`${key}, last ${curve.ys.at(-1)}`} />
+    ${!panels.length && html`<${Empty}>${Object.keys(series).length ? 'No metric has such a name.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they come with the first steps.'}<//>`}
+    <div class="panels">${panels.map(({ name: panel, members }) => {
+      let odd = 0;
+      const curves = members.map(({ key, name }) => {
+        const points = closer?.[key] ?? series[key];
+        odd += points.values.filter((value) => typeof value === 'string').length;
+        const band = withRanks && bandOf([series, ...others].map((one) => one[key]));
+        return { name, xs: points.steps.map(where), ys: points.values.map(asNumber), band: band ? { ...band, xs: band.xs.map(where) } : undefined };
+      });
+      return html`<section key=${panel} class="panel" aria-label=${panel}><h2 class="minor">${panel}</h2>
+        <${Chart} curves=${curves} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
+          onZoom=${setRange} axis=${toTime ? 'time' : 'step'} sync=${job.id} label=${`${panel}, last ${curves.map(({ name, ys }) => (members.length > 1 ? `${name} ${ys.at(-1)}` : ys.at(-1))).join(', ')}`} />
         ${odd > 0 && html`<p class="note">${odd} of the values shown are not finite</p>`}</section>`;
     })}</div>`;
 }

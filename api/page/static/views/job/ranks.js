@@ -3,6 +3,7 @@
 import { clock, duration, number } from '../../lib/format.js';
 import { html, useEffect, useRef, useState } from '../../lib/html.js';
 import { repeat, usePoll } from '../../lib/live.js';
+import { roleOf } from '../../lib/topology.js';
 import { get } from '../../lib/api.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED, RayLink, gpuOf } from '../../parts/job_parts.js';
@@ -64,7 +65,7 @@ export function Ranks({ job }) {
   return html`<div class="card"><h2>Ranks</h2><${Failure} error=${error} />${!latest && !error && html`<${Loading} />`}
       ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step lately.<//>`}
       <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${uses.map(([name]) => html`<th key=${name} class="num">${name}</th>`)}<td></td></tr></thead>
-      <tbody>${rows.map(({ rank, step, time, wait }) => html`<tr key=${rank}><td>${rank}${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
+      <tbody>${rows.map(({ rank, step, time, wait }) => html`<tr key=${rank}><td>${rank} <span class="soft">${roleOf(job.spec, rank, job.world_size)}</span>${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
         <td class="num">${step >= 0 ? number(step) : '–'}</td>
         <td><span class="progress"><span class="meter"><span style=${{ width: `${time && longest ? (100 * time) / longest : 0}%` }}></span></span><span class="said">${duration(time)}</span></span></td>
         <td class="num">${wait === null ? '–' : duration(wait)}</td>
