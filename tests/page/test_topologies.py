@@ -29,19 +29,21 @@ def reported(site: Site, workers: int, values: dict[str, float], **fields: Any) 
 def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, tab: Watched) -> None:
     names = ("mean", "p50", "p95", "p99", "max")
     values = {f"sync/staleness_{name}": float(n) for n, name in enumerate(names)}
+    values |= {"train/loss": 1.0, "sync/clock": 7.0, "sync/staleness": 2.5}
     sync = {"kind": "parameter_server", "servers": 1, "mode": "asynchronous"}
     optimizer = {"optimizer": {"name": "sgd", "lr": 0.1}}
-    job_id = reported(site, 3, {"train/loss": 1.0, **values}, sync=sync, train=optimizer)
+    job_id = reported(site, 3, values, sync=sync, train=optimizer)
     page = tab.open(f"jobs/{job_id}")
     panel = page.get_by_role("region", name="sync/staleness of all workers")
     panel.locator("canvas").wait_for()
     assert " ".join(panel.locator(".keys").inner_text().split()) == "max 4 mean 0 p50 1 p95 2 p99 3"
-    assert page.locator(".panel").count() == 2
+    assert page.locator(".panel").count() == 4
     assert "1 parameter server, asynchronous" in page.locator(".facts").inner_text()
     page.get_by_role("tab", name="Ranks").click()
     page.locator("#panel tbody tr").nth(2).wait_for()
-    ranks = [row.split("\t")[0].strip() for row in page.locator("#panel tr").all_inner_texts()]
-    assert ranks == ["Rank", "0", "1", "2 server"]
+    rows = [row.split("\t") for row in page.locator("#panel tbody tr").all_inner_texts()]
+    assert [row[0].strip() for row in rows] == ["0", "1", "2 server"]
+    assert rows[0][4:6] == ["7", "2.5"]
 
 
 def test_silos_have_their_names_and_a_panel_for_each_metric(site: Site, tab: Watched) -> None:

@@ -15,8 +15,8 @@ export function topologyOf({ federated, sync }) {
 }
 
 // What a rank is, where not all do the same; else null.
-export function roleOf({ federated, sync, script }, rank, worldSize) {
-  if (sync?.kind === 'parameter_server') return rank < worldSize - sync.servers ? null : 'server';
+export function roleOf({ federated, sync, script, resources }, rank) {
+  if (sync?.kind === 'parameter_server') return rank < resources.num_workers - sync.servers ? null : 'server';
   if (federated?.silos) return rank === 0 ? 'aggregator' : `silo ${federated.silos[rank - 1]?.name}`;
   let first = 0;
   for (const [name, { num_workers: count }] of Object.entries(script?.roles ?? {})) {

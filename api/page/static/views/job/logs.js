@@ -57,7 +57,7 @@ export function Logs({ job }) {
     if (follow && scrollHeight - scrollTop - clientHeight > 3 * LINE) setFollow(false);
   };
   const ranks = Array.from({ length: job.world_size }, (_, n) => {
-    const role = roleOf(job.spec, n, job.world_size);
+    const role = roleOf(job.spec, n);
     return { n, said: `rank ${n}${role ? ` (${role})` : ''}` };
   });
   const attempts = Array.from({ length: job.attempt }, (_, n) => n + 1);
