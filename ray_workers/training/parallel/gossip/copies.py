@@ -76,12 +76,14 @@ class GossipSync(ReplicaSync):
     def consolidate(self) -> None:
         mean: dict[str, Any] = {}
         with self.still():
-            with self.judged():
-                if self.rank == 0:
-                    mean = _cloned(self._model.state_dict())
             others = state_transfer.gather(
                 lambda: {**self._own_copy(), **self._update.state_dict()}, self.given.device
             )
+            # The mean comes last: no rank is through before rank 0 has all copies, so if one dies,
+            # none of the others takes the checkpoint for done.
+            with self.judged():
+                if self.rank == 0:
+                    mean = _cloned(self._model.state_dict())
         if self.rank == 0:
             # Clones: a copy changes before the optimizer's step, which waits for a checkpoint.
             own = {**self._own_copy(), "model": _cloned(self._model.state_dict())}

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.gossip.graphs import Complete, Graph
 
 ROUNDING = 1e-6
@@ -86,7 +87,7 @@ class Mixing:
         if not self.pushes:
             return  # each has 1
         total = self.own[0].new_tensor(self.push_weight, dtype=torch.float64)
-        dist.all_reduce(total)
+        process_group.add_up(total, num_ranks)
         factor = num_ranks / total.item()
         if abs(factor - 1.0) > ROUNDING:
             self.push_weight *= factor
