@@ -54,10 +54,13 @@ ALONE = torch.ones(1, 1)
 
 class Tape:
     """Has each rank write its state down when a group begins, and after each step; some die once,
-    and the others wait in a later step until these are replaced."""
+    and the others wait in later steps until these are replaced."""
 
-    def __init__(self, folder: Path, dying: Mapping[int, FaultPoint], last_round: int) -> None:
-        self._folder, self._dying, self._last_round = folder, dying, last_round
+    def __init__(
+        self, folder: Path, dying: Mapping[int, FaultPoint], waits: Mapping[int, int]
+    ) -> None:
+        """waits: by step the round in which the group is whole again."""
+        self._folder, self._dying, self._waits = folder, dying, waits
 
     def __call__(self, task: RankTask) -> None:
         self._numbers = itertools.count()
@@ -66,11 +69,12 @@ class Tape:
         if task.incarnation:
             return
         point = self._dying.get(task.rank)
-        if point is None:
-            wait = functools.partial(await_round, task, self._last_round)
-            arm(FaultPoint.STEP_BEGINS, wait, at_step=12)
-        else:
+        if point is not None:
             arm(point, die, at_step=5)
+            return
+        for step, number in self._waits.items():
+            wait = functools.partial(await_whole, task, number)
+            arm(FaultPoint.STEP_BEGINS, wait, at_step=step)
 
     def _note(self, task: RankTask, trainer: Trainer, *, is_start: bool) -> None:
         weights = [p.detach() for p in trainer.workload.model.parameters()]
@@ -109,9 +113,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def await_round(task: RankTask, number: int) -> None:
+def await_whole(task: RankTask, number: int) -> None:
+    """Until a round of all ranks is announced, with this number or a later one."""
     deadline = time.monotonic() + DEADLINE_S
-    while heartbeat.announced(task.page_prefix).generation < number:
+    while True:
+        place = heartbeat.announced(task.page_prefix)
+        if place.generation >= number and place.world_size == task.world_size:
+            return
         assert time.monotonic() < deadline, "nobody was taken in"
         time.sleep(0.005)
 
@@ -194,7 +202,7 @@ def test_after_a_death_and_after_the_join_steps_are_those_of_the_matrix_form(
     tmp_path: Path, sync: dict[str, Any], dying: dict[int, FaultPoint], mixed_by: list[Tensor]
 ) -> None:
     spec = job(4, {"graph": "custom", **sync})
-    tape = Tape(tmp_path, dying, last_round=len(mixed_by))
+    tape = Tape(tmp_path, dying, {12: 2})
     assert run_ranks(tmp_path, spec, world_size=4, before=tape, goes_on=True) == [0] * 4
     form, pushes = MatrixForm(spec, 4), "mode" in sync
     for number, matrix in enumerate(mixed_by, start=1):
@@ -207,7 +215,7 @@ def test_two_of_three_die_at_once_and_the_last_one_steps_as_if_it_had_always_bee
     tmp_path: Path,
 ) -> None:
     spec = job(3, {"graph": "custom", "mode": "sgp", "edges": THREE})
-    tape = Tape(tmp_path, {1: AT_EXCHANGE, 2: AT_EXCHANGE}, last_round=2)
+    tape = Tape(tmp_path, {1: AT_EXCHANGE, 2: AT_EXCHANGE}, {12: 1})
     assert run_ranks(tmp_path, spec, world_size=3, before=tape, goes_on=True) == [0] * 3
     form = MatrixForm(spec, 3)
     rounds = range(1, 5)
@@ -239,7 +247,7 @@ def test_a_first_group_that_breaks_leaves_the_first_weights_as_they_are(tmp_path
 def _die_in_the_first_group(task: RankTask, folder: Path) -> None:
     if task.rank == 0:
         arm_with(FaultPoint.RESTORED, functools.partial(_keep_weights, folder / "first.pt"))
-        arm(FaultPoint.STEP_BEGINS, functools.partial(await_round, task, 2), at_step=5)
+        arm(FaultPoint.STEP_BEGINS, functools.partial(await_whole, task, 2), at_step=5)
     elif not task.incarnation:
         arm(FaultPoint.GROUP_JOINED, die)
 
@@ -255,7 +263,7 @@ def test_a_newcomer_whose_group_breaks_at_once_keeps_the_copy_that_it_was_given(
     tmp_path: Path,
 ) -> None:
     spec = job(3, {"mode": "ad_psgd", "graph": "complete"})
-    tape = Tape(tmp_path, {1: FaultPoint.STEP_BEGINS}, last_round=4)
+    tape = Tape(tmp_path, {1: FaultPoint.STEP_BEGINS}, {12: 2, 14: 4})
     before = functools.partial(_die_beside_a_newcomer, tape=tape)
     codes = run_ranks(tmp_path, spec, world_size=3, before=before, goes_on=True)
     assert codes == [0] * 3
@@ -292,7 +300,7 @@ def test_a_checkpoint_is_not_missed_where_a_rank_dies_before_its_copy_has_been_f
 
 def _die_before_it_sends(task: RankTask) -> None:
     if task.rank != 2:
-        arm(FaultPoint.STEP_BEGINS, functools.partial(await_round, task, 2), at_step=12)
+        arm(FaultPoint.STEP_BEGINS, functools.partial(await_whole, task, 2), at_step=12)
     elif not task.incarnation:
         gather = state_transfer.gather
 
