@@ -69,6 +69,8 @@ class RecoveryController:
         self._giving_rest: asyncio.Task[None] | None = None
         self._beside: set[asyncio.Task[None]] = set()
         """The work for lost members while the others train on."""
+        self._coming: list[Member] = []
+        """Lost members for which another process is started beside the training."""
         self._asks_until = 0.0
         """By the pace's time: for so long slots instead of those on lost nodes are asked for."""
         self.taken_in = asyncio.Event()
@@ -185,21 +187,32 @@ class RecoveryController:
 
     async def _replace_beside(self, member: Member) -> None:
         """Have a lost member come back with another process, once that is ready for its place."""
+        self._coming.append(member)
+        try:
+            is_settled = await self._comes_back(member)
+        finally:
+            self._coming.remove(member)
+        if not is_settled:
+            how = "goes on without a lost worker, for which no process can be started"
+            self._report_size(how)
+
+    async def _comes_back(self, member: Member) -> bool:
+        """Whether the member has a place again, or is gone with its node."""
         for _ in range(recovery_rules.MOST_STARTS):
             try:
                 if not await self._restart(member):
-                    return
-                async with self._one_at_a_time:
-                    if not member.is_running:
-                        raise ForkFailed("a replacement ended before it had a place")
-                    # Rank 0, which reports and saves, stays with a process that does so already.
-                    member.rank = 1 + max((m.rank for m in self._group.placed), default=-1)
-                    await self._place([member], "takes in the replacement of a lost worker")
-                return
-            except Exception:  # nobody waits for this work, and hears of another error
+                    return True
+            except Exception:  # nobody waits for this work, so that no error would be heard of
                 traceback.print_exc()
+            else:
+                async with self._one_at_a_time:
+                    if member.is_running:
+                        # Rank 0, which reports and saves, stays with a process that does so.
+                        member.rank = 1 + max((m.rank for m in self._group.placed), default=-1)
+                        await self._place([member], "takes in the replacement of a lost worker")
+                        return True
             await asyncio.sleep(self._timings.give_back_pause_s)
-        self._report_size("goes on without a lost worker, for which no process can be started")
+        return False
 
     async def _restart(self, member: Member) -> bool:
         """Whether the member has a process that is ready for a place; False if its node is gone."""
@@ -467,8 +480,10 @@ class RecoveryController:
         num = len(self._group.running)
         lacking = self._num_lacking
         message = f"{what}: {num} worker{'' if num == 1 else 's'}"
+        if coming := sum(not m.is_placed and m in self._group.members for m in self._coming):
+            message += f", and starts {coming} more"
         if lacking:
-            message += f", and waits for {lacking} more"
+            message += f", and {'asks' if self._goes_on else 'waits'} for {lacking} more"
         self._reporter.report(
             ResizedReport(
                 world_size=num,

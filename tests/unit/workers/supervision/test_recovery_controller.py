@@ -514,15 +514,17 @@ async def test_of_gossip_a_replacement_is_last_also_where_another_loss_is_not_ha
     group.replaced.set()
     job = Recovering(spec=GOSSIP, group=group)
     job.nodes.seen = [observation(1), observation(2)]
-    assert await job.recover()
     first, second = group.running
     ends(first)
+    assert await job.recover()
     job.nodes.seen.append(stands_by(0, incarnation=1))
     await job.until(lambda: group.lost.is_placed)
-    assert group.sizes == [[1, 2]], "the round is announced once the other loss is handled"
+    assert group.sizes == [], "the round is announced once the other loss is handled"
     assert [second, group.lost] == group.running
     assert await job.recover(first)
-    assert group.sizes[1] == [2, 0]
+    assert group.sizes == [[2, 0]]
+    (told,) = job.reports.of(FrameKind.RESIZED)
+    assert told["message"] == "takes in the replacement of a lost worker: 2 workers"
     await job.recovery.stop()
 
 
@@ -563,8 +565,14 @@ async def test_of_gossip_slots_for_a_second_lost_node_are_asked_for_as_long() ->
     assert await job.recover(second)
     await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 3)
     assert job.now > 20.0 + QUICK.stand_by_limit_s
-    lacking = [report["lacking"] for report in job.reports.of(FrameKind.RESIZED)]
-    assert lacking == [1, 2, 0]
+    reports = job.reports.of(FrameKind.RESIZED)
+    assert [report["lacking"] for report in reports] == [1, 2, 0]
+    lost = "goes on without the workers of a lost node"
+    assert [report["message"] for report in reports] == [
+        f"{lost}: 2 workers, and asks for 1 more",
+        f"{lost}: 1 worker, and asks for 2 more",
+        "goes on without workers for which no slots came: 1 worker",
+    ]
     await job.recovery.stop()
 
 
@@ -580,6 +588,30 @@ async def test_a_group_whose_rank_0_dies_while_it_leaves_is_asked_again() -> Non
     ends(group.members[0])
     await job.until(lambda: len(group.asked_to_leave) == 2)
     assert group.asked_to_leave == [0, 1]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_of_gossip_two_that_die_at_once_are_replaced_each() -> None:
+    group = GossipGroup(3)
+    job = Recovering(spec=replace(GOSSIP, slices=(Slice("n", 3),)), group=group)
+    watching = job.watch()
+    job.nodes.seen = [observation(0), observation(1), observation(2)]
+    group.members[0].exit = asyncio.get_running_loop().create_future()
+    await job.until(lambda: job.nodes.num_observed > 1)
+    for member in group.members[:2]:
+        ends(member)
+    await job.until(lambda: bool(group.sizes))
+    assert group.sizes == [[2]]
+    group.replaced.set()
+    job.nodes.seen += [stands_by(0, incarnation=1), stands_by(1, incarnation=1)]
+    await job.until(lambda: group.sizes[-1:] != [[2]] and len(group.sizes[-1]) == 3)
+    first, second = group.sizes[1:]
+    assert first == [2, second[1]]
+    assert sorted(second) == [0, 1, 2]
+    told = [report["message"] for report in job.reports.of(FrameKind.RESIZED)]
+    takes_in = "takes in the replacement of a lost worker"
+    assert told == [f"{takes_in}: 2 workers, and starts 1 more", f"{takes_in}: 3 workers"]
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 

@@ -128,8 +128,6 @@ class Replacing:
         self.starts: list[tuple[Any, int]] = []
         self.ended: list[Any] = []
         self.killed: list[Any] = []
-        self.problems: list[BaseException] = []
-        """Of the starts in new actors."""
         monkeypatch.setattr(worker_group, "end_actor", self._end)
         monkeypatch.setattr(worker_group.ray, "kill", self.killed.append)
         self._loop = asyncio.get_running_loop()
@@ -145,7 +143,7 @@ class Replacing:
         self._loop.call_soon_threadsafe(actor.is_gone.set)
 
     def _create(self, *_: Any) -> Actor:
-        return Actor(self.starts, self.problems.pop() if self.problems else None)
+        return Actor(self.starts)
 
     def ends_with(self, code: int | None) -> None:
         self.member.exit = self._loop.create_future()
@@ -191,16 +189,16 @@ async def test_an_actor_that_did_not_answer_a_start_is_not_asked_for_another(
 ) -> None:
     """It may be gone, or start the process still, beside the next one."""
     job = Replacing(monkeypatch)
-    job.ends_with(None)
-    job.problems = [problem]
+    job.ends_with(-9)
+    silent = job.member.actor = Actor(job.starts, problem)
     with pytest.raises(type(problem)):
         await job.replace()
-    silent = job.member.actor
     assert not job.member.is_running
     await job.replace()
-    assert job.killed[-1] is silent
+    assert job.killed == [silent]
     assert [number for _, number in job.starts] == [4, 5]
     assert job.starts[-1][0] is job.member.actor is not silent
+    assert job.member.exit is not None
     job.member.exit.cancel()
 
 
