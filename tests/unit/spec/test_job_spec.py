@@ -298,6 +298,12 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "must be a number",
         ),
         *((gossip(4, **options), pointer, said) for options, pointer, said in NO_GOSSIP),
+        (recipe("image_classification", sync="gossip"), "/sync", "such as {kind: gossip}"),
+        (
+            recipe("image_classification", sync={"kind": "auto", "compression": {"name": "bf16"}}),
+            "/sync/compression",
+            "leave it out, or name the kind that it belongs to",
+        ),
         (gossip(1), "/resources/num_workers", "a single rank has no neighbours"),
         (gossip(3, mode="ad_psgd"), "/sync/graph", "needs an even number. Take random or complete"),
         (gossip(2) | {"elastic": {"min_workers": 1}}, "/elastic", "with sync.kind gossip"),
