@@ -126,13 +126,14 @@ class GossipSync(ReplicaSync):
         means = [row * share for row in (*weights, *buffers)]
         for mean in means:
             dist.all_reduce(mean)
-        self._weights.write(means[: len(weights)])
-        self._buffers.write(means[len(weights) :])
         squares = torch.zeros_like(total)
         for own, mean in zip(weights, means, strict=False):
             squares += torch.linalg.vector_norm(own - mean, dtype=torch.float64) ** 2
         dist.all_reduce(squares)
         self._distance = math.sqrt(squares.item() / self.world_size)
+        # Last, since a rank that has the mean in a group that breaks gives it twice to the next.
+        self._weights.write(means[: len(weights)])
+        self._buffers.write(means[len(weights) :])
 
     def evaluation_metrics(self) -> dict[str, float]:
         return {CONSENSUS_DISTANCE: self._distance}

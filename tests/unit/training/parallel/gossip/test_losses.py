@@ -24,7 +24,7 @@ from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.gossip.copies import GossipSync
 from ray_workers.training.parallel.gossip.mixing import FlatCopy, Mixing
 from tests.marks import SOAK, soak
-from tests.unit.training.jobs import series
+from tests.unit.training.jobs import series, weights
 from tests.unit.training.parallel.gossip.test_lifecycle import HUB
 from tests.unit.training.parallel.gossip.test_synchronous import (
     LR,
@@ -234,6 +234,47 @@ def test_a_rank_that_is_left_alone_has_a_push_weight_of_one() -> None:
     mixing.push_weight = 0.25
     mixing.make_whole(1)
     assert mixing.push_weight == 1.0, "its learning rate is divided by it"
+
+
+def test_a_copy_that_comes_late_is_not_mixed_in_by_the_next_group() -> None:
+    mixing = Mixing(FlatCopy([torch.ones(4)]), pushes=False)
+    mixing.form(None, 0, next_step=1)
+    late = mixing.own
+    mixing.form(None, 0, next_step=2)
+    assert mixing.own[0].data_ptr() != late[0].data_ptr()
+
+
+@pytest.mark.parametrize("sync", [soak({}), soak({"mode": "ad_psgd"})], ids=["d_psgd", "ad_psgd"])
+def test_a_rank_that_dies_before_the_last_average_leaves_the_mean_of_those_that_are_there(
+    tmp_path: Path, sync: dict[str, Any]
+) -> None:
+    spec = job(4, {"graph": "ring", **sync})
+    before = functools.partial(_die_at_the_end, folder=tmp_path)
+    assert run_ranks(tmp_path, spec, world_size=4, before=before, goes_on=True) == [0] * 4
+    assert replaced(tmp_path) == [1]
+    copies = [torch.load(tmp_path / f"copy-{rank}.pt") for rank in range(4)]
+    newcomer, furthest = copies[1], copies[0]
+    assert torch.equal(newcomer, furthest)
+    mean = torch.stack(copies).mean(dim=0)
+    stored = MatrixForm(spec, 1).named(mean)
+    for name, weights_ in weights(tmp_path).items():
+        torch.testing.assert_close(weights_, stored[name], rtol=0, atol=1e-6)
+    assert (copies[2] - mean).norm() > 0.001
+
+
+def _die_at_the_end(task: RankTask, folder: Path) -> None:
+    if task.rank == 1 and not task.incarnation:
+        arm(FaultPoint.BEFORE_RESULT, die)
+        return
+    arm_with(FaultPoint.RESTORED, functools.partial(_keep_copy, folder / f"copy-{task.rank}.pt"))
+    if not task.incarnation:
+        wait = functools.partial(await_whole, task, 2)
+        arm(FaultPoint.BEFORE_RESULT, wait, at_step=16)
+
+
+def _keep_copy(path: Path, trainer: Trainer) -> None:
+    parts = [p.detach().flatten() for p in trainer.workload.model.parameters()]
+    torch.save(torch.cat(parts), path)
 
 
 def test_a_first_group_that_breaks_leaves_the_first_weights_as_they_are(tmp_path: Path) -> None:
