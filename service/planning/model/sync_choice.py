@@ -131,7 +131,7 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
     try:
         found = check_as(JobSpec, document_with(spec, {"sync": dict(cost.sync)}))
     except Fault as fault:
-        field = fault.pointer.strip("/").replace("/", ".")
+        field = (fault.pointer or "").strip("/").replace("/", ".")
         return None, f"this document does not take it: {field} {fault.detail}"
     optimizer, is_stale = spec.train.optimizer, cost.sync.get("mode") in ("asynchronous", "bounded")
     if is_stale and optimizer.name == "sgd" and optimizer.momentum > MOST_MOMENTUM:

@@ -63,10 +63,10 @@ class Growing:
     """The slots that it holds, which a grant must still find."""
     lacking: int = 0
     """Workers without which the group can't train on; it stands by for them, unless it `trains`."""
-    trains: bool = False
-    """It trains on without them, as gossip does."""
     queue: str = DEFAULT
     owner: str = "default"
+    trains: bool = False
+    """It trains on without those that it lacks, as gossip does."""
 
     @property
     def most(self) -> int:
