@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -33,14 +31,9 @@ from service.planning.model.cost import Machine, machine_of
 from service.planning.model.memory import pieces_of
 from service.planning.model.meshes import name_of
 from service.planning.model.shapes import Shapes, Unknown, shapes_of
-from service.planning.model.sync_choice import (
-    SyncCandidate,
-    SyncChoice,
-    choose_sync,
-    continued_sync,
-)
+from service.planning.model.sync_choice import SyncCandidate, SyncChoice, choose_sync
 from service.planning.model.sync_costs import RankPaces
-from service.planning.sync_facts import Nodes, continued_of, facts_of, nodes_for, paces_of
+from service.planning.sync_facts import Nodes, facts_of, nodes_for, paces_of
 
 TOLERANCE = 0.15
 """How far a plan's memory may be from the truth; the tests hold the plans to it. A job is refused
@@ -140,20 +133,16 @@ class _Around:
 
     paces: RankPaces
     nodes: Nodes
-    continued: tuple[str, Mapping[str, Any]] | None
-    """`continued_of`."""
 
 
 def _look_around(session: Session, spec: JobSpec) -> _Around:
-    return _Around(paces_of(session, spec), nodes_for(session, spec), continued_of(session, spec))
+    return _Around(paces_of(session, spec), nodes_for(session, spec))
 
 
 def _sync_choice(
     spec: JobSpec, machine: Machine, around: _Around, *, is_measured: bool = False
 ) -> SyncChoice:
     """is_measured: somebody has given the machine's bandwidth."""
-    if around.continued is not None:
-        return continued_sync(spec, *around.continued)
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:

@@ -19,7 +19,7 @@ from service.planning.model.memory import traces_of
 from service.planning.model.meshes import name_of
 from service.planning.model.shapes import Shapes
 from service.planning.model.sync_choice import SyncFacts
-from service.planning.model.sync_costs import ALL_REDUCE, RankPaces, Work
+from service.planning.model.sync_costs import RankPaces, Work
 from service.telemetry import metric_reader
 
 LOOKED_AT, COUNTED = 50, 3
@@ -86,15 +86,6 @@ def nodes_for(session: Session, spec: JobSpec) -> Nodes:
             left, needed = left - room, needed + 1
     is_spot = any(SPOT.keys() <= node.total.keys() for node in able)
     return Nodes(needed if left <= 0 else None, is_spot)
-
-
-def continued_of(session: Session, spec: JobSpec) -> tuple[str, Mapping[str, Any]] | None:
-    """The job with whose whole state the document goes on, and its `sync`; None without one."""
-    asked = spec.init_from
-    if asked is None or asked.take != "everything":
-        return None
-    row = repository.get(session, asked.job)
-    return None if row is None else (row.id, row.spec.get("sync") or ALL_REDUCE)
 
 
 def paces_of(session: Session, spec: JobSpec) -> RankPaces:

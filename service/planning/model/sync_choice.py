@@ -99,19 +99,6 @@ def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
     return SyncChoice(tuple(options), options[costs.index(best)], _sentences(facts, spec))
 
 
-def continued_sync(spec: JobSpec, job_id: str, sync: Mapping[str, Any]) -> SyncChoice:
-    """For a document that goes on with the whole state of another job, which it can't with another
-    `sync` than that job's."""
-    try:
-        found = check_as(JobSpec, document_with(spec, {"sync": dict(sync)}))
-    except Fault:  # it is refused as any other that differs from that job
-        only = _only_all_reduce(spec, f"this document does not take the sync of {job_id}")
-    else:
-        why = f"init_from takes everything of {job_id}, which was trained so"
-        only = SyncCandidate(name_of_sync(found.sync), found, sync, None, why)
-    return SyncChoice((only,), only, ())
-
-
 def _only_all_reduce(spec: JobSpec, why: str) -> SyncCandidate:
     return SyncCandidate(name_of_sync(None), _as_all_reduce(spec), ALL_REDUCE, None, why)
 

@@ -132,19 +132,6 @@ async def test_all_that_it_holds_goes_only_to_training_of_its_kind(service: Serv
     assert claimed.init_from == ref(service, first, 10)
 
 
-async def test_sync_auto_goes_on_as_the_job_did_of_which_it_takes_everything(
-    service: Service,
-) -> None:
-    gossip = {"kind": "gossip", "mode": "sgp"}
-    first = await source(service, 10, sync=gossip, resources={"num_workers": 2})
-    whole = {"job": first, "take": "everything"}
-    shared: dict[str, Any] = {"sync": "auto", "resources": {"num_workers": 2}}
-    job = await service.jobs.get(await service.submit(init_from=whole, **shared))
-    assert (job.spec["sync"]["kind"], job.spec["sync"]["mode"]) == ("gossip", "sgp")
-    job = await service.jobs.get(await service.submit(init_from={"job": first}, **shared))
-    assert job.spec["sync"]["kind"] == "all_reduce", "weights can be trained in any way"
-
-
 async def test_weights_of_another_width_are_refused_and_nothing_is_stored(
     service: Service,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
-from service.planning.model.sync_choice import GAIN, SyncFacts, choose_sync, continued_sync
+from service.planning.model.sync_choice import GAIN, SyncFacts, choose_sync
 from service.planning.model.sync_costs import RankPaces, SyncCost, Work, sync_costs
 
 MIB = 1 << 20
@@ -116,16 +116,6 @@ def test_facts_are_told_as_sentences() -> None:
     assert "10.00 times" in " ".join(choose_sync(document(), facts(paces=ONE_SLOW)).facts)
     gpus = document(resources={"num_workers": 4, "gpus_per_worker": 1})
     assert "they are not measured on GPUs" in " ".join(choose_sync(gpus, FAST).facts)
-
-
-def test_a_document_that_goes_on_from_another_job_keeps_its_way() -> None:
-    gossip = {"kind": "gossip", "mode": "sgp", "graph": "random"}
-    kept = continued_sync(document(), "job-1", gossip)
-    assert kept.chosen.name == "gossip, sgp, random"
-    assert "everything of job-1, which was trained so" in kept.chosen.why
-    alone = continued_sync(document(elastic={"min_workers": 1}), "job-1", gossip)
-    assert alone.chosen.name == "all-reduce"
-    assert "does not take the sync of job-1" in alone.chosen.why
 
 
 def of(cost: SyncCost) -> str:
