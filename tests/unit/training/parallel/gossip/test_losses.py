@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -117,9 +118,10 @@ def await_whole(task: RankTask, number: int) -> None:
     """Until a round of all ranks is announced, with this number or a later one."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
-        place = heartbeat.announced(task.page_prefix)
-        if place.generation >= number and place.world_size == task.world_size:
-            return
+        with contextlib.suppress(FileNotFoundError):  # none is announced before one has died
+            place = heartbeat.announced(task.page_prefix)
+            if place.generation >= number and place.world_size == task.world_size:
+                return
         assert time.monotonic() < deadline, "nobody was taken in"
         time.sleep(0.005)
 
