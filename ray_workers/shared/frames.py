@@ -252,7 +252,7 @@ class ResizedReport(Report):
     world_size: int
     slices: Sequence[Slice]
     lacking: int
-    """How many workers more it needs to train on; it stands by for them for a while."""
+    """How many workers more it needs: it stands by for them for a while, or trains on meanwhile."""
     grants: int
     """The number of the newest `Grant` that it knew, 0 for none. The slots of a newer one are its
     own all the same."""

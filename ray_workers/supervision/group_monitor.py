@@ -88,10 +88,11 @@ class GroupMonitor:
             self._is_script,
             is_elastic=spec.min_workers is not None,
             has_servers=bool(irreplaceable_ranks(spec.spec)),
+            at_own_pace=recovery_rules.at_own_pace(spec.spec),
         )
         self._memory = GroupMemory()
         self._hung: set[int] = set()
-        """Ranks that were killed because they hang, and are not seen gone yet."""
+        """Seats of ranks that were killed because they hang, and are not seen gone yet."""
         self._hang_outcome: Outcome | None = None
         """The end of the attempt once they are gone, where they are not replaced."""
         self._observations: list[RankObservation] = []
@@ -226,14 +227,17 @@ class GroupMonitor:
             await self.observe()
         if not self._recovers_in_place:
             return False
-        ranks = {member.rank for member in lost}
         vanished = any(member.end.exit_code is None for member in lost)
         kind = LossKind.LOST if vanished else LossKind.KILLED
-        if ranks & self._hung:
+        seats = {member.seat for member in lost}
+        if seats & self._hung:
             kind = LossKind.HANG
-        self._hung -= ranks
-        began_at = self._drills.injected_at(ranks, time.time())
-        return await self._recovery.recover(lost, kind=kind, began_at=began_at)
+        self._hung -= seats
+        began_at = self._drills.injected_at({member.rank for member in lost}, time.time())
+        recovers = await self._recovery.recover(lost, kind=kind, began_at=began_at)
+        if recovers and self._leave_asked.is_set():
+            await self._group.ask_to_leave()  # rank 0 may be another process now
+        return recovers
 
     async def _lost_at_the_end(self, lost: Sequence[Member]) -> Outcome | None:
         """An Outcome if ranks were lost, now or in a recovery that goes on, or others are to be
@@ -438,6 +442,8 @@ class GroupMonitor:
         cause: USER_ERROR of a program that stands still by itself, since it may do so each time.
         """
         seats = {member.seat: member.rank for member in self._group.running}
+        blamed = {observation.rank for observation in hang.culprits}
+        culprits = [(m, m.incarnation) for m in self._group.running if m.rank in blamed]
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
         report = hang_report(hang, ranks, collective_hangs.with_absences(stacks))
@@ -449,11 +455,14 @@ class GroupMonitor:
                 cause,
                 f"all ranks stood still at the same place for {hang.waited_s:.1f} s",
             )
-        self._hung |= {observation.rank for observation in hang.culprits}
+        # Meanwhile they may have ended, or have other ranks.
+        running = [(member, member.incarnation) for member in self._group.running]
+        killed = [member for member, number in culprits if (member, number) in running]
+        self._hung |= {member.seat for member in killed}
         if not self._recovers_in_place:
             self._hang_outcome = _ended_by_hang(hang, str(report.phase), cause)
-        for observation in hang.culprits:
-            await self._signal(observation.rank, signal.SIGKILL)
+        for member in killed:
+            await self._nodes.signal(member.node_id, member.seat, signal.SIGKILL)
         return None
 
     def _newest(self) -> list[RankObservation]:

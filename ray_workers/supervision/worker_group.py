@@ -195,7 +195,13 @@ class WorkerGroup:
         """Fork a process for the member; after the first round it learns its place later."""
         member.incarnation = round_number
         socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
-        await member.actor.start.remote(self._task(member), socket_path, self._store_secret)
+        try:
+            await member.actor.start.remote(self._task(member), socket_path, self._store_secret)
+        except BaseException:
+            # Whether a process runs is not known, so that another one needs another actor.
+            member.exit = asyncio.get_running_loop().create_future()
+            member.exit.set_result(RankExit.of(member.rank, None))
+            raise
         member.exit = asyncio.ensure_future(self._exit_of(member))
 
     def _task(self, member: Member) -> RankTask:
@@ -256,8 +262,8 @@ class WorkerGroup:
     async def replace(self, members: Sequence[Member], round_number: int) -> None:
         """Give each of these members another process; what runs in its place still is ended.
 
-        A member whose actor is gone too gets another actor in the same slot. Raises RayActorError
-        or ForkFailed if one can't be replaced.
+        A member whose actor is gone too, or did not start a process when it was asked, gets another
+        actor in the same slot. Raises RayActorError or ForkFailed if one can't be replaced.
         """
 
         async def replace_one(member: Member) -> None:

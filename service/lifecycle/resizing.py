@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Grant, Phase, Recall, Slice
+from ray_workers.supervision.rules.recovery_rules import goes_on_without_lost
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
 from service.db.repositories import attempts as attempts_repository
@@ -81,6 +82,8 @@ def growing(
         request=request_of(job),
         slices=slices,
         lacking=attempt.lacking,
+        # Only ranks that need no other in particular train while some of them are lacking.
+        trains=attempt.lacking > 0 and job.state == JobState.RUNNING,
         queue=job.queue,
         owner=job.owner,
     )
@@ -324,5 +327,17 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
         at = f"{attempt.recall_after:%H:%M:%S} UTC"
         return f"kept slots that it was asked to give back, and is not asked again before {at}", []
     if attempt.growth is None:
-        return "", []
+        return _why_fewer_train(job), []
     return attempt.growth["message"], list(attempt.growth["blocked_by"])
+
+
+def trains_with_fewer(job: JobRow, world_size: int) -> bool:
+    """Whether it is a job that trains on with so few while its lost ranks are replaced."""
+    return world_size < job.num_workers and goes_on_without_lost(job.spec)
+
+
+def _why_fewer_train(job: JobRow) -> str:
+    if job.state != JobState.RUNNING or not trains_with_fewer(job, job.world_size):
+        return ""
+    of_all = f"trains on with {job.world_size} of {workers(job.num_workers)}"
+    return f"{of_all}; a replacement joins once it is ready"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from service.federation.service import Federation
+
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.round_files import round_name
-from service.federation.service import Federation
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import Watched
 from tests.page.site import Site, run

@@ -280,4 +280,16 @@ def with_kind(given: Any) -> Any:
     for."""
     if given == "auto":
         return {"kind": "auto"}
-    return {"kind": "all_reduce", **given} if isinstance(given, Mapping) else given
+    if isinstance(given, str):
+        raise wrong("/sync", "must be `auto`, or an object such as {kind: gossip}")
+    if not isinstance(given, Mapping):
+        return given
+    if given.get("kind") == "auto":
+        for kind in (AllReduce, Gossip, ParameterServer):
+            for name in kind.model_fields.keys() & given.keys() - AutoSync.model_fields.keys():
+                raise wrong(
+                    f"/sync/{name}",
+                    "is not for kind auto, with which the service chooses: leave it out, or name "
+                    "the kind that it belongs to",
+                )
+    return {"kind": "all_reduce", **given}

@@ -117,6 +117,11 @@ def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
     return (document.get("sync") or {}).get("kind") == "gossip"
 
 
+def at_own_pace(document: Mapping[str, Any]) -> bool:
+    """Whether a rank that is slow takes fewer shares than others, and keeps nobody waiting."""
+    return (document.get("sync") or {}).get("mode") == "ad_psgd"
+
+
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
     """Whether the running processes of a script follow their group into the next round. A process
     that has not called `train.prepare` yet is no obstacle where another one has: it runs the same

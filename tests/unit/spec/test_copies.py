@@ -68,6 +68,12 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
             "must be a number",
         ),
         *((gossip(4, **options), pointer, said) for options, pointer, said in NO_GOSSIP),
+        (images(sync="gossip"), "/sync", "such as {kind: gossip}"),
+        (
+            images(sync={"kind": "auto", "compression": {"name": "bf16"}}),
+            "/sync/compression",
+            "leave it out, or name the kind that it belongs to",
+        ),
         (gossip(1), "/resources/num_workers", "a single rank has no neighbours"),
         (gossip(3, mode="ad_psgd"), "/sync/graph", "needs an even number. Take random or complete"),
         (gossip(2) | {"elastic": {"min_workers": 1}}, "/elastic", "with sync.kind gossip"),

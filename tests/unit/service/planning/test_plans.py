@@ -264,6 +264,18 @@ async def test_a_rank_that_was_slow_in_earlier_jobs_is_a_reason(service: Service
     assert (await submitted(service)).spec["sync"]["kind"] == "all_reduce", "it was slow once"
 
 
+async def test_what_a_tiny_model_sends_is_little_beside_the_calls_of_a_step(
+    service: Service,
+) -> None:
+    wine = {"recipe": "tabular_classification", "data": {"source": "sklearn://wine"}}
+    for bandwidth, kind in (("100MiB", "all-reduce"), ("10KiB", "local steps, every 32")):
+        sync = {"kind": "auto", "bandwidth_bytes_per_s": bandwidth}
+        document = {**wine, "sync": sync, "resources": {"num_workers": 4}}
+        found = await service.jobs.dry_run(JobSpec.model_validate(document))
+        assert found.sync is not None
+        assert found.sync.chosen == kind
+
+
 async def test_a_plan_has_what_sync_auto_would_take(service: Service) -> None:
     given = {"bandwidth_bytes_per_s": 1e5}
     plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4) | given))

@@ -33,6 +33,7 @@ QUICK = Timings(
     quick_look_period_s=0.001,
     ask_again_pause_s=0.001,
     give_back_pause_s=0.001,
+    dead_node_period_s=0.001,
 )
 
 
@@ -62,7 +63,7 @@ class Nodes:
         return True
 
     def forget(self, node_ids: Any) -> None:
-        assert not node_ids
+        pass
 
 
 ON_M = (Slice("m", 1),)
@@ -72,12 +73,21 @@ class SlowGroup:
     """A group whose rank 1 of two is lost; its replacement takes as long as the test wants."""
 
     def __init__(self) -> None:
-        self.lost = SimpleNamespace(seat=1, incarnation=0, rank=1, end=RankExit.of(1, -9))
-        survivor = SimpleNamespace(
-            seat=0, incarnation=0, rank=0, end=RankExit.of(0, -9), node_id="n"
+        lost, survivor = (
+            SimpleNamespace(
+                seat=seat,
+                incarnation=0,
+                rank=seat,
+                node_id="n",
+                end=RankExit.of(seat, -9),
+                exit=asyncio.get_running_loop().create_future(),
+                is_running=seat == 0,
+            )
+            for seat in (1, 0)
         )
+        self.lost: Any = lost
         self.running = [survivor]
-        self.placed = [survivor, self.lost]
+        self.placed = [survivor, lost]
         self.slots: list[Any] = []
         self.lost_with_nodes: list[Any] = []
         self.asked = asyncio.Event()
@@ -124,24 +134,22 @@ class Recovering:
         self.nodes, self.reports = Nodes(), Reports()
         self.prepared: list[list[str]] = []
         self.unprepared: Exception | None = None
-        for member in self.group.placed:
-            member.exit = asyncio.get_running_loop().create_future()
         parts: Any = (spec, self.group, self.nodes, self.reports)
         self.recovery = RecoveryController(*parts, lambda: None, self.prepare, self.pace, QUICK)
         drills: Any = FaultInjector(parts[-1])
-        self._monitor = GroupMonitor(*parts, drills, self.recovery, self.pace, QUICK)
+        self.monitor = GroupMonitor(*parts, drills, self.recovery, self.pace, QUICK)
 
     async def prepare(self, node_ids: Any) -> None:
         self.prepared.append(list(node_ids))
         if self.unprepared is not None:
             raise self.unprepared
 
-    async def recover(self) -> bool:
-        lost: Any = self.group.lost
+    async def recover(self, lost: Any = None) -> bool:
+        lost = self.group.lost if lost is None else lost
         return await self.recovery.recover([lost], kind=LossKind.KILLED, began_at=5.0)
 
     def watch(self) -> asyncio.Future[Any]:
-        return asyncio.ensure_future(self._monitor.watch())
+        return asyncio.ensure_future(self.monitor.watch())
 
     async def until(self, probe: Callable[[], bool]) -> None:
         """Time passes until it is so."""
