@@ -211,6 +211,11 @@ class ParameterServer(Document):
     """Not synchronous: correction of stale updates; unset, none."""
     push_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Type in which gradients are sent to the servers; fp16 and bf16 are half the bytes."""
+    shards_kept_by: Literal["snapshot", "replica"] = "snapshot"
+    """Where a server's part comes from when the server dies. snapshot: from the newest checkpoint,
+    from which the job resumes. replica: from a copy on the next server, to which each gradient goes
+    too. Another process takes the server's place, and the training goes on without the loss of a
+    step. Needs 2 servers or more."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -242,6 +247,12 @@ class ParameterServer(Document):
                 "/sync/servers",
                 f"is {self.servers}, more than the {num_workers} workers that are left of the "
                 f"{num_ranks} ranks: take {num_ranks // 2} servers or fewer",
+            )
+        if self.shards_kept_by == "replica" and self.servers == 1:
+            raise wrong(
+                "/sync/shards_kept_by",
+                "must be snapshot with one server: a replica is on the next server. Take "
+                "sync.servers 2 or more",
             )
 
 

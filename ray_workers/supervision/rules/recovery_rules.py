@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ray_workers.shared.contracts import Cause, Frame, Grant, Slice
@@ -135,17 +136,26 @@ def refused(
     num_holders: int,
     without_a_step: int,
     servers: Set[int] = frozenset(),
+    replicas: Mapping[int, int] = MappingProxyType({}),
+    recovering: Iterable[int] = (),
 ) -> str | None:
     """Why ranks that ended are not replaced; None if they are.
 
     lost: the ends of these ranks, none of them good. errors: the ERROR frames that they left.
     num_holders: how many other ranks hold the state.
     without_a_step: recoveries since the group last took a step.
-    servers: ranks that alone hold their part of the state.
+    servers: ranks that alone hold their part of the state, but for the replicas.
+    replicas: by rank, of servers, the rank with the replica.
+    recovering: ranks that were lost before, and have not taken a step since.
     """
-    for rank in lost:
-        if rank.rank in servers:
-            return f"rank {rank.rank} is a server, and nobody else holds its part of the state"
+    gone = {*(rank.rank for rank in lost), *recovering}
+    for rank in sorted(gone & servers):
+        if rank not in replicas:
+            return f"rank {rank} is a server, and nobody else holds its part of the state"
+        if replicas[rank] in gone:
+            return (
+                f"rank {rank} is a server, and rank {replicas[rank]} with its replica is lost too"
+            )
     if num_holders == 0:
         return "nobody is left who holds the state"
     if without_a_step >= MOST_WITHOUT_A_STEP:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
-from dray.train.kv.connection import DTYPES
 from ray_workers.shared.contracts import ALL_SENT_BYTES
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.errors import DataError
@@ -90,7 +89,7 @@ class ParameterServerWorker(Strategy):
         self.gradients = self._own = WorkerGradients(model, given.workload.loss_sum, given.autocast)
         self.update = RemoteUpdate(self)
         self._layout = FlatLayout(model, sync.servers)
-        self._push_dtype = DTYPES[sync.push_dtype]
+        self._sync = sync
         self._restored: Mapping[str, Any] = {}
         self._held: dict[str, Any] | None = None
         """The servers' state, as a checkpoint has it, as long as the model has its weights."""
@@ -113,9 +112,7 @@ class ParameterServerWorker(Strategy):
     def connect(self, store: Store, worker: int, limit: timedelta) -> None:
         """Connect to all servers; DataError if this worker has read other data than another."""
         fingerprint = self.given.workload.fingerprint
-        self.servers = Servers.connect(
-            store, self._layout, worker, fingerprint, limit, self._push_dtype
-        )
+        self.servers = Servers.connect(store, self._layout, worker, fingerprint, limit, self._sync)
         if not self.servers.is_same_data:
             raise DataError(
                 "the workers have read different data from the same source; its content here "

@@ -33,7 +33,6 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
-from ray_workers.training.loop.served_worker import FINISHED_KEY
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.parameter_server import shard
 from ray_workers.training.parallel.parameter_server.dealer import (
@@ -43,6 +42,7 @@ from ray_workers.training.parallel.parameter_server.dealer import (
     SynchronousDealer,
 )
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
+from ray_workers.training.parallel.parameter_server.replication import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.shard import (
     DoneBatches,
     ParameterShard,
