@@ -52,8 +52,8 @@ class ServedShard:
         """index: the server's number; server 0 deals the batches out too. is_replica: whether
         nobody gets its answers, which then have no weights."""
         assert isinstance(document.sync, spec.ParameterServer)
-        self._index = index
-        self._is_replica = is_replica
+        self.index = index
+        self.is_replica = is_replica
         self._num_workers = num_workers
         self._sync = document.sync
         self._optimizer = document.train.optimizer
@@ -148,7 +148,7 @@ class ServedShard:
                 unpacked(header["tensors"], payload), DoneBatches.of_pair(header["done"])
             )
             self._notes = dict(header["notes"])
-            if self._index == 0:
+            if self.index == 0:
                 self._dealer = self._dealer_of(header)
                 for worker in sorted(self._workers):
                     self._dealer.join(worker)
@@ -176,7 +176,7 @@ class ServedShard:
         weights = self._shard.pull(worker, version)
         self._pulled_bytes += weights.values.nbytes
         about = {"version": weights.version, "loss": weights.loss, "squares": weights.squares}
-        return Answer(about, () if self._is_replica else (weights.values.clone(),))
+        return Answer(about, () if self.is_replica else (weights.values.clone(),))
 
     def _state(self) -> Answer:
         assert self._shard is not None
