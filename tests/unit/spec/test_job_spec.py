@@ -364,6 +364,11 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "must be unset with federated",
         ),
         (
+            served(4, shards_kept_by="replica"),
+            "/sync/shards_kept_by",
+            "must be snapshot with one server: a replica is on the next server. Take sync",
+        ),
+        (
             served(4) | {"parallel": {"shard": 2}},
             "/parallel",
             "must be unset with sync.kind parameter_server: each worker has the whole model",

@@ -61,7 +61,9 @@ class ServerLink:
         self._hello = hello
         self._has_replica = has_replica
         self._asked: tuple[Mapping[str, Any], Sequence[Tensor]] = ({}, ())
-        self._connection = connect(store, key_of(server))
+        self._connection = (
+            reconnect(store, server) if has_replica else connect(store, key_of(server))
+        )
         self._sent_before = 0
         """Bytes, over connections that were lost."""
 
