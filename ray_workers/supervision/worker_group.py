@@ -33,7 +33,9 @@ from ray_workers.shared.contracts import (
     Outcome,
     RankTask,
     Seat,
+    ServerSlots,
     Slice,
+    by_bundle,
     rank_name,
 )
 from ray_workers.shared.heartbeat import RankAssignment, prefix_of
@@ -61,6 +63,8 @@ class Slots:
 
     part: Slice
     group: PlacementGroup
+    bundle: Mapping[str, float]
+    """Ray resources of each worker in it."""
     is_held: bool = True
     """False while the slots are asked for and may not come."""
     is_going: bool = False
@@ -141,7 +145,7 @@ class WorkerGroup:
         """
         spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
         if not 0 < spec.bundle.get("GPU", 0) < 1:
-            await self._acquire(spec.slices, spec.start_timeout_s)
+            await self._acquire(spec.slices, spec.start_timeout_s, servers=spec.servers)
             return
         kept = [s for part in spec.slices for s in await self._acquire_apart(part, deadline)]
         await self._remove([slots for slots in self.slots if slots not in kept])
@@ -198,19 +202,20 @@ class WorkerGroup:
         *,
         is_held: bool = True,
         bundle: Mapping[str, float] | None = None,
+        servers: ServerSlots | None = None,
     ) -> list[Slots]:
-        """bundle: of one slot, where it is not a worker's."""
+        """bundle: of one slot, where it is not a worker's. servers: those among the slots."""
         spec, asked = self._spec, []
-        for part in slices:
+        for part, own in by_bundle(slices, bundle or spec.bundle, servers):
             group = placement_group(
-                [dict(bundle or spec.bundle)] * part.num_workers,
+                [dict(own)] * part.num_workers,
                 strategy="STRICT_PACK",
                 name=placement_groups.slots_name(spec.job_id, spec.attempt, self._num_slots_ever),
                 lifetime="detached",
                 bundle_label_selector=[{"ray.io/node-id": part.node_id}] * part.num_workers,
             )
             self._num_slots_ever += 1
-            asked.append(Slots(part, group, is_held))
+            asked.append(Slots(part, group, own, is_held))
             self.slots.append(asked[-1])
         deadline = time.monotonic() + timeout_s
         waits = [
@@ -273,7 +278,8 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_node(self) -> list[list[Slots]]:
-        if self._spec.silo_sources:  # a silo is known by its place among the slices
+        # A silo is known by its place among the slices, and servers are the last ones.
+        if self._spec.silo_sources or self._spec.servers is not None:
             return [[slots] for slots in self.slots]
         by_node: dict[str, list[Slots]] = {}
         for slots in self.slots:
@@ -296,12 +302,12 @@ class WorkerGroup:
     def _create_actor(self, seat: int, incarnation: int, slots: Slots, bundle: int) -> Any:
         spec = self._spec
         name = rank_name(spec.job_id, spec.attempt, ROLE, seat, incarnation)
-        resources = {k: v for k, v in spec.bundle.items() if k not in _NAMED_RESOURCES}
+        resources = {k: v for k, v in slots.bundle.items() if k not in _NAMED_RESOURCES}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,
-            num_cpus=spec.bundle.get("CPU", 0),
-            num_gpus=spec.bundle.get("GPU", 0),
-            memory=spec.bundle.get("memory"),
+            num_cpus=slots.bundle.get("CPU", 0),
+            num_gpus=slots.bundle.get("GPU", 0),
+            memory=slots.bundle.get("memory"),
             resources=resources,
             max_concurrency=16,
             scheduling_strategy=PlacementGroupSchedulingStrategy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -203,7 +203,7 @@ class Jobs:
         spec = prepared.resolved.spec
         if prepared.resolved.refusal is not None:
             raise prepared.resolved.refusal
-        request = silos.at_home(slots.request_of(spec.resources, spec.elastic), spec)
+        request = silos.at_home(slots.request_of(spec), spec)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
         _refuse_impossible(session, request, self._settings)
@@ -392,10 +392,18 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
         )
 
 
+def _num_like(request: policy.Request) -> int:
+    """Workers that are no servers with other resources."""
+    return request.num_workers - (0 if request.servers is None else request.servers.number)
+
+
 def _pointer_of_lack(request: policy.Request, usable: Sequence[policy.Node]) -> str:
     """The field of a request that these nodes could never meet."""
     if (homeless := policy.homeless_worker(request, usable)) is not None:
         return f"/federated/silos/{homeless}/node_labels"
+    workers = replace(request, num_workers=_num_like(request), servers=None)
+    if request.servers is not None and policy.can_ever_fit(workers, usable) is None:
+        return "/sync/server_resources"
     anywhere = replace(request, required_level=None)
     if request.required_level and (not usable or policy.can_ever_fit(anywhere, usable) is None):
         return "/resources/required_topology"
@@ -436,6 +444,7 @@ def _new_row(
         bundle=dict(request.bundle),
         required_topology=request.required_level,
         homes=[list(labels) for labels in request.homes] or None,
+        servers=None if request.servers is None else asdict(request.servers),
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,

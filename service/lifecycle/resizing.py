@@ -17,7 +17,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Grant, Phase, Recall, Slice
+from ray_workers.shared.contracts import Grant, Phase, Recall, ServerSlots, Slice
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
 from service.db.repositories import attempts as attempts_repository
@@ -44,6 +44,17 @@ def as_rows(slices: Sequence[Slice]) -> list[dict[str, Any]]:
     return [{"node_id": part.node_id, "num_workers": part.num_workers} for part in slices]
 
 
+def as_servers(row: Mapping[str, Any] | None) -> ServerSlots | None:
+    """Of the column `servers` of a job or attempt."""
+    return None if row is None else ServerSlots(row["number"], row["bundle"])
+
+
+def held_request(attempt: AttemptRow | Row[Any]) -> policy.Request:
+    """What an attempt holds, as a request."""
+    num_workers = count_of(as_slices(attempt.slices))
+    return policy.Request(num_workers, attempt.bundle, servers=as_servers(attempt.servers))
+
+
 def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
     """Ids of all nodes that may have files or processes of the attempt."""
     here = (part["node_id"] for part in attempt.slices)
@@ -54,7 +65,7 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
     """The request of a job that was submitted."""
     homes = tuple(tuple(labels) for labels in job.homes or ())
     size = job.num_workers, job.bundle, job.min_workers
-    return policy.Request(*size, job.required_topology, homes)
+    return policy.Request(*size, job.required_topology, homes, as_servers(job.servers))
 
 
 def growing(

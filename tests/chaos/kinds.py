@@ -116,14 +116,13 @@ def _gossip(mode: str) -> Kind:
     return kind
 
 
-def _served(name: str) -> Kind:
-    """Two workers, and two ranks that are parameter servers. `replicated` ones are synchronous, and
-    each has a replica of the other's shard."""
-    mode = "asynchronous" if name == "asynchronous" else "synchronous"
-    kept_by = "replica" if name == "replicated" else "snapshot"
+def _served(mode: str) -> Kind:
+    """Two workers, and two ranks that are parameter servers: synchronous ones have replicas of each
+    other's shards."""
     is_synchronous = mode == "synchronous"
+    kept_by = "replica" if is_synchronous else "snapshot"
     promised = {"keeps_weights": is_synchronous, "reports_all": is_synchronous}
-    kind = _digits(f"{name} servers", 4, 16, 25, **promised)
+    kind = _digits(f"{mode} servers", 4, 16, 25, **promised)
     sync = {"kind": "parameter_server", "servers": 2, "mode": mode, "shards_kept_by": kept_by}
     kind.spec["sync"] = sync
     kind.spec["train"]["optimizer"] = {"name": "sgd", "lr": 0.05}

@@ -18,7 +18,7 @@ LONG_RECIPE = frozenset({"long"})
 LONG = LONG_RECIPE | {"long script"}
 """What lasts until a process that is stopped has been replaced."""
 GOSSIP = ("d_psgd", "sgp", "ad_psgd")
-SERVERS = ("synchronous servers", "asynchronous servers", "replicated servers")
+SERVERS = ("synchronous servers", "asynchronous servers")
 RECIPES = READ_BY_LOADERS | {
     *("one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"),
     *(*GOSSIP, *SERVERS),

@@ -35,7 +35,7 @@ class Cluster:
         self.pace = MachinePace()
         self.group = WorkerGroup(attempt_spec(), "a", "127.0.0.1", self.pace, Timings())
         for node_id, seats in (("a", [0]), ("a", [1]), ("b", [2])):
-            slots: Any = Slots(Slice(node_id, len(seats)), f"group of {seats}")  # type: ignore[arg-type]
+            slots: Any = Slots(Slice(node_id, len(seats)), f"group of {seats}", {})  # type: ignore[arg-type]
             self.group.slots.append(slots)
             self.group.members += (
                 Member(seat, seat, 0, 0, slots, 0, 1, (node_id, seat)) for seat in seats
@@ -105,6 +105,6 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
     for sources, order in (((), ["b", "b", "a"]), ((None, None), ["b", "a", "b"])):
         spec = attempt_spec(slices=slices, silo_sources=sources)
         group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
-        group.slots = [Slots(part, None) for part in slices]  # type: ignore[arg-type]
+        group.slots = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
         by_node = group._slots_by_node()
         assert [slots.part.node_id for some in by_node for slots in some] == order
