@@ -222,6 +222,12 @@ def _parameter_servers(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _server_replicas(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.wire.replicas import measure
+
+    return measure(num_rounds, progress)
+
+
 def _large_batch(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.large_batch.measure import measure
 
@@ -289,6 +295,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "equality": _equality,
     "wire": _wire,
     "parameter_servers": _parameter_servers,
+    "server_replicas": _server_replicas,
     "strategies": _strategies,
     "large_batch": _large_batch,
     "federated": _federated,

@@ -173,6 +173,12 @@ class AttemptSpec:
     def world_size(self) -> int:
         return sum(part.num_workers for part in self.slices)
 
+    def bundle_of(self, rank: int) -> Mapping[str, float]:
+        """Ray resources of a rank of the first group."""
+        servers = self.servers
+        is_server = servers is not None and rank >= self.world_size - servers.number
+        return servers.bundle if servers is not None and is_server else self.bundle
+
 
 class Phase(StrEnum):
     """How far an attempt has come."""
@@ -459,7 +465,7 @@ class RankTask(Seat):
             environment_policy=attempt.environment_policy,
             spool_limit_bytes=attempt.spool_limit_bytes,
             worker_mtbf_s=attempt.worker_mtbf_s,
-            device="cuda" if attempt.bundle.get("GPU") else "cpu",
+            device="cuda" if attempt.bundle_of(seat.rank).get("GPU") else "cpu",
             env={},
             furthest_step=attempt.furthest_step,
             array_index=attempt.array_index,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -44,7 +44,7 @@ from service.domain.states import Trigger
 from service.jobs import arrays, data_policy, listing, serializers, silos, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.jobs.listing import JobQuery
-from service.lifecycle import dependencies
+from service.lifecycle import dependencies, resizing
 from service.lifecycle.transitions import move
 from service.nodes import node_table
 from service.nodes.gpu_capabilities import refuse_missing_precision
@@ -203,7 +203,7 @@ class Jobs:
         spec = prepared.resolved.spec
         if prepared.resolved.refusal is not None:
             raise prepared.resolved.refusal
-        request = silos.at_home(slots.request_of(spec), spec)
+        request = silos.at_home(slots.request_of(spec.resources, spec.elastic, spec.sync), spec)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
         _refuse_impossible(session, request, self._settings)
@@ -444,7 +444,7 @@ def _new_row(
         bundle=dict(request.bundle),
         required_topology=request.required_level,
         homes=[list(labels) for labels in request.homes] or None,
-        servers=None if request.servers is None else asdict(request.servers),
+        servers=resizing.servers_row(request.servers),
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,

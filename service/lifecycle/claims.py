@@ -33,7 +33,7 @@ from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
 from service.domain.scheduling.placement.slots import workers
 from service.domain.states import Trigger, transition
-from service.lifecycle import held_slots, moves
+from service.lifecycle import held_slots, moves, resizing
 from service.lifecycle.transitions import changes_of, move, runtime_left_s, state_event, tell_moved
 
 
@@ -46,7 +46,7 @@ class Wanted:
     queue_seen: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
-    servers: ServerSlots | None
+    servers: ServerSlots | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _begin(
                 "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
                 "held": held_slots.on_nodes(slices, labels),
                 "bundle": dict(each.wanted.bundle),
-                "servers": row.servers,
+                "servers": resizing.servers_row(each.wanted.servers),
                 "world_size": change["world_size"],
                 "cluster_session": cluster_session,
                 "cursor": {},

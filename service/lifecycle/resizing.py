@@ -49,6 +49,10 @@ def as_servers(row: Mapping[str, Any] | None) -> ServerSlots | None:
     return None if row is None else ServerSlots(row["number"], row["bundle"])
 
 
+def servers_row(servers: ServerSlots | None) -> dict[str, Any] | None:
+    return None if servers is None else {"number": servers.number, "bundle": dict(servers.bundle)}
+
+
 def held_request(attempt: AttemptRow | Row[Any]) -> policy.Request:
     """What an attempt holds, as a request."""
     num_workers = count_of(as_slices(attempt.slices))

@@ -76,7 +76,7 @@ class Nodes(NamedTuple):
 
 
 def nodes_for(session: Session, spec: JobSpec) -> Nodes:
-    bundle = slots.request_of(spec).bundle
+    bundle = slots.request_of(spec.resources).bundle
     able = [node for node in node_table.usable(session) or () if slots.fits(bundle, node.total)]
     left, needed = spec.resources.num_workers, 0
     for room in sorted((slots.fits(bundle, node.total) for node in able), reverse=True):

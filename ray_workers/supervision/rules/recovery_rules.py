@@ -80,7 +80,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     num_workers: how many the job has now, or may have again.
 
     On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
-    launched upon a gradient that never came cannot be told from a good one.
+    launched upon a gradient that never came cannot be told from a good one. Workers of parameter
+    servers have no part in either.
     """
     if document.script is not None and document.is_divided:
         return "ranks of a script that hold a model together do not recover in place"
@@ -88,7 +89,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
         return "a script recovers in place only if it calls dray.train.prepare()"
     if num_workers == 1:
         return "a single rank does not recover in place, because nobody else holds its state"
-    if has_gpus:
+    has_servers = document.num_ranks_that_train < document.resources.num_workers
+    if has_gpus and not has_servers:
         return "a group on GPUs does not recover in place, because its state may be half a step on"
     if document.num_replicas == 1:
         return (

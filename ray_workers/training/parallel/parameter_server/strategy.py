@@ -145,7 +145,7 @@ class ParameterServerWorker(Strategy):
         self.settled = step
         if self.rank != CHIEF:
             return
-        tensors = {"values": flat(self._layout.tensors)}
+        tensors = {"values": flat(self._layout.tensors).cpu()}
         optimizer = self._restored.get("optimizer", {"state": {}})["state"]
         if optimizer:
             tensors |= self._optimizer_vectors(optimizer)
@@ -172,7 +172,8 @@ class ParameterServerWorker(Strategy):
         found = {}
         for key, first in own[0].items():
             if isinstance(first, Tensor):
-                found[key] = first if first.ndim == 0 else flat([each[key] for each in own])
+                whole = first if first.ndim == 0 else flat([each[key] for each in own])
+                found[key] = whole.cpu()
         return found
 
     def prepare(self, feed: Feed, step: int) -> None:
@@ -232,7 +233,7 @@ class ParameterServerWorker(Strategy):
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for _, parameter in self._layout.trained
         ]
-        vector = flat([*gradients, *self._layout.buffers])
+        vector = flat([*gradients, *self._layout.buffers]).cpu()
         vector[self._layout.sizes.num_trained :] -= self._buffers
         return vector
 

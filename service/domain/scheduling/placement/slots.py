@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dray.spec import JobSpec, ParameterServer
+from dray.spec import Elastic, ParameterServer, Resources, Sync
 from ray_workers.shared.contracts import ServerSlots, Slice, by_bundle
 from service.config.node_types import LABEL_SHARE, label_resources, labels_in, without_labels
 from service.domain.scheduling.placement.homes import Homes
@@ -125,9 +125,10 @@ class Node:
         return cls(node_id, here, free, accepted, quarantined or {})
 
 
-def request_of(spec: JobSpec) -> Request:
+def request_of(
+    resources: Resources, elastic: Elastic | None = None, sync: Sync | None = None
+) -> Request:
     """The request of a job document, in Ray's names."""
-    resources, elastic = spec.resources, spec.elastic
     bundle = {"CPU": float(resources.cpus_per_worker)}
     if resources.gpus_per_worker:
         bundle["GPU"] = float(resources.gpus_per_worker)
@@ -138,12 +139,12 @@ def request_of(spec: JobSpec) -> Request:
     bundle |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
     least = None if elastic is None else elastic.min_workers
     servers = None
-    if isinstance(spec.sync, ParameterServer) and (own := spec.sync.server_resources) is not None:
+    if isinstance(sync, ParameterServer) and (own := sync.server_resources) is not None:
         of_server = {"CPU": float(own.cpus)}
         if own.memory_bytes is not None:
             of_server["memory"] = float(own.memory_bytes)
         of_server |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
-        servers = ServerSlots(spec.sync.servers, of_server)
+        servers = ServerSlots(sync.servers, of_server)
     level = resources.required_topology
     return Request(resources.num_workers, bundle, least, level, servers=servers)
 
