@@ -40,12 +40,11 @@ METHOD = [
     f"A round is {NUM_STEPS} steps with either choice, in turn; the ratio is the median over the "
     "rounds. Bytes are weights and gradients that worker and servers send for a step; the limit is "
     "one gradient and the weights, and with replicas one gradient more.",
-    "In each round with replicas one of the servers is then killed while a step is under way, and "
-    "the step's time is told. The process in its place has been started and has torch imported, as "
-    "ranks have that a node's forkserver makes, and waits for the word. With snapshots the same "
-    "death sends the job back to its checkpoint; beside it is told how long fresh servers take to "
-    "be given the state: reading the checkpoint, the start of all ranks and the steps since then "
-    "come on top.",
+    "In each round with replicas one of the servers is killed after that, and the time from its "
+    "death to the end of the next step is told. The process in its place has been started and has "
+    "torch imported, as ranks have that a node's forkserver makes, and waits for the word. With "
+    "snapshots the same death sends the job back to its checkpoint; the time in which fresh "
+    "servers are given a state is only a part of that.",
 ]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__])
@@ -68,7 +67,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         for choice, figures in found.items():
             own = figures if number else Figures()  # the first one warms caches
             _round(choice, own)
-            progress(f"round {number}: {choice}: {own}")
+            progress(f"round {number}: {choice}: {own.step_s[-1] * 1e3:.1f} ms a step")
     rows = []
     for choice, figures in found.items():
         ratio = median_of_ratios(list(zip(figures.step_s, found[SNAPSHOT].step_s, strict=True)))
@@ -81,11 +80,12 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
                 f"{sent / limit:.3f}",
                 f"{statistics.median(figures.step_s) * 1e3:.1f}",
                 str(ratio),
-                f"{statistics.median(figures.takeover_s or figures.begin_s) * 1e3:.0f}",
+                f"{statistics.median(figures.begin_s) * 1e3:.0f}",
+                f"{statistics.median(figures.takeover_s) * 1e3:.0f}" if figures.takeover_s else "",
             ]
         )
     columns = ["`shards_kept_by`", "MB a step", "of the algorithm's", "ms a step"]
-    columns += ["time of snapshot [95%]", "ms until a step is done again after a death"]
+    columns += ["time of snapshot [95%]", "ms to fill fresh servers", "ms of a death and a step"]
     return Result(
         name="server_replicas",
         title="Replicas of parameter servers, 1 million elements",

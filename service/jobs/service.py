@@ -376,7 +376,8 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
     """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
     an autoscaler may add; or if no level of the topology has the name that it asks for."""
     has_labels = any(name.startswith(LABEL) for name in request.bundle)
-    is_placed = has_labels or bool(request.homes) or request.required_level is not None
+    is_spread = bool(request.homes) or request.servers is not None
+    is_placed = has_labels or is_spread or request.required_level is not None
     known = node_table.usable if is_placed else node_table.totals
     usable = known(session, settings.autoscale_nodes)
     topology = Topology(settings.topology, (usable or ()) if is_placed else ())

@@ -53,10 +53,14 @@ def servers_row(servers: ServerSlots | None) -> dict[str, Any] | None:
     return None if servers is None else {"number": servers.number, "bundle": dict(servers.bundle)}
 
 
-def held_request(attempt: AttemptRow | Row[Any]) -> policy.Request:
-    """What an attempt holds, as a request."""
-    num_workers = count_of(as_slices(attempt.slices))
-    return policy.Request(num_workers, attempt.bundle, servers=as_servers(attempt.servers))
+def held_request(
+    slices: Sequence[Mapping[str, Any]],
+    bundle: Mapping[str, float],
+    servers: Mapping[str, Any] | None,
+) -> policy.Request:
+    """What an attempt holds, by these columns of it, as a request."""
+    number = count_of(as_slices(slices))
+    return policy.Request(number, bundle, servers=as_servers(servers))
 
 
 def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:

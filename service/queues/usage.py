@@ -21,8 +21,8 @@ def of_users(
     rules = {queue.name: queue for queue in queues}
     waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, only)}
     held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-    for row in repository.running(session, only):
-        held[row.queue, row.owner].append(amounts_of(resizing.held_request(row)))
+    for name, owner, *slots in repository.running(session, only):
+        held[name, owner].append(amounts_of(resizing.held_request(*slots)))
     users: dict[str, list[views.QueueUser]] = {}
     for name, owner in sorted({*waiting, *held}):
         num_waiting, num_held = waiting.get((name, owner), (0, 0))

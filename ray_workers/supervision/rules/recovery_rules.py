@@ -151,12 +151,13 @@ def refused(
     recovering: ranks that were lost before, and have not taken a step since.
     """
     gone = {*(rank.rank for rank in lost), *recovering}
-    for rank in sorted(gone & servers):
-        if rank not in replicas:
-            return f"rank {rank} is a server, and nobody else holds its part of the state"
-        if replicas[rank] in gone:
+    for server in sorted(gone & servers):
+        keeper = replicas.get(server)
+        if keeper is None:
+            return f"rank {server} is a server, and nobody else holds its part of the state"
+        if keeper in gone:
             return (
-                f"rank {rank} is a server, and rank {replicas[rank]} with its replica is lost too"
+                f"rank {server} is a server, and rank {keeper}, which has its replica, is lost too"
             )
     if num_holders == 0:
         return "nobody is left who holds the state"

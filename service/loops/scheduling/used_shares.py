@@ -61,6 +61,6 @@ class UsedShares:
         return used
 
     def _add(self, row: Row[Any], total: Mapping[str, float]) -> None:
-        share = share_of(resizing.held_request(row), total)
+        share = share_of(resizing.held_request(row.slices, row.bundle, row.servers), total)
         held_s = max(0.0, (row.finished_at - row.created_at).total_seconds())  # clocks are set
         self._used.add((row.queue, row.owner), share * held_s, row.finished_at.timestamp())

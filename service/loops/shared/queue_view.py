@@ -190,7 +190,10 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         job_id=job.id,
         priority=job.priority,
         seq=job.number,
-        request=replace(resizing.held_request(attempt), required_level=job.required_topology),
+        request=replace(
+            resizing.held_request(attempt.slices, attempt.bundle, attempt.servers),
+            required_level=job.required_topology,
+        ),
         slices=slices,
         held_s=_held_s(job, attempt, now),
         left_s=_left_s(job, used_s + ran_s, runs),

@@ -189,8 +189,8 @@ class Servers:
             asked.append((header, list(own.values())))
         # Server 0 is the last, because it lets the workers begin.
         for server in reversed(range(len(asked))):
-            header, parts = asked[server]
-            self._links[server].ask(header, *parts)
+            about, parts = asked[server]
+            self._links[server].ask(about, *parts)
 
     def take(self, done: int | None) -> int | None:
         """Wait for the number of the next batch; None if there is none left. done: the batch that

@@ -250,7 +250,7 @@ def serve(
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
         page.begin(rendezvous.place.generation, server.version)
         while not server.is_over(SHOW_S):
-            if server.version:
+            if server.version > server.began_at:
                 page.commit(server.version)
                 report.look()
         report.look()

@@ -10,6 +10,7 @@ Only where a gang is placed, or must be within one domain, is the room counted b
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -23,6 +24,7 @@ from service.domain.scheduling.placement.slots import (
     WHOLE_GPUS,
     Holder,
     Node,
+    Request,
     count,
     is_part_of_gpu,
     num_shared,
@@ -272,6 +274,13 @@ def _plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
     return tuple([amount + times * each for amount, each in zip(some, vector, strict=True)])
 
 
+def _times(vector: Amounts, total: Amounts) -> int:
+    """How often a node has all of it."""
+    return math.floor(
+        min(((has + EPSILON) / each for each, has in zip(vector, total, strict=True) if each > 0))
+    )
+
+
 class Reserved:
     """The resources that are set aside on the nodes for waiting jobs: it grows."""
 
@@ -289,6 +298,9 @@ class Reserved:
         of others of the kind no more than it has."""
         if kind in self._whole:
             return
+        if kind.unlike is not None:
+            self._set_aside_unlike(kind, kind.unlike)
+            return
         before = self._workers.get(kind, 0)
         self._workers[kind] = before + num_workers
         if before + num_workers >= self._stock.largest(kind):
@@ -298,6 +310,19 @@ class Reserved:
                 number = min(most, before + num_workers) - before
                 self.on[at] = _plus(self.on[at], kind.vector, number)
                 self.version += 1
+
+    def _set_aside_unlike(self, kind: WorkerKind, request: Request) -> None:
+        """The same for both sorts of slots."""
+        servers = request.servers
+        assert servers is not None
+        num_workers = request.num_workers - servers.number
+        for at, total in enumerate(self._stock.totals):
+            for vector, most in ((kind.vector, num_workers), (kind.server_vector, servers.number)):
+                number = min(most, _times(vector, total))
+                self.on[at] = _plus(self.on[at], vector, number)
+        self.version += 1
+        if not self.leaves(kind):
+            self._whole.add(kind)
 
     def leaves(self, kind: WorkerKind) -> bool:
         """Whether it leaves such a worker any room on a node that is empty."""

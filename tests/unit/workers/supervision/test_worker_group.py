@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.contracts import ServerSlots, Slice
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import worker_group
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -108,3 +108,32 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
         group.slots = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
         by_node = group._slots_by_node()
         assert [slots.part.node_id for some in by_node for slots in some] == order
+
+
+async def test_servers_get_slots_of_their_own_and_the_last_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[dict[str, float]]] = []
+
+    def placement_group(bundles: list[dict[str, float]], **options: Any) -> Any:
+        asked.append(bundles)
+        return SimpleNamespace(wait=lambda timeout_s: True)
+
+    monkeypatch.setattr(worker_group, "placement_group", placement_group)
+    of_worker, of_server = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 4.0}
+    spec = attempt_spec(
+        slices=(Slice("a", 2), Slice("b", 1), Slice("a", 1)),
+        bundle=of_worker,
+        servers=ServerSlots(1, of_server),
+    )
+    group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+    await group.acquire()
+    assert asked == [[of_worker] * 2, [of_worker], [of_server]]
+    monkeypatch.setattr(group, "_create_actor", lambda *place: None)
+    for node_rank, slots in enumerate(group._slots_by_node()):
+        group._create_members(slots, node_rank)
+    found = [(m.rank, m.node_id, dict(m.slots.bundle)) for m in group.members]
+    assert found == [
+        *((0, "a", of_worker), (1, "a", of_worker)),
+        *((2, "b", of_worker), (3, "a", of_server)),
+    ]

@@ -29,6 +29,7 @@ from service.domain.scheduling.policy import (
     can_ever_fit,
     plan,
 )
+from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.limits import why_never
 from service.domain.scheduling.rules.queues import Queue
 
@@ -101,7 +102,7 @@ def test_a_gang_waits_whole_and_reserves_what_it_could_use() -> None:
     nodes = (node("n", CPU=8.0, GPU=2.0),)
     busy = (Holder("other", (Slice("n", 1),), OF_SERVER),)
     free = (replace(nodes[0], available_to_us={"CPU": 4.0, "GPU": 2.0}),)
-    small = job("small", Request(1, {"CPU": 1.0}), seq=1)
+    small = job("small", Request(1, {"CPU": 3.0}), seq=1)
     first, second = decide(*free, jobs=(job(), small), holders=busy)
     assert isinstance(first, Wait)
     assert first.reason.code == "waiting_for_slots"
@@ -133,6 +134,19 @@ def test_a_second_gang_gets_what_the_first_leaves() -> None:
     decisions = decide(*nodes, jobs=others)
     assert [type(each) for each in decisions] == [Start, Start, Wait]
     assert {part.node_id for each in decisions[:2] for part in each.slices} == {"a", "b"}
+
+
+def test_a_job_that_makes_room_gives_its_servers_slots_back_as_they_are() -> None:
+    nodes = (Node("n", {"CPU": 6.0, "GPU": 3.0}, {"CPU": 0.0, "GPU": 1.0}),)
+    slices = (Slice("n", 2), Slice("n", 1))
+    running = RunningJob("low", 10, 0, REQUEST, slices, 1000.0, yields=True)
+    holders = (Holder("low", slices, ON_GPUS, servers=REQUEST.servers),)
+    for gpus, code in ((3.0, "room_is_made"), (4.0, None)):
+        coming = job("high", Request(1, {"CPU": 1.0, "GPU": gpus}), seq=1)
+        decisions = decide(*nodes, jobs=(coming,), holders=holders, running=(running,))
+        found = {each.job_id: each for each in decisions}
+        assert found["high"].reason.code == (code or "unsatisfiable")
+        assert ("low" in found) is (code is not None)
 
 
 def test_an_autoscaler_is_asked_for_the_slots_of_both() -> None:
