@@ -18,7 +18,13 @@ from torch import Tensor
 
 from dray import spec
 from dray.spec import JobSpec
-from dray.train.kv.connection import ConnectionLost
+from dray.train.kv.connection import ConnectionLost, listening
+from ray_workers.training.elastic.store_server import loopback_store
+from ray_workers.training.parallel.parameter_server.replication import (
+    FINISHED_KEY,
+    key_of,
+    taken_over,
+)
 from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
 from ray_workers.training.parallel.parameter_server.server import ShardServer
 from ray_workers.training.parallel.parameter_server.shard import Snapshot
@@ -26,6 +32,7 @@ from ray_workers.training.parallel.parameter_server.shard import Snapshot
 NUM_WORKERS, NUM_BATCHES = 3, 9
 LR, MOMENTUM, STRENGTH = 0.05, 0.9, 0.5
 PATIENCE_S = 60.0
+LOOPBACK = "127.0.0.1"
 SIZES = [2, 1, 1]
 """Decayed, plain, buffers; nothing decays."""
 START = torch.tensor([1.0, -2.0, 0.5, 0.0])
@@ -351,3 +358,51 @@ def test_a_worker_that_does_not_read_holds_up_nobody() -> None:
     for peer in (chief, deaf, other):
         peer.close()
     assert not server.is_over(0.0)
+
+
+def test_an_answer_waits_until_the_replica_has_its_message() -> None:
+    store = loopback_store()
+    server = ShardServer(0, NUM_WORKERS, document())
+    chief = join(server, 0, reads=True)
+    with pytest.raises(queue.Empty):
+        chief.answers.get(timeout=0.05)
+    keeper = ShardServer(1, NUM_WORKERS, document())
+    with listening(store, key_of(1), LOOPBACK, keeper.serve):
+        server.replicate(store)
+        assert not chief.answers.get(timeout=PATIENCE_S)["is_ready"]
+        chief.ask(beginning(), START.view(torch.uint8))
+        batch = chief.ask({"op": "take", "done": None})["batch"]
+        push = {"op": "push", "batch": batch, "lr": LR, "loss": 0.0}
+        assert chief.ask(push, torch.ones(4).view(torch.uint8))["counts"]
+        chief.ask({"op": "finish"})
+        assert server.version == 1
+        store.set(FINISHED_KEY, "1")
+    chief.close()
+
+
+def test_a_server_whose_replica_is_lost_too_does_not_begin_anew() -> None:
+    store = loopback_store()
+    keeper = ShardServer(1, NUM_WORKERS, document(), is_newcomer=True)
+    with (
+        listening(store, key_of(1), LOOPBACK, keeper.serve),
+        pytest.raises(ConnectionLost, match="servers 0 and 1 were lost"),
+    ):
+        taken_over(store, 0, 2)
+
+
+def test_a_server_that_had_no_weights_yet_is_replaced_by_one_without() -> None:
+    store = loopback_store()
+    keeper = ShardServer(1, NUM_WORKERS, document())
+    with listening(store, key_of(1), LOOPBACK, keeper.serve):
+        assert taken_over(store, 0, 2) is None
+    store.set(FINISHED_KEY, "1")
+    with pytest.raises(ConnectionLost, match="the training is over"):
+        taken_over(store, 0, 2)
+
+
+def test_an_error_in_a_thread_ends_the_server() -> None:
+    server = ShardServer(0, NUM_WORKERS, document(shards_kept_by="snapshot"))
+    chief = join(server, 0, reads=True)
+    chief.tell({"op": "nonsense"})
+    with pytest.raises(AssertionError, match="nonsense"):
+        server.is_over(PATIENCE_S)
