@@ -98,7 +98,6 @@ class ShardServer:
         assert isinstance(document.sync, spec.ParameterServer)
         self._index = index
         self._sync = document.sync
-
         self._lock = threading.Condition()
         self._served = ServedShard(index, num_workers, document, is_replica=False)
         self._outboxes: dict[int, Outbox] = {}
