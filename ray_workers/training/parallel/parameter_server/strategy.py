@@ -196,7 +196,7 @@ class ParameterServerWorker(Strategy):
         # A view would hold the whole vector.
         self._buffers = pulled.vector[self._layout.sizes.num_trained :].clone()
         self.version, self._own.loss = pulled.version, pulled.loss
-        return torch.tensor(pulled.squares).sqrt()
+        return torch.tensor(pulled.squares, device=self.given.device).sqrt()
 
     def push(self, lr: float) -> Tensor:
         """Push the gradient of `batch`, and take the next one; the gradient's norm.
@@ -226,7 +226,7 @@ class ParameterServerWorker(Strategy):
     @property
     def loss(self) -> Tensor:
         """Of the last update."""
-        return torch.tensor(self._own.loss)
+        return torch.tensor(self._own.loss, device=self.given.device)
 
     def _gradient(self) -> Tensor:
         gradients = [
