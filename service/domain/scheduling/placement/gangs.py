@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice, by_bundle
@@ -64,11 +64,14 @@ class WorkerKind:
         """Whether all workers of its gang are placed together, or none."""
         return bool(self.homes) or self.unlike is not None
 
-    def vectors(self, slices: Sequence[Slice]) -> Iterator[tuple[Slice, tuple[float, ...]]]:
+    def vectors(self, slices: Sequence[Slice]) -> list[tuple[Slice, tuple[float, ...]]]:
         """All slices of a gang, or of like workers some, each with its workers' vector."""
-        servers = None if self.unlike is None else self.unlike.servers
-        for part, bundle in by_bundle(slices, self.bundle, servers):
-            yield part, self.vector if bundle is self.bundle else self.server_vector
+        if self.unlike is None:  # this is asked for very often
+            return [(part, self.vector) for part in slices]
+        return [
+            (part, self.vector if bundle is self.bundle else self.server_vector)
+            for part, bundle in by_bundle(slices, self.bundle, self.unlike.servers)
+        ]
 
     def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
         """As `slots.fits`, with the free resources, and those of them that are set aside, as
