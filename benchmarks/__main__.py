@@ -73,6 +73,7 @@ BENCHMARKS = {
     "equality": "equality.measure",
     "wire": "wire.measure",
     "parameter_servers": "wire.servers",
+    "server_replicas": "wire.replicas",
     "strategies": "strategies.measure",
     "large_batch": "large_batch.measure",
     "federated": "federated.measure",

@@ -30,6 +30,7 @@ from dray.spec.training.sync import (
     Gossip,
     Outer,
     ParameterServer,
+    ServerResources,
     Sync,
 )
 from dray.spec.training.train import (
@@ -85,6 +86,7 @@ __all__ = [
     "Resources",
     "Schedule",
     "Script",
+    "ServerResources",
     "SuccessiveHalving",
     "Sweep",
     "Sync",

@@ -29,7 +29,11 @@ from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
-from ray_workers.supervision.rules.serving_ranks import has_silos, irreplaceable_ranks
+from ray_workers.supervision.rules.serving_ranks import (
+    has_silos,
+    irreplaceable_ranks,
+    replica_ranks,
+)
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import SlotsUnavailable
 from ray_workers.supervision.worker_group import Member, WorkerGroup
@@ -80,6 +84,7 @@ class RecoveryController:
         self._is_script = bool(spec.spec.get("script"))
         self._goes_on = recovery_rules.goes_on_without_lost(spec.spec)
         self._servers = irreplaceable_ranks(spec.spec)
+        self._replicas = replica_ranks(spec.spec)
         self._has_silos = has_silos(spec.spec)
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
@@ -101,6 +106,8 @@ class RecoveryController:
                 num_holders=await self._num_holders(),
                 without_a_step=self.state.without_a_step,
                 servers=self._servers,
+                replicas=self._replicas,
+                recovering=() if self.state.regrouping is None else self.state.regrouping.ranks,
             )
             if why_not is not None:
                 print(f"not recovered in place: {why_not}", flush=True)  # noqa: T201
@@ -315,8 +322,8 @@ class RecoveryController:
             ranks=list(regrouping.ranks),
             world_size=len(self._group.placed),
             step=resumed,
-            # A silo may have sent its part of a round that is open, which counts.
-            steps_lost=0 if self._has_silos else max(0, regrouping.furthest_step - resumed),
+            # A silo's part of an open round counts, and so does each gradient that servers have.
+            steps_lost=0 if self._servers else max(0, regrouping.furthest_step - resumed),
             recovery_s=max(0.0, first_at - regrouping.began_at),
         )
         self._reporter.report(report)

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import AttemptSpec, Slice
+from ray_workers.shared.contracts import AttemptSpec, ServerSlots, Slice, by_bundle
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.timings import Timings
 
@@ -34,6 +34,8 @@ class Slots:
 
     part: Slice
     group: PlacementGroup
+    bundle: Mapping[str, float]
+    """Ray resources of each worker in it."""
     is_held: bool = True
     """False while the slots are asked for and may not come."""
     is_going: bool = False
@@ -59,7 +61,7 @@ class AttemptSlots:
         """
         spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
         if not 0 < spec.bundle.get("GPU", 0) < 1:
-            await self.ask(spec.slices, spec.start_timeout_s)
+            await self.ask(spec.slices, spec.start_timeout_s, servers=spec.servers)
             return
         kept = [s for part in spec.slices for s in await self._acquire_apart(part, deadline)]
         await self.give_back([slots for slots in self.held if slots not in kept])
@@ -116,19 +118,20 @@ class AttemptSlots:
         *,
         is_held: bool = True,
         bundle: Mapping[str, float] | None = None,
+        servers: ServerSlots | None = None,
     ) -> list[Slots]:
-        """bundle: of one slot, where it is not a worker's."""
+        """bundle: of one slot, where it is not a worker's. servers: those among the slots."""
         spec, asked = self._spec, []
-        for part in slices:
+        for part, own in by_bundle(slices, bundle or spec.bundle, servers):
             group = placement_group(
-                [dict(bundle or spec.bundle)] * part.num_workers,
+                [dict(own)] * part.num_workers,
                 strategy="STRICT_PACK",
                 name=placement_groups.slots_name(spec.job_id, spec.attempt, self.num_ever),
                 lifetime="detached",
                 bundle_label_selector=[{"ray.io/node-id": part.node_id}] * part.num_workers,
             )
             self.num_ever += 1
-            asked.append(Slots(part, group, is_held))
+            asked.append(Slots(part, group, own, is_held))
             self.held.append(asked[-1])
         deadline = time.monotonic() + timeout_s
         waits = [

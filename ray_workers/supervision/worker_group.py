@@ -155,7 +155,8 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_node(self) -> list[list[Slots]]:
-        if self._spec.silo_sources:  # a silo is known by its place among the slices
+        # A silo is known by its place among the slices, and servers are the last ones.
+        if self._spec.silo_sources or self._spec.servers is not None:
             return [[slots] for slots in self.slots]
         by_node: dict[str, list[Slots]] = {}
         for slots in self.slots:
@@ -178,12 +179,12 @@ class WorkerGroup:
     def _create_actor(self, seat: int, incarnation: int, slots: Slots, bundle: int) -> Any:
         spec = self._spec
         name = rank_name(spec.job_id, spec.attempt, ROLE, seat, incarnation)
-        resources = {k: v for k, v in spec.bundle.items() if k not in _NAMED_RESOURCES}
+        resources = {k: v for k, v in slots.bundle.items() if k not in _NAMED_RESOURCES}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,
-            num_cpus=spec.bundle.get("CPU", 0),
-            num_gpus=spec.bundle.get("GPU", 0),
-            memory=spec.bundle.get("memory"),
+            num_cpus=slots.bundle.get("CPU", 0),
+            num_gpus=slots.bundle.get("GPU", 0),
+            memory=slots.bundle.get("memory"),
             resources=resources,
             max_concurrency=16,
             scheduling_strategy=PlacementGroupSchedulingStrategy(

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import Phase, Slice
+from ray_workers.shared.contracts import Phase, ServerSlots, Slice
 from service.checkpoints import init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.db.models import CodeRow
@@ -35,7 +35,7 @@ from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
 from service.domain.scheduling.placement.slots import workers
 from service.domain.states import Trigger, transition
-from service.lifecycle import held_slots, moves
+from service.lifecycle import held_slots, moves, resizing
 from service.lifecycle.transitions import changes_of, move, runtime_left_s, state_event, tell_moved
 
 
@@ -48,6 +48,7 @@ class Wanted:
     queue_seen: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
+    servers: ServerSlots | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def _begin(
                 "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
                 "held": held_slots.on_nodes(slices, labels),
                 "bundle": dict(each.wanted.bundle),
+                "servers": resizing.servers_row(each.wanted.servers),
                 "world_size": change["world_size"],
                 "cluster_session": cluster_session,
                 "cursor": {},

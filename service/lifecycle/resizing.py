@@ -17,7 +17,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Grant, Phase, Recall, Slice
+from ray_workers.shared.contracts import Grant, Phase, Recall, ServerSlots, Slice
 from ray_workers.supervision.rules.recovery_rules import goes_on_without_lost
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
@@ -45,6 +45,25 @@ def as_rows(slices: Sequence[Slice]) -> list[dict[str, Any]]:
     return [{"node_id": part.node_id, "num_workers": part.num_workers} for part in slices]
 
 
+def as_servers(row: Mapping[str, Any] | None) -> ServerSlots | None:
+    """Of the column `servers` of a job or attempt."""
+    return None if row is None else ServerSlots(row["number"], row["bundle"])
+
+
+def servers_row(servers: ServerSlots | None) -> dict[str, Any] | None:
+    return None if servers is None else {"number": servers.number, "bundle": dict(servers.bundle)}
+
+
+def held_request(
+    slices: Sequence[Mapping[str, Any]],
+    bundle: Mapping[str, float],
+    servers: Mapping[str, Any] | None,
+) -> policy.Request:
+    """What an attempt holds, by these columns of it, as a request."""
+    number = count_of(as_slices(slices))
+    return policy.Request(number, bundle, servers=as_servers(servers))
+
+
 def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
     """Ids of all nodes that may have files or processes of the attempt."""
     here = (part["node_id"] for part in attempt.slices)
@@ -55,7 +74,7 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
     """The request of a job that was submitted."""
     homes = tuple(tuple(labels) for labels in job.homes or ())
     size = job.num_workers, job.bundle, job.min_workers
-    return policy.Request(*size, job.required_topology, homes)
+    return policy.Request(*size, job.required_topology, homes, as_servers(job.servers))
 
 
 def growing(

@@ -117,11 +117,14 @@ def _gossip(mode: str) -> Kind:
 
 
 def _served(mode: str) -> Kind:
-    """Two workers, and two ranks that are parameter servers."""
+    """Two workers, and two ranks that are parameter servers: synchronous ones have replicas of each
+    other's shards."""
     is_synchronous = mode == "synchronous"
+    kept_by = "replica" if is_synchronous else "snapshot"
     promised = {"keeps_weights": is_synchronous, "reports_all": is_synchronous}
     kind = _digits(f"{mode} servers", 4, 16, 25, **promised)
-    kind.spec["sync"] = {"kind": "parameter_server", "servers": 2, "mode": mode}
+    sync = {"kind": "parameter_server", "servers": 2, "mode": mode, "shards_kept_by": kept_by}
+    kind.spec["sync"] = sync
     kind.spec["train"]["optimizer"] = {"name": "sgd", "lr": 0.05}
     return kind
 

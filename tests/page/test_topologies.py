@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from service.federation.service import Federation
-
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.round_files import round_name
+from service.federation.invitations import Invitations
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import Watched
 from tests.page.site import Site, run
@@ -74,8 +73,8 @@ def test_clients_outside_of_the_cluster_are_listed(site: Site, tab: Watched) -> 
     page = tab.open(f"jobs/{job_id}?tab=clients")
     page.get_by_text("None is invited yet").wait_for()
     page.get_by_text("No round has begun").wait_for()
-    federation = Federation(site.hands.database, site.hands.storage)
-    run(federation.invite(job_id, 2, by="bert"))
+    invitations = Invitations(site.hands.database)
+    run(invitations.invite(job_id, 2, by="bert"))
     files = {"model_sha256": SHA, "model_size_bytes": 1, "form_sha256": SHA, "form_size_bytes": 1}
     opened = {"number": 4, "name": round_name(4, SHA), "is_open": True, "clients": [0, 1]}
     sizes = {"quorum": 1, "deadline_s": 60.0, "num_elements": 1, "update_bytes": 4}

@@ -189,17 +189,28 @@ class Correction(Document):
         return self
 
 
+class ServerResources(Document):
+    """Resources of each parameter server."""
+
+    cpus: Annotated[Int, Field(ge=1, le=1024)] = 1
+    """CPU cores."""
+    memory_bytes: Size | None = None
+    """Memory, as Ray accounts for it; a number, or a size such as `8GiB`."""
+
+
 class ParameterServer(Document):
     """The last of the job's ranks are servers: they hold the weights and the optimizer, each an
     equal part. The other ranks, the workers, pull weights from the servers and push gradients to
-    them. Servers are counted in `resources.num_workers`, and have the same resources as workers.
-    For recipes on CPU."""
+    them. Servers are counted in `resources.num_workers`. For recipes."""
 
     kind: Literal["parameter_server"] = "parameter_server"
     """Chooses this kind."""
     servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Number of servers, which take so many of the slots of `resources.num_workers`; at most as
-    many as are left for workers."""
+    """Number of servers, which are so many of `resources.num_workers`; at most as many as are left
+    for workers."""
+    server_resources: ServerResources | None = None
+    """Resources of each server; unset, those of a worker. Workers on GPUs need it, since servers
+    have none."""
     mode: Literal["synchronous", "asynchronous", "bounded"] = "synchronous"
     """synchronous: a step has the gradients of all workers, as with all_reduce. asynchronous: a
     worker computes a whole global batch and pushes its gradient, which is a step by itself, and no
@@ -211,6 +222,11 @@ class ParameterServer(Document):
     """Not synchronous: correction of stale updates; unset, none."""
     push_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Type in which gradients are sent to the servers; fp16 and bf16 are half the bytes."""
+    shards_kept_by: Literal["snapshot", "replica"] = "snapshot"
+    """Where a server's part comes from when the server dies. snapshot: from the newest checkpoint,
+    from which the job resumes. replica: from a copy on the next server, to which each gradient goes
+    too. Another process takes the server's place, and the training goes on without the loss of a
+    step. Needs 2 servers or more."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -242,6 +258,12 @@ class ParameterServer(Document):
                 "/sync/servers",
                 f"is {self.servers}, more than the {num_workers} workers that are left of the "
                 f"{num_ranks} ranks: take {num_ranks // 2} servers or fewer",
+            )
+        if self.shards_kept_by == "replica" and self.servers == 1:
+            raise wrong(
+                "/sync/shards_kept_by",
+                "must be snapshot with one server: a replica is on the next server. Take "
+                "sync.servers 2 or more",
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Final
 
 from dray.train.kv.connection import ConnectionLost
 from ray_workers.shared import heartbeat
@@ -12,17 +11,15 @@ from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
+from ray_workers.training.parallel.parameter_server.replication import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
-
-FINISHED_KEY: Final = "parameter-servers-finished"
-"""In the attempt's store once the result is stored: then servers may be gone."""
 
 
 def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
     """Train with the servers' weights until no batch is left.
 
-    Preempted if the rank was asked to leave. ConnectionLost if a server is gone: its part of the
-    weights is in the newest checkpoint.
+    Preempted if the rank was asked to leave. ConnectionLost if a server without a replica is gone:
+    its part of the weights is in the newest checkpoint.
     """
     strategy = trainer.strategy
     assert isinstance(strategy, ParameterServerWorker)

@@ -42,6 +42,8 @@ class AttemptRow(Base):
     were held up to `held_until`."""
     held_until: Mapped[datetime | None]
     bundle: Mapped[dict[str, Any]]
+    servers: Mapped[dict[str, Any] | None]
+    """As of its job."""
     world_size: Mapped[int]
     cluster_session: Mapped[str]
     cursor: Mapped[dict[str, Any]]

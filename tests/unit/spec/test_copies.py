@@ -124,6 +124,11 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
             "must be unset with federated",
         ),
         (
+            served(4, shards_kept_by="replica"),
+            "/sync/shards_kept_by",
+            "must be snapshot with one server: a replica is on the next server. Take sync",
+        ),
+        (
             served(4) | {"parallel": {"shard": 2}},
             "/parallel",
             "must be unset with sync.kind parameter_server: each worker has the whole model",
@@ -140,8 +145,30 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         ),
         (
             served(4) | {"resources": {"num_workers": 4, "gpus_per_worker": 1}},
+            "/sync/server_resources",
+            "must be given with gpus_per_worker, because servers use no GPU",
+        ),
+        (
+            served(4, server_resources={})
+            | {"resources": {"num_workers": 4, "gpus_per_worker": 0.5, "share_gpus": True}},
             "/resources/gpus_per_worker",
-            "must be 0 with sync.kind parameter_server",
+            "must be 0 or 1 with sync.kind parameter_server",
+        ),
+        (
+            served(4, server_resources={})
+            | {"resources": {"num_workers": 4, "required_topology": "rack"}},
+            "/resources/required_topology",
+            "must be unset with sync.server_resources",
+        ),
+        (
+            served(4, server_resources={"cpus": 0}),
+            "/sync/parameter_server/server_resources/cpus",
+            "greater than or equal to 1",
+        ),
+        (
+            served(4, server_resources={"gpus": 1}),
+            "/sync/parameter_server/server_resources/gpus",
+            "Extra inputs are not permitted",
         ),
         (
             served(4) | {"train": {"optimizer": {"name": "lamb"}}},

@@ -65,7 +65,8 @@ def _change_waiting(names: tuple[str, ...]) -> Update:
 
 _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
-    *("num_workers", "min_workers", "bundle", "required_topology", "homes", "not_before"),
+    *("num_workers", "min_workers", "bundle", "servers", "required_topology", "homes"),
+    "not_before",
     *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     *("kept_back_s", "kept_back_since", "preemptions"),

@@ -116,9 +116,10 @@ def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str
     return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
 
 
-def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any]]:
-    """(queue, owner, slices, bundle) of each attempt that may hold slots."""
-    columns = (JobRow.queue, JobRow.owner, AttemptRow.slices, AttemptRow.bundle)
+def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any, Any]]:
+    """(queue, owner, slices, bundle, servers) of each attempt that may hold slots."""
+    held = (AttemptRow.slices, AttemptRow.bundle, AttemptRow.servers)
+    columns = (JobRow.queue, JobRow.owner, *held)
     live = (AttemptRow.finished_at.is_(None), *_unfinished())
     query = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
     return session.execute(query.where(*live, _is_in(queue))).all()

@@ -98,7 +98,7 @@ class GossipGroup(SlowGroup):
 
 
 def member_of(seat: int, node_id: str = "n") -> Member:
-    slots: Any = Slots(Slice(node_id, 1), None)  # type: ignore[arg-type]
+    slots: Any = Slots(Slice(node_id, 1), None, {})  # type: ignore[arg-type]
     exit_: Any = asyncio.get_running_loop().create_future()
     return Member(seat, seat, 0, 0, slots, 0, 1, None, exit=exit_)
 

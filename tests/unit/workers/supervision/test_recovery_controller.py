@@ -91,6 +91,17 @@ async def test_without_the_workers_of_a_lost_node_parameter_servers_do_not_go_on
         assert await job.recover() is recovers
 
 
+async def test_a_parameter_server_is_replaced_if_another_has_its_replica() -> None:
+    """Rank 1 of four, of which three are servers."""
+    sync = {"kind": "parameter_server", "servers": 3}
+    for kept_by, recovers in (("snapshot", False), ("replica", True)):
+        document = {**SPEC.spec, "sync": {**sync, "shards_kept_by": kept_by}}
+        job = Recovering(spec=replace(SPEC, spec={**document, "resources": {"num_workers": 4}}))
+        job.group.replaced.set()
+        assert await job.recover() is recovers
+        assert job.group.announced == ([1] if recovers else [])
+
+
 async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost() -> None:
     """As many as make the quorum, and the aggregator."""
     silos = {"silos": [{"name": "north"}, {"name": "south"}, {"name": "west"}], "quorum": 1}

@@ -59,7 +59,7 @@ class SharedCluster:
             cpus = int(bundle.get("CPU", 0))
             gpu = self.nodes[part.node_id].take(bundle["GPU"], cpus)
             group: Any = (part.node_id, gpu, bundle["GPU"], cpus)
-            asked.append(Slots(part, group))
+            asked.append(Slots(part, group, {}))
             self.group.slots.append(asked[-1])
             if gpu is None:
                 raise SlotsUnavailable("not in time")

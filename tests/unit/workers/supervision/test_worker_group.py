@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.contracts import ServerSlots, Slice
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import worker_group
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -36,7 +36,7 @@ class Cluster:
         self.pace = MachinePace()
         self.group = WorkerGroup(attempt_spec(), "a", "127.0.0.1", self.pace, Timings())
         for node_id, seats in (("a", [0]), ("a", [1]), ("b", [2])):
-            slots: Any = Slots(Slice(node_id, len(seats)), f"group of {seats}")  # type: ignore[arg-type]
+            slots: Any = Slots(Slice(node_id, len(seats)), f"group of {seats}", {})  # type: ignore[arg-type]
             self.group.slots.append(slots)
             self.group.members += (
                 Member(seat, seat, 0, 0, slots, 0, 1, (node_id, seat)) for seat in seats
@@ -133,7 +133,7 @@ class Replacing:
         spec = attempt_spec()
         self.group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
         monkeypatch.setattr(self.group, "_create_actor", self._create)
-        slots = Slots(Slice("a", 1), None)  # type: ignore[arg-type]
+        slots = Slots(Slice("a", 1), None, {})  # type: ignore[arg-type]
         self.member = Member(0, 0, 0, 0, slots, 0, 1, Actor(self.starts), incarnation=3)
         self.group.members.append(self.member)
 
@@ -206,6 +206,35 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
     for sources, order in (((), ["b", "b", "a"]), ((None, None), ["b", "a", "b"])):
         spec = attempt_spec(slices=slices, silo_sources=sources)
         group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
-        group.slots[:] = [Slots(part, None) for part in slices]  # type: ignore[arg-type]
+        group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
         by_node = group._slots_by_node()
         assert [slots.part.node_id for some in by_node for slots in some] == order
+
+
+async def test_servers_get_slots_of_their_own_and_the_last_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[dict[str, float]]] = []
+
+    def placement_group(bundles: list[dict[str, float]], **options: Any) -> Any:
+        asked.append(bundles)
+        return SimpleNamespace(wait=lambda timeout_s: True)
+
+    monkeypatch.setattr("ray_workers.supervision.slots.placement_group", placement_group)
+    of_worker, of_server = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 4.0}
+    spec = attempt_spec(
+        slices=(Slice("a", 2), Slice("b", 1), Slice("a", 1)),
+        bundle=of_worker,
+        servers=ServerSlots(1, of_server),
+    )
+    group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+    await group.acquire()
+    assert asked == [[of_worker] * 2, [of_worker], [of_server]]
+    monkeypatch.setattr(group, "_create_actor", lambda *place: None)
+    for node_rank, slots in enumerate(group._slots_by_node()):
+        group._create_members(slots, node_rank)
+    found = [(m.rank, m.node_id, dict(m.slots.bundle)) for m in group.members]
+    assert found == [
+        *((0, "a", of_worker), (1, "a", of_worker)),
+        *((2, "b", of_worker), (3, "a", of_server)),
+    ]

@@ -41,7 +41,7 @@ async def test_the_failures_that_were_seen_set_the_pace_of_checkpoints(
     assert second.worker_mtbf_s < 0.6 * WORKER_MTBF_S
 
     group = WorkerGroup(second, "node-a", "127.0.0.1", MachinePace(), Timings())
-    slots = Slots(second.slices[0], cast(Any, None))
+    slots = Slots(second.slices[0], cast(Any, None), {})
     sent = group._task(Member(1, 1, 1, 0, slots, bundle=1, local_world_size=2, actor=None))
     task = RankTask.from_json(sent.to_json())
     paces: list[float] = []
