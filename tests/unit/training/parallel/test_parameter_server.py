@@ -33,7 +33,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
-from ray_workers.training.loop.served_worker import FINISHED_KEY
+from ray_workers.training.loop.finished import FINISHED_KEY
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.parameter_server import shard
 from ray_workers.training.parallel.parameter_server.dealer import (
@@ -684,6 +684,7 @@ def come_too_late(task: RankTask) -> None:
 def test_a_worker_that_comes_too_late_ends_well(tmp_path: Path) -> None:
     codes = run_ranks(tmp_path, job(ASYNCHRONOUS), world_size=4, before=come_too_late)
     assert codes == [0] * 4
+    assert last_status(tmp_path, 1).resumed_step == NUM_BATCHES
     assert max(series(tmp_path, "train/loss")) == NUM_BATCHES
 
 
