@@ -35,6 +35,8 @@ SharedMetric = Annotated[
 ]
 HTTP_RECIPES = ("image_classification", "tabular_classification", "tabular_regression")
 """Recipes whose clients may be outside of the cluster."""
+HTTP_DEADLINE_S = 600.0
+"""Of a round with clients outside of the cluster, if the document gives none: some never come."""
 MAX_SECURE_CLIENTS = 500
 """Of a round with secure aggregation, in which each client has a mask for each other one."""
 MAX_NORM_IN_32_BITS = 100.0
@@ -184,9 +186,6 @@ class Http(Document):
     """Clients outside of the cluster, which take part by `dray federate join`. The job's only rank
     aggregates. Its `data` say which columns and classes there are, and validate the model."""
 
-    deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] = 600.0
-    """Seconds after which a round ends with as many updates as `quorum` asks for. A round that has
-    not so many by then is open to all clients, and ends with the update that makes them."""
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 100_000
     """A client that says that it has more samples weighs as much as one with so many."""
 
@@ -237,9 +236,9 @@ class Federated(Document):
     """silos: metrics that a silo may send with its update, such as `val/loss` on its own validation
     samples. The owner of its node may allow fewer."""
     deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] | None = None
-    """silos: seconds after which a round ends with as many updates as `quorum` asks for. If fewer
-    have come by then, the round ends with the update that makes them. Unset, a round waits for all
-    silos that are there."""
+    """silos, http: seconds after which a round ends with as many updates as `quorum` asks for. If
+    fewer have come by then, the round ends with the update that makes them, and over HTTP is open
+    to all clients. Unset, a round of silos waits for all that are there; over HTTP it is 600."""
     rounds: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
     """Number of rounds."""
     local_epochs: Annotated[Int, Field(ge=1, le=1000)] = 1
@@ -293,9 +292,13 @@ class Federated(Document):
 
     @model_validator(mode="before")
     @classmethod
-    def _each_silo_is_a_client(cls, given: Any) -> Any:
-        """Fill in the number of clients."""
-        silos = given.get("silos") if isinstance(given, Mapping) else None
+    def _fill_in(cls, given: Any) -> Any:
+        """Fill in the number of clients of silos, and the deadline of clients over HTTP."""
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("http") is not None and given.get("deadline_s") is None:
+            given = {**given, "deadline_s": HTTP_DEADLINE_S}
+        silos = given.get("silos")
         if not isinstance(silos, list | tuple):
             return given
         number = max(2, len(silos))  # of fewer it is the list that is refused
@@ -321,9 +324,10 @@ class Federated(Document):
 
     def _check_silos(self) -> None:
         if self.silos is None:
-            for name in ("metrics", "deadline_s"):
-                if getattr(self, name) != Federated.model_fields[name].default:
-                    raise wrong(f"/federated/{name}", "is for silos: leave it out")
+            if self.metrics != Federated.model_fields["metrics"].default:
+                raise wrong("/federated/metrics", "is for silos: leave it out")
+            if self.deadline_s is not None and self.http is None:
+                raise wrong("/federated/deadline_s", "is for silos and http: leave it out")
             return
         names = [silo.name for silo in self.silos]
         for number, name in enumerate(names):

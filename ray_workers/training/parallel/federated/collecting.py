@@ -119,6 +119,8 @@ class UpdateCollector:
         assert options is not None
         assert options.http is not None
         self._http: Http = options.http
+        assert options.deadline_s is not None
+        self._deadline_s = options.deadline_s
         self._options = options
         self._workload: Workload = given.workload
         self._document = given.spec
@@ -150,7 +152,7 @@ class UpdateCollector:
 
     def _wait(self, opening: RoundReport, taken: _Taken) -> None:
         """Until the round is over; the service knows of its beginning and its end."""
-        late_at = time.monotonic() + self._http.deadline_s
+        late_at = time.monotonic() + self._deadline_s
 
         def look() -> None:
             taken.look(self._page.move)
@@ -225,7 +227,7 @@ class UpdateCollector:
             is_open=True,
             clients=None if everyone else self._rounds.chosen(number),
             quorum=self._options.least_updates,
-            deadline_s=self._http.deadline_s,
+            deadline_s=self._deadline_s,
             num_elements=self._num_elements,
             model_sha256=sha256,
             model_size_bytes=size_bytes,

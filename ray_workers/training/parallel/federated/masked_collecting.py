@@ -114,7 +114,7 @@ class MaskedCollector(UpdateCollector):
         """Take the answers of a phase until it is over. RoundBrokenError."""
         is_first = server.expected is None
         is_long = is_first or server.phase is MaskingPhase.MASKED_INPUT
-        deadline_s = self._http.deadline_s if is_long else min(ANSWER_S, self._http.deadline_s)
+        deadline_s = self._deadline_s if is_long else min(ANSWER_S, self._deadline_s)
         quorum = max(server.least, self._options.least_updates if is_first else 0)
         asking = replace(asking, quorum=quorum, deadline_s=deadline_s)
         late_at = time.monotonic() + deadline_s
