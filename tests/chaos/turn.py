@@ -198,9 +198,9 @@ class Runner:
             return
         for job_id, each in submit(client, to_the_end(kind)):
             with outside_clients(client, job_id, each):
-                job = client.wait(job_id, timeout_s=ENDS_WITHIN_S)
-            assert job.state is JobState.SUCCEEDED, job.reason
-            self._learned[each.name] = promises.learned(client, job.id, each)
+                state = await_end(client, job_id)
+            assert state is JobState.SUCCEEDED, client.get(job_id).reason
+            self._learned[each.name] = promises.learned(client, job_id, each)
         self._learned.setdefault(name, None)
 
     def _clear(self, client: Client) -> None:
