@@ -38,6 +38,7 @@ def series(**changes: dict[int, float]) -> dict[str, Series]:
 
 
 GONE = float("nan")
+STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step\n'
 
 
 def test_rounds_in_which_nothing_is_wrong_are_no_breach() -> None:
@@ -96,13 +97,14 @@ def test_what_has_left_a_silo_is_a_breach(tmp_path: Path) -> None:
 
 def test_lines_and_stacks_of_silos_are_a_breach() -> None:
     def of(line: int, stack: str | None) -> list[str]:
-        ranks = [SimpleNamespace(rank=0, stack="main"), SimpleNamespace(rank=1, stack=stack)]
+        ranks = [SimpleNamespace(rank=0, stack=STACK), SimpleNamespace(rank=1, stack=stack)]
         lines: Any = [SimpleNamespace(rank=line)]
         hangs: Any = [SimpleNamespace(ranks=ranks)]
         return list(of_told(lines, hangs))
 
     assert not of(0, None)
-    assert len(of(1, None)) == len(of(0, "main")) == 1
+    assert not of(0, "the stacks of silo north stay on its node")
+    assert len(of(1, None)) == len(of(0, STACK)) == 1
 
 
 def test_another_series_than_that_of_a_run_without_faults_is_a_breach() -> None:
