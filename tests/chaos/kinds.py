@@ -97,7 +97,7 @@ def _digits(name: str, num_workers: int, epochs: int, every_steps: int, **more: 
 
 CLIENT_ROUNDS = 600
 SILO_ROUNDS = 400
-OUTSIDE_ROUNDS = 80
+OUTSIDE_ROUNDS = 60
 NUM_OUTSIDE = 2
 OUTSIDE_DEADLINE_S = 8.0
 """Less than a client of `tests.chaos.faults` is stopped for."""
