@@ -202,7 +202,6 @@ class GroupMonitor:
                 if self._hang_outcome is None:
                     await self._let_echoes_end()
                 return self._hang_outcome
-        self._confirm(self._newest())
         return None
 
     def _exits(self) -> set[asyncio.Future[RankExit]]:

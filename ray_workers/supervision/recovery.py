@@ -316,7 +316,9 @@ class RecoveryController:
         if not regrouping.ranks:
             return None
         resumed = max((rank.status.resumed_step for rank in ranks), default=0)
-        first_at = max((rank.status.first_at for rank in ranks), default=0.0) or time.time()
+        first_at = max((rank.status.first_at for rank in ranks), default=0.0)
+        if first_at < regrouping.began_at:  # nothing is left to do, or others go on as before
+            first_at = time.time()
         report = RegroupedReport(
             generation=self.state.round,
             ranks=list(regrouping.ranks),

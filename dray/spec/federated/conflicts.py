@@ -23,7 +23,9 @@ AT = "/federated"
 def refuse(given: Federated) -> None:
     """Raise the error of `wrong` for the first conflict."""
     if given.silos is None:
-        refuse_set(given, AT, ("metrics", "deadline_s"), "is for silos: leave it out")
+        refuse_set(given, AT, ("metrics",), "is for silos: leave it out")
+        if given.http is None:
+            refuse_set(given, AT, ("deadline_s",), "is for silos and http: leave it out")
     else:
         _check_silos(given, given.silos)
     if given.clients_per_round > given.clients:

@@ -24,6 +24,8 @@ from dray.spec.federated.parts import (
 from dray.spec.fields import MAX_STEPS, Document, Int, Number
 
 MAX_SILOS = 1000
+HTTP_DEADLINE_S = 600.0
+"""Of a round with clients outside of the cluster, if the document gives none: some never come."""
 SharedMetric = Annotated[
     str, StringConstraints(max_length=128, pattern=r"^(train/loss|val/[a-z0-9_]+)$")
 ]
@@ -62,9 +64,9 @@ class Federated(Document):
     """silos: metrics that a silo may send with its update, such as `val/loss` on its own validation
     samples. The owner of its node may allow fewer."""
     deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] | None = None
-    """silos: seconds after which a round ends with as many updates as `quorum` asks for. If fewer
-    have come by then, the round ends with the update that makes them. Unset, a round waits for all
-    silos that are there."""
+    """silos, http: seconds after which a round ends with as many updates as `quorum` asks for. If
+    fewer have come by then, the round ends with the update that makes them, and over HTTP is open
+    to all clients. Unset, a round of silos waits for all that are there; over HTTP it is 600."""
     rounds: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
     """Number of rounds."""
     local_epochs: Annotated[Int, Field(ge=1, le=1000)] = 1
@@ -122,9 +124,13 @@ class Federated(Document):
 
     @model_validator(mode="before")
     @classmethod
-    def _each_silo_is_a_client(cls, given: Any) -> Any:
-        """Fill in the number of clients."""
-        silos = given.get("silos") if isinstance(given, Mapping) else None
+    def _fill_in(cls, given: Any) -> Any:
+        """Fill in the number of clients of silos, and the deadline of clients over HTTP."""
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("http") is not None and given.get("deadline_s") is None:
+            given = {**given, "deadline_s": HTTP_DEADLINE_S}
+        silos = given.get("silos")
         if not isinstance(silos, list | tuple):
             return given
         number = max(2, len(silos))  # of fewer it is the list that is refused

@@ -152,9 +152,6 @@ class Http(Document):
     """Clients outside of the cluster, which take part by `dray federate join`. The job's only rank
     aggregates. Its `data` say which columns and classes there are, and validate the model."""
 
-    deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] = 600.0
-    """Seconds after which a round ends with as many updates as `quorum` asks for. A round that has
-    not so many by then is open to all clients, and ends with the update that makes them."""
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 100_000
     """A client that says that it has more samples weighs as much as one with so many."""
 

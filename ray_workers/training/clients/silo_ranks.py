@@ -12,9 +12,9 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.clients.silo_client import SiloClient
 from ray_workers.training.core.errors import DataError
+from ray_workers.training.core.finished import finish_if_told
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
-from ray_workers.training.parallel.federated.silos.server import FINISHED_KEY
 
 AGGREGATOR = 0
 """The rank that has no data of a silo; silo n of the document is the rank n + 1."""
@@ -45,9 +45,8 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
         finally:
             client.close()
     except ConnectionLost:
-        if not store.check([FINISHED_KEY]):
+        if not finish_if_told(store, page, rendezvous.place.generation):
             raise
-    page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
 
 
 def _workload_of(task: RankTask, spec: JobSpec) -> Workload:

@@ -50,6 +50,13 @@ def outside(federated: dict[str, Any] | None = None, **fields: Any) -> dict[str,
     return job({"http": {}, "quorum": 5, **(federated or {})}, **fields)
 
 
+def test_a_round_over_http_has_a_deadline_also_where_the_document_gives_none() -> None:
+    for given, deadline_s in ({}, 600.0), ({"deadline_s": 60}, 60.0):
+        federated = JobSpec.model_validate(outside(given)).federated
+        assert federated is not None
+        assert federated.deadline_s == deadline_s
+
+
 NAMES = ("north", "south")
 SILOS = [
     {"name": name, "node_labels": {"silo": name}, "source": f"s3://{name}/data.npz"}
@@ -190,7 +197,7 @@ BESIDE_IT = [
 OF_CLIENTS_OUTSIDE = [
     (outside({"quorum": 11}), "/federated/quorum", "more than the 10 of federated.clients_per"),
     (outside({"clients": 5}), "/federated/clients_per_round", "more than the 5"),
-    (outside({"http": {"deadline_s": 0}}), "/federated/http/deadline_s", "1"),
+    (outside({"deadline_s": 0}), "/federated/deadline_s", "1"),
     (outside({"dropout_rate": 0.1}), "/federated/dropout_rate", "clients are real"),
     (outside({"privacy": PRIVACY, "quorum": None}), "/federated/privacy", "unset with http"),
     (
@@ -220,7 +227,7 @@ OF_SILOS = [
     (silos({"model": {"import": "net:Net"}}), "/model", "no code of yours runs in a silo"),
     (silos({"array": {"size": 2}}), "/array", "must be unset"),
     (job({"metrics": ["val/loss"]}), "/federated/metrics", "is for silos"),
-    (job({"deadline_s": 5}), "/federated/deadline_s", "is for silos"),
+    (job({"deadline_s": 5}), "/federated/deadline_s", "is for silos and http"),
 ]
 
 

@@ -24,14 +24,13 @@ from dray.train.kv.connection import (
     unpacked,
 )
 from ray_workers.training.core.compat_torch import Store
+from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
 from ray_workers.training.parallel.parameter_server.shard import Snapshot
 
 LOOK_S: Final = 0.1
 """Between two looks whether a server that has nothing to be sent is there."""
 RETRY_S: Final = 0.02
-FINISHED_KEY: Final = "parameter-servers-finished"
-"""In the attempt's store once the result is stored: then servers may be gone."""
 
 
 def key_of(server: int) -> str:

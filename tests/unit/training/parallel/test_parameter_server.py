@@ -31,6 +31,7 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
+from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.parallel.meta_init import materialise
@@ -42,7 +43,6 @@ from ray_workers.training.parallel.parameter_server.dealer import (
     SynchronousDealer,
 )
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
-from ray_workers.training.parallel.parameter_server.replication import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
 from ray_workers.training.parallel.parameter_server.shard import (
     DoneBatches,
@@ -706,6 +706,7 @@ def come_too_late(task: RankTask) -> None:
 def test_a_worker_that_comes_too_late_ends_well(tmp_path: Path) -> None:
     codes = run_ranks(tmp_path, job(ASYNCHRONOUS), world_size=4, before=come_too_late)
     assert codes == [0] * 4
+    assert last_status(tmp_path, 1).resumed_step == NUM_BATCHES
     assert max(series(tmp_path, "train/loss")) == NUM_BATCHES
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from dray import spec
 from dray.spec import JobSpec
 from dray.train.kv.connection import ConnectionLost, listening
+from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.parallel.parameter_server.replication import (
-    FINISHED_KEY,
     key_of,
     taken_over,
 )

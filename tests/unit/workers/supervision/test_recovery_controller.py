@@ -133,6 +133,21 @@ async def test_a_silo_that_is_replaced_costs_no_step() -> None:
     assert (report.step, report.steps_lost) == (9, 0)
 
 
+async def test_a_lost_rank_that_comes_back_when_all_is_done_shows_the_end() -> None:
+    """The others, whose first step was long before the loss, say nothing of the recovery."""
+    document = {**SPEC.spec, "federated": {"silos": [{"name": "north"}], "quorum": None}}
+    job = Recovering(spec=replace(SPEC, spec=document))
+    job.group.replaced.set()
+    job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
+    assert await job.recover()
+    late = observation(1, RankPhase.FINISH, round_number=1, resumed_step=60, step=60, first_at=0.0)
+    report = job.recovery.confirm([observation(0, step=60, first_at=4.0), late])
+    assert report is not None
+    assert (report.step, report.steps_lost) == (60, 0)
+    assert report.recovery_s is not None
+    assert report.recovery_s > 0.0
+
+
 async def test_an_aggregator_of_silos_is_not_replaced() -> None:
     """It alone has the weights: the next attempt goes on from its checkpoint."""
     document = {**SPEC.spec, "federated": {"silos": [{"name": "north"}], "quorum": None}}

@@ -141,7 +141,7 @@ class MaskedCollector(UpdateCollector):
         asking = replace(
             asking,
             quorum=max(server.least, self._options.least_updates if is_first else 0),
-            deadline_s=self._http.deadline_s if is_long else min(ANSWER_S, self._http.deadline_s),
+            deadline_s=self._deadline_s if is_long else min(ANSWER_S, self._deadline_s),
         )
         answers = MaskedAnswers(server, f"{self._url}/{asking.name}", asking.update_bytes)
         if self._collect(asking, answers, asks_all=is_first) is None:

@@ -85,6 +85,8 @@ class UpdateCollector(RoundFeed):
         assert options is not None
         assert options.http is not None
         self._http: Http = options.http
+        assert options.deadline_s is not None
+        self._deadline_s = options.deadline_s
         self._options = options
         self._page: HeartbeatPage = given.page
         self._url = given.rounds_url
@@ -117,8 +119,8 @@ class UpdateCollector(RoundFeed):
         options = self._options
         everyone = options.clients_per_round == options.clients
         clients = None if everyone else self._rounds.chosen(number)
-        quorum, deadline_s = options.least_updates, self._http.deadline_s
-        return self._publisher.publish(number, clients, quorum, deadline_s, nonce)
+        quorum = options.least_updates
+        return self._publisher.publish(number, clients, quorum, self._deadline_s, nonce)
 
     def _collect(
         self, asking: RoundReport, answers: RoundAnswers, *, asks_all: bool

@@ -22,9 +22,11 @@ from dray.train.kv.connection import TensorConnection
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
+from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.clients import silo_client
 from ray_workers.training.core.faultpoints import FaultPoint, arm
+from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.core.schedule import lr_at
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic.store_server import loopback_store
@@ -206,6 +208,27 @@ def test_a_silo_that_comes_back_shows_that_it_begins_with_the_open_round(
     assert codes == [0] * 4
     assert last_status(tmp_path, 2, incarnation=1).resumed_step == 2, "round 3 waits for it"
     assert set(series(tmp_path, "federated/updates").values()) == {3}
+
+
+def come_back_too_late(task: RankTask) -> None:
+    """The silo south dies in round 2, and its replacement comes when the result is stored."""
+    die_once_its_update_is_sent(task)
+    if task.rank == 2 and task.incarnation:
+        connect = silo_client.SiloClient.of
+
+        def connect_late(*given: Any) -> Any:
+            given[4].wait([FINISHED_KEY])
+            return connect(*given)
+
+        silo_client.SiloClient.of = connect_late  # type: ignore[method-assign,assignment]
+
+
+def test_a_silo_that_comes_back_too_late_shows_the_end(undisturbed: Path, tmp_path: Path) -> None:
+    spec = document(undisturbed, quorum=2)
+    codes = run_silos(tmp_path, spec, before=come_back_too_late, recovers=True)
+    assert codes == [0] * 4
+    shown = last_status(tmp_path, 2, incarnation=1)
+    assert (shown.phase, shown.resumed_step, shown.step) == (RankPhase.FINISH, ROUNDS, ROUNDS)
 
 
 def die_in_round_2(task: RankTask) -> None:
