@@ -82,6 +82,8 @@ class Outbox:
                     self._answers.popleft()
                     self._changed.notify_all()
         except ConnectionLost:
+            pass
+        finally:
             self.close()  # the thread that receives sees that too
 
 
