@@ -199,6 +199,9 @@ class GroupMonitor:
             if outcome := await self._lost_at_the_end(lost):
                 return outcome
             if lost and not await self._recovers(lost):
+                # The others may have come to their end while the supervisor asked who is left.
+                if outcome := await self._lost_at_the_end(lost):
+                    return outcome
                 if self._hang_outcome is None:
                     await self._let_echoes_end()
                 return self._hang_outcome

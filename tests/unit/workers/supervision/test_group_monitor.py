@@ -420,6 +420,24 @@ async def test_a_recipe_whose_rank_is_lost_when_another_is_through_has_succeeded
     assert outcome.message.startswith("rank 0 had ended with code 0 when rank 1 was lost")
 
 
+async def test_a_recipe_whose_ranks_end_while_it_is_asked_who_is_left_has_succeeded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Standing(SERVED["resources"]["num_workers"])
+
+    async def refuse(_recovery: RecoveryController, _lost: Sequence[Any], **_: Any) -> bool:
+        group.end(0, 0)
+        group.end(2, 0)
+        return False  # nobody is left who holds the state
+
+    monkeypatch.setattr(RecoveryController, "recover", refuse)
+    watching = asyncio.ensure_future(monitor_of(SERVED, group, Reports()).watch())
+    await group.signal("n", 1, signal.SIGKILL)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome is not None
+    assert outcome.cause is Cause.SUCCEEDED
+
+
 async def test_an_error_of_a_rank_when_another_is_through_is_its_own() -> None:
     group, watching = watched(RECIPE | UNRECOVERED["a sharded model"], Reports())
     group.end(0, 0)
