@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from ray_workers.shared.contracts import Grant, Phase, Recall, Slice
 from service.db.models import AttemptRow, JobRow
-from service.db.notifications import QUEUE
+from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
@@ -143,7 +143,7 @@ def change_batch(
         now=now,
         data={"grant": row.grants, "batch_size": batch_size},
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
     return True
 
 
@@ -180,7 +180,7 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
         now=now,
         data={"recall": row.grants, "slices": as_rows(shrink.slices)} | _batch(shrink.batch_size),
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
     return True
 
 
@@ -213,7 +213,7 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
         now=now,
         data={"recall": row.grants, "slices": as_rows(slices)},
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
     return True
 
 
@@ -275,7 +275,7 @@ def grant(
         now=now,
         data={"grant": attempt.grants, "slices": as_rows(slices)} | _batch(batch_size),
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
     return True
 
 
