@@ -31,8 +31,8 @@ def seen(num_waiting: int = 1, *, gpus: int = 1) -> SeenRound:
 
 
 def keep(service: Service, round_: SeenRound) -> int:
-    summary, data = decisions.record(round_)
-    service.database.write_sync(lambda s: decisions.store(s, round_, summary, data))
+    record = decisions.record(round_)
+    service.database.write_sync(lambda s: decisions.store(s, [record]))
     return service.database.read_sync(lambda s: repository.newest(s, None, 1))[0].number
 
 
@@ -69,11 +69,11 @@ def test_a_round_that_is_told_in_other_words_now_is_decided_the_same(service: Se
 
 def test_jobs_that_changed_nothing_are_not_kept() -> None:
     round_ = seen(1000)
-    summary, data = decisions.record(round_)
-    there, _, _ = codec.decode_record(data)
+    record = decisions.record(round_)
+    there, _, _ = codec.decode_record(record.data)
     assert len(there.snapshot.queue) < 20
-    assert summary["num_waiting"] == 1000
-    assert len(data) < 4000
+    assert record.summary["num_waiting"] == 1000
+    assert len(record.data) < 4000
 
 
 def test_a_round_in_which_all_wait_as_before_has_no_changes() -> None:
@@ -106,7 +106,7 @@ def test_old_rounds_and_the_oldest_of_too_many_are_forgotten(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = [keep(service, seen()) for _ in range(5)]
-    sizes = len(decisions.record(seen())[1])
+    sizes = len(decisions.record(seen()).data)
     monkeypatch.setattr(decisions, "MAX_BYTES", 3 * sizes + sizes // 2)
     service.database.write_sync(lambda s: decisions.forget(s, NOW))
     page = service.database.read_sync(lambda s: decisions.page(s, None, 2))
