@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from service.db.repositories import jobs as repository
 from service.planning.model.cost import Machine, step_time
-from service.planning.model.shapes import Unknown, shapes_of
+from service.planning.model.shapes import Shapes, Unknown, shapes_of
 from service.telemetry import metric_reader
 
 STEP_TIME = "perf/step_time_s"
@@ -20,21 +20,28 @@ LOOKED_AT, COUNTED = 50, 5
 LEAST_STEPS = 20
 """A shorter job says nothing: half of its steps would be its warming up."""
 MOST_POINTS = 500
+COMPARABLE = 0.1
+"""Part of the operations of the planned step that a step must have had. The time of a much smaller
+one is mostly that of launching it: an H100 is told to be hundreds of times slower than it is."""
 
 
 def calibrated(
     session: Session, machine: Machine, spec: JobSpec, accelerator: str | None
 ) -> Machine:
     """The machine with the speed that workers like the job's have shown; unchanged where no such
-    job has run yet.
+    job has run yet, and where the shapes of the planned job are not known.
 
     A small model doesn't use all of a worker's speed, so the highest that any of those jobs has
     reached counts.
     """
+    try:
+        enough = COMPARABLE * _operations(spec, shapes_of(spec), machine)
+    except Unknown:
+        return machine
     speeds: list[float] = []
     for job_id, document in repository.newest_succeeded(session, LOOKED_AT):
         ran = _of_a_kind(document, spec, accelerator)
-        speed = None if ran is None else _speed(session, job_id, ran, machine)
+        speed = None if ran is None else _speed(session, job_id, ran, machine, enough)
         if speed is not None:
             speeds.append(speed)
         if len(speeds) == COUNTED:
@@ -61,8 +68,17 @@ def _of_a_kind(
     return ran if alike else None
 
 
-def _speed(session: Session, job_id: str, ran: JobSpec, machine: Machine) -> float | None:
-    """Floating point operations per second that the `machine.flops_per_s` of its workers were."""
+def _operations(spec: JobSpec, shapes: Shapes, machine: Machine) -> float:
+    """Of a worker in a step."""
+    return step_time(spec, shapes, replace(machine, flops_per_s=1.0)).compute_s
+
+
+def _speed(
+    session: Session, job_id: str, ran: JobSpec, machine: Machine, enough: float
+) -> float | None:
+    """Floating point operations per second that the `machine.flops_per_s` of its workers were.
+    enough: of how many operations a step says how fast they are, and not only that they are no
+    slower."""
     try:
         shapes = shapes_of(ran)
     except Unknown:
@@ -76,9 +92,9 @@ def _speed(session: Session, job_id: str, ran: JobSpec, machine: Machine) -> flo
     expected = step_time(ran, shapes, replace(machine, flops_per_s=1.0))
     ideal_s = expected.compute_s + expected.idle_s  # of a machine with one operation a second
     step_s = statistics.median(seconds)
-    if expected.send_s < step_s / 2:
+    if expected.send_s < step_s / 2 and expected.compute_s >= enough:
         return ideal_s / (step_s - expected.send_s)
-    # The time of sending is not measured: where it would be most of the step, the rest says
-    # nothing. That computing took no longer than the whole step may still be news.
+    # The times of sending and of launching are not measured: where they would be most of the step,
+    # the rest says nothing. That computing took no longer than the whole step may still be news.
     at_least = ideal_s / step_s
     return at_least if at_least > machine.flops_per_s else None

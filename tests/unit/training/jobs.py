@@ -103,3 +103,8 @@ def change_the_data(task: RankTask) -> None:
 def keep_nothing_in_memory(task: RankTask) -> None:
     device_dataset.RESIDENT_BYTES = 0
     device_dataset.InMemorySamples = None  # type: ignore[assignment,misc]  # to make one is an error
+
+
+def see_no_gpu(task: RankTask) -> None:
+    """As a real rank on the CPU: some of torch's code asks the GPU wherever it sees one."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,6 +1,8 @@
 """The training loop on a GPU, where there is one.
 
 It asks for neither Ray nor a database: with torch alone, `pytest --noconftest` runs it.
+
+Several ranks share the one GPU here, for which NCCL has no use: gloo takes its part.
 """
 
 from __future__ import annotations
@@ -13,13 +15,22 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.checkpoint.safetensors_layout import read_tensors, restore
 from ray_workers.training.checkpoint.staging import Stager, hold_for
 from ray_workers.training.core.faultpoints import FaultPoint, arm
-from tests.unit.training.jobs import assert_same, weights
-from tests.unit.training.ranks import frames, run_ranks
+from tests.unit.training import test_pretend_gpu as jobs
+from tests.unit.training.jobs import (
+    assert_same,
+    keep_nothing_in_memory,
+    see_no_gpu,
+    series,
+    weights,
+)
+from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
+from tests.unit.training.test_pretend_gpu import sources  # noqa: F401
 
 pytestmark = [
     pytest.mark.gpu,
@@ -111,3 +122,60 @@ def _report_memory(home: str, task: RankTask) -> None:
         FaultPoint.STEP_BEGINS,
         lambda: path.write_text(str(torch.cuda.memory_allocated())),
     )
+
+
+ROUNDED = {"fp32": 0.01, "fp16": 0.03, "bf16": 0.05}
+"""By the precision of a job how much of a loss may differ: a GPU adds up in another order, and its
+convolutions round their inputs to TF32."""
+
+
+@pytest.mark.parametrize("name", jobs.JOBS)
+def test_a_job_learns_on_a_gpu_what_it_learns_on_a_cpu(
+    name: str,
+    tmp_path: Path,
+    sources: dict[str, str],  # noqa: F811
+) -> None:
+    document = jobs.with_data(jobs.JOBS[name], sources)
+    here, there = tmp_path / "cpu", tmp_path / "gpu"
+    assert run_ranks(here, document, world_size=1, before=see_no_gpu) == [0]
+    before = keep_nothing_in_memory if name == "streamed" else None
+    train = functools.partial(
+        run_ranks, there, document, world_size=1, device="cuda", before=before
+    )
+    assert train() == [0]
+    _assert_learnt_the_same(there, here, document)
+    after_2 = [ref for ref in checkpoint_refs(there) if ref.step == 2]
+    assert train(attempt=2, resume_from=after_2) == [0]
+    assert min(series(there, "train/loss", attempt=2)) == 3
+
+
+BY_GLOO = (
+    *("replicated", "exact", "zero 1", "topk", "powersgd", "half", "balanced"),
+    *("scaled", "one sample", "masks"),
+)
+"""Jobs that ask for no more than gloo can do with a GPU's tensors, which is to reduce, gather and
+broadcast them: it cannot send them, nor average them without a copy."""
+
+
+@pytest.mark.parametrize("name", BY_GLOO)
+def test_two_ranks_on_a_gpu_learn_what_they_learn_on_a_cpu(
+    name: str,
+    tmp_path: Path,
+    sources: dict[str, str],  # noqa: F811
+) -> None:
+    document = jobs.with_data(jobs.SHARED[name], sources)
+    here, there = tmp_path / "cpu", tmp_path / "gpu"
+    assert run_ranks(here, document, world_size=2, before=see_no_gpu) == [0, 0]
+    codes = run_ranks(there, document, world_size=2, device="cuda", before=_meet_by_gloo)
+    assert codes == [0, 0]
+    _assert_learnt_the_same(there, here, document)
+
+
+def _meet_by_gloo(task: RankTask) -> None:
+    dist.Backend.default_device_backend_map["cuda"] = "gloo"
+
+
+def _assert_learnt_the_same(there: Path, here: Path, document: dict[str, Any]) -> None:
+    rel = ROUNDED[document["train"].get("precision", "fp32")]
+    for key in ("train/loss", "val/loss"):
+        assert series(there, key) == pytest.approx(series(here, key), rel=rel)

@@ -100,6 +100,17 @@ async def test_a_job_that_mostly_sent_says_how_fast_it_computed_at_least(service
     assert (await planned(service)).calibration.flops_per_s == pytest.approx(2 * default)
 
 
+async def test_a_much_smaller_job_says_how_fast_it_computed_at_least(service: Service) -> None:
+    """Its steps are mostly launching, on a GPU by a factor of hundreds."""
+    default = (await planned(service)).calibration.flops_per_s
+    small = {"model": {"width": 16, "num_layers": 1, "num_heads": 1}}
+    await ran(service, 1.0, **small)
+    assert (await planned(service)).calibration.flops_per_s == default
+    assert (await planned(service, **small)).calibration.flops_per_s < default / 100
+    await ran(service, 1e-9, **small)
+    assert (await planned(service)).calibration.flops_per_s > default
+
+
 async def test_what_only_the_data_could_tell_has_no_plan(service: Service) -> None:
     images = {"recipe": "image_classification", "data": {"source": "file:///folder"}}
     with pytest.raises(NotPlannable, match="image_size"):
