@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,6 +17,7 @@ from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
 from service.domain.scheduling.rules.queues import Queue
 from service.loops.scheduling import decision_recorder
+from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.outlook import codec, decisions
 from service.outlook.decisions import SeenRound
@@ -88,6 +90,28 @@ def test_of_large_rounds_few_wait_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
         recorder.note(seen(num_waiting))
         assert recorder._num_jobs() <= max(25, num_waiting)
     assert recorder._num_jobs() == 40, "the newest is kept"
+
+
+@pytest.mark.anyio
+async def test_rounds_that_wait_are_kept_in_one_transaction(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+    store = decisions.store
+
+    def count(session: Session, records: Sequence[decisions.Record]) -> None:
+        stored.append(len(records))
+        store(session, records)
+
+    monkeypatch.setattr(decisions, "store", count)
+    monkeypatch.setattr(decisions, "KEPT_FOR", timedelta(days=99999))
+    timings = LoopTimings(record_rest=0.0, record_period_s=0.0)
+    recorder = decision_recorder.DecisionRecorder(LoopDatabase(service.database), timings)
+    for _ in range(3):
+        recorder.note(seen())
+    assert await recorder.run_once() == 3
+    assert stored == [3]
+    assert len(service.database.read_sync(lambda s: repository.newest(s, None, 9))) == 3
 
 
 def test_a_job_that_is_asked_to_leave_is_told_with_the_job_that_comes(service: Service) -> None:
