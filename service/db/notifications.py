@@ -2,7 +2,8 @@
 
 A signal says only that something about a topic may have changed; the woken task asks SQL. So a
 lost signal costs a little time (every task asks again after its own wait) and never the truth. A
-signal is sent after the transaction that it is about is committed.
+signal is sent after the transaction that it is about is committed: within it, NOTIFY would be one
+more round trip, and PostgreSQL commits transactions that notify one after the other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -20,11 +21,11 @@ import psycopg
 logger = logging.getLogger(__name__)
 
 QUEUE = "queue"
-"""The topic of the loops of jobs and attempts: a job was claimed, requeued, cancelled or ended, or
-something else was asked of it."""
+"""The topic of the loops that plan: they go by something that changed, such as a job that was
+submitted, or that has ended."""
 
-SUBMITTED = "submitted"
-"""The topic of the loops that plan: a job was submitted, which has no attempt to follow."""
+ATTEMPTS = "attempts"
+"""The topic of the reconciler: an attempt was launched, or something is asked of one."""
 
 WEBHOOKS = "webhooks"
 """The topic of the sender of webhooks: a message is to be sent."""
@@ -47,6 +48,12 @@ def rounds_of(job_id: str) -> str:
 CHANNEL = "dray"
 LISTEN_WAIT_S = 1.0
 RECONNECT_S = 1.0
+LAST_WORDS_S = 5.0
+"""How long the end of a process waits for its last NOTIFY."""
+ANNOUNCE_REST_S = 0.002
+"""Between two NOTIFY statements: the topics of what is committed meanwhile share the next one."""
+MAX_PAYLOAD = 7999
+"""Bytes of a NOTIFY message (PostgreSQL)."""
 
 
 class Subscription:
@@ -134,16 +141,89 @@ class Signals:
                     self._subscribers.pop(topic, None)
 
 
+class PostgresAnnouncer:
+    """A thread that tells other processes, by NOTIFY, which topics this one has published.
+
+    It starts with the first topic. While the database does not answer, topics wait.
+    """
+
+    def __init__(self, conninfo: str) -> None:
+        self._conninfo = conninfo
+        self._topics: dict[str, None] = {}
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dray-announce", daemon=True)
+        self.pid: int | None = None
+        """Of the server's process that sends the messages."""
+
+    def announce(self, topics: Iterable[str]) -> None:
+        """From any thread."""
+        with self._lock:
+            self._topics.update(dict.fromkeys(topics))
+            if self._topics and self._thread.ident is None:
+                self._thread.start()
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Send what is left, unless the database does not answer."""
+        self._stop.set()
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join(LAST_WORDS_S)
+
+    def _run(self) -> None:
+        while not self._stop.is_set() or self._topics:
+            try:
+                with psycopg.connect(self._conninfo, autocommit=True) as connection:
+                    self.pid = connection.info.backend_pid
+                    self._send_all(connection)
+            except psycopg.Error as error:
+                logger.warning("can't notify other processes, will try again: %s", error)
+                if self._stop.wait(RECONNECT_S):
+                    return
+
+    def _send_all(self, connection: psycopg.Connection) -> None:
+        """Until stopped, and nothing is left."""
+        while True:
+            self._woken.wait()
+            self._woken.clear()
+            with self._lock:
+                topics, self._topics = self._topics, {}
+            try:
+                for payload in _payloads(topics):
+                    connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
+            except psycopg.Error:
+                self.announce(topics)
+                raise
+            if self._stop.wait(ANNOUNCE_REST_S) and not self._topics:
+                return
+
+
+def _payloads(topics: Iterable[str]) -> Iterator[str]:
+    """Topics with spaces between them, in messages that PostgreSQL takes."""
+    payload = ""
+    for topic in topics:
+        if payload and len(payload) + 1 + len(topic) > MAX_PAYLOAD:
+            yield payload
+            payload = topic
+        else:
+            payload = f"{payload} {topic}" if payload else topic
+    if payload:
+        yield payload
+
+
 class PostgresListener:
-    """A thread that passes on the NOTIFY messages of other processes.
+    """A thread that passes on the NOTIFY messages of other processes, and not those of `own`.
 
     A lost connection is opened again, and then every subscriber is woken, since signals may have
     been missed meanwhile.
     """
 
-    def __init__(self, conninfo: str, signals: Signals) -> None:
+    def __init__(self, conninfo: str, signals: Signals, own: PostgresAnnouncer) -> None:
         self._conninfo = conninfo
         self._signals = signals
+        self._own = own
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dray-listen", daemon=True)
         self.listening = threading.Event()
@@ -174,6 +254,7 @@ class PostgresListener:
     def _topics(self, connection: psycopg.Connection) -> Iterator[str]:
         while not self._stop.is_set():
             for notice in connection.notifies(timeout=LISTEN_WAIT_S):
-                yield notice.payload
+                if notice.pid != self._own.pid:
+                    yield from notice.payload.split()
                 if self._stop.is_set():
                     return

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -40,7 +40,7 @@ from sqlalchemy.orm import Session
 from service.config.home_lock import make_private
 from service.db import damage
 from service.db.clock import server_now
-from service.db.notifications import CHANNEL, PostgresListener, Signals
+from service.db.notifications import PostgresAnnouncer, PostgresListener, Signals
 from service.db.types import from_json
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
@@ -71,7 +71,6 @@ OF_VALUES = (
 )
 """Errors of computing or storing with values of a form that nobody expected."""
 
-_NOTIFY = text("SELECT pg_notify(:channel, topic) FROM unnest(CAST(:topics AS text[])) AS topic")
 _TOPICS = "topics"
 _TOUCHED = "touched"
 _AT_END = "at_end"
@@ -135,6 +134,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.damage: str | None = None
         """The damage of the database, once a statement has found it."""
+        self._announcer: PostgresAnnouncer | None = None
         self._listener: PostgresListener | None = None
         self._write_lock = threading.Lock()
         self._queued: deque[_Queued[Any]] = deque()
@@ -154,6 +154,7 @@ class Database:
                 json_deserializer=from_json,
             )
             self._read_engine = self.engine
+            self._announcer = PostgresAnnouncer(self._conninfo)
             _limit_idling(self.engine)
             # One statement is one view of the database: no BEGIN, no COMMIT.
             self._near_engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -218,11 +219,15 @@ class Database:
 
     def listen(self) -> None:
         """On PostgreSQL, begin to pass on the signals of other processes. Ends with `close`."""
-        if self.is_sqlite or self._listener is not None:
+        if self._announcer is None or self._listener is not None:
             return
-        conninfo = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        self._listener = PostgresListener(conninfo, self.signals)
+        self._listener = PostgresListener(self._conninfo, self.signals, own=self._announcer)
         self._listener.start()
+
+    @property
+    def _conninfo(self) -> str:
+        """As psycopg takes it."""
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     @property
     def listener(self) -> PostgresListener | None:
@@ -234,6 +239,8 @@ class Database:
             self._listener.stop()
         self._readers.shutdown()
         self._writers.shutdown()
+        if self._announcer is not None:
+            self._announcer.stop()
         self._near_engine.dispose()
         self._read_engine.dispose()
         self.engine.dispose()
@@ -249,9 +256,6 @@ class Database:
             result = work(session)
             _finish(session)
             session.flush()
-            topics = list(session.info.get(_TOPICS, ()))
-            if topics and not self.is_sqlite:
-                session.execute(_NOTIFY, {"channel": CHANNEL, "topics": topics})
             session.commit()
         self._tell(session)
         return result
@@ -264,6 +268,8 @@ class Database:
             watcher(changed)
         for topic in topics:
             self.signals.publish(topic)
+        if self._announcer is not None:
+            self._announcer.announce(topics)
         for cells in session.info.get(_MEASURED, ()):
             self.meter.add_all(cells)
 

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from ray_workers.shared.frames import ResizedReport
 from service.db.models import AttemptRow, JobRow
-from service.db.notifications import QUEUE
+from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.session import notify
 from service.domain.scheduling.elastic import resizing as rules
 from service.domain.scheduling.placement.slots import count as count_of
@@ -65,7 +65,7 @@ def store_resized(
             "lacking": lacking,
         },
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
 
 
 def _holding(attempt: AttemptRow) -> rules.Holding:

@@ -14,7 +14,7 @@ from ray_workers.supervision.rules.recovery_rules import why_never
 from service.checkpoints.catalog import began_at_step
 from service.config.settings import Settings
 from service.db.models import AttemptRow, DrillRow, JobRow
-from service.db.notifications import QUEUE
+from service.db.notifications import ATTEMPTS
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as repository
 from service.db.session import Database, notify
@@ -106,7 +106,7 @@ class FaultService:
                 now=now,
                 data={ACTOR: actor, "id": drill_id, **request.model_dump(mode="json")},
             )
-            notify(session, QUEUE)
+            notify(session, ATTEMPTS)
             return serializers.drill(drill)
 
         with self._keys_in_flight.holding(owner, idempotency):

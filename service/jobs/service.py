@@ -20,7 +20,7 @@ from service.code.uploads import CodeUploads
 from service.config.node_types import LABEL
 from service.config.settings import Settings
 from service.db.models import JobRow
-from service.db.notifications import SUBMITTED, Signals, events_of
+from service.db.notifications import QUEUE, Signals, events_of
 from service.db.repositories import jobs as repository
 from service.db.repositories.submission import arrays as arrays_repository
 from service.db.repositories.submission import code as code_repository
@@ -148,7 +148,7 @@ class Jobs:
             event = _submitted(row, prepared.resolved, actor, now)
             arrays.insert(session, row, prepared.resolved.spec, prepared.trials, event, now)
             dependencies_repository.insert_all(session, row.array_id or job_id, after)
-            notify(session, job_id, SUBMITTED)
+            notify(session, job_id, QUEUE)
             return serializers.new_job(session, row, prepared.resolved.spec.labels), True
 
         with self._keys_in_flight.holding(owner, idempotency):

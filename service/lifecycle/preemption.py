@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.cluster.port import ClusterSnapshot
 from service.db.models import AttemptRow, JobRow
-from service.db.notifications import QUEUE
+from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
@@ -52,7 +52,7 @@ def ask(
         now=now,
         data={"grace_s": grace_s} | ({} if actor is None else {ACTOR: actor}),
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
     return True
 
 

@@ -20,7 +20,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Grant, Phase, Recall, ServerSlots, Slice
 from ray_workers.supervision.rules.recovery_rules import goes_on_without_lost
 from service.db.models import AttemptRow, JobRow
-from service.db.notifications import QUEUE
+from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
@@ -165,7 +165,7 @@ def change_batch(
         now=now,
         data={"grant": row.grants, "batch_size": batch_size},
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
     return True
 
 
@@ -202,7 +202,7 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
         now=now,
         data={"recall": row.grants, "slices": as_rows(shrink.slices)} | _batch(shrink.batch_size),
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
     return True
 
 
@@ -235,7 +235,7 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
         now=now,
         data={"recall": row.grants, "slices": as_rows(slices)},
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
     return True
 
 
@@ -297,7 +297,7 @@ def grant(
         now=now,
         data={"grant": attempt.grants, "slices": as_rows(slices)} | _batch(batch_size),
     )
-    notify(session, QUEUE)
+    notify(session, QUEUE, ATTEMPTS)
     return True
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import JobRow
-from service.db.notifications import QUEUE, events_of
+from service.db.notifications import ATTEMPTS, QUEUE, events_of
 from service.db.repositories import events as events_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
@@ -158,6 +158,8 @@ def state_event(
 def tell_moved(session: Session, job: JobRow | Row[Any]) -> None:
     """Wake all that wait for a move of this job."""
     notify(session, job.id, events_of(job.id), QUEUE)
+    if job.state is JobState.CANCELLING:
+        notify(session, ATTEMPTS)
     if job.array_id is not None:
         notify(session, events_of(job.array_id))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -48,9 +48,14 @@ def encode_record(
         {
             "now": now.isoformat(),
             "situation": _as_json(situation),
-            "decisions": [{"kind": type(d).__name__, **asdict(d)} for d in decisions],
+            "decisions": [_as_document(decision) for decision in decisions],
         }
     )
+
+
+def _as_document(decision: policy.Decision) -> dict[str, Any]:
+    kind = type(decision).__name__
+    return {"kind": kind, **_DECISIONS[kind].dump_python(decision)}
 
 
 def decode_record(data: bytes) -> tuple[Situation, list[policy.Decision], datetime]:

@@ -7,7 +7,7 @@ was kept, and tells whether it decides the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,6 +26,9 @@ from service.outlook import codec
 KEPT_FOR = timedelta(hours=6)
 MAX_BYTES = 32 * 2**20
 """Of all that is kept together."""
+FEW_JOBS = 20
+"""Waiting jobs that are all kept: to find out which of them count takes longer than the plan did.
+"""
 MAX_NAMED = 20
 """Jobs of each kind that a summary names."""
 
@@ -45,8 +48,17 @@ class SeenRound:
         return _changes(self.decisions)
 
 
-def record(seen: SeenRound) -> tuple[dict[str, Any], bytes]:
-    """The summary of a round, and all that a replay needs."""
+@dataclass(frozen=True)
+class Record:
+    """A round as it is kept."""
+
+    made_at: datetime
+    summary: dict[str, Any]
+    data: bytes
+    """All that a replay needs."""
+
+
+def record(seen: SeenRound) -> Record:
     there = _needed(seen)
     kept = {job.job_id for job in there.snapshot.queue}
     decisions = [
@@ -54,7 +66,8 @@ def record(seen: SeenRound) -> tuple[dict[str, Any], bytes]:
         for decision in seen.decisions
         if decision.job_id in kept or not isinstance(decision, policy.Wait)
     ]
-    return _summary(seen), codec.encode_record(there, decisions, seen.now)
+    data = codec.encode_record(there, decisions, seen.now)
+    return Record(seen.now, _summary(seen), data)
 
 
 def _needed(seen: SeenRound) -> Situation:
@@ -62,6 +75,8 @@ def _needed(seen: SeenRound) -> Situation:
     by_id = {job.job_id: job for job in seen.snapshot.queue}
     in_order = [by_id.pop(d.job_id) for d in seen.decisions if d.job_id in by_id]
     whole = Situation(replace(seen.snapshot, queue=(*in_order, *by_id.values())))
+    if len(by_id) + len(in_order) <= FEW_JOBS:
+        return whole
     fewer = whole.first_jobs(2)
     again = SeenRound(fewer.snapshot, tuple(policy.plan(fewer.snapshot, seen.now)), seen.now)
     return fewer if again.changes == seen.changes else whole
@@ -88,9 +103,10 @@ NAMES: dict[type[policy.Decision], str] = {
 }
 
 
-def store(session: Session, seen: SeenRound, summary: dict[str, Any], data: bytes) -> None:
+def store(session: Session, records: Sequence[Record]) -> None:
     touch(session)  # no answer about a job has changed
-    repository.add(session, seen.now, summary, data)
+    for each in records:
+        repository.add(session, each.made_at, each.summary, each.data)
 
 
 def forget(session: Session, now: datetime) -> None:

@@ -33,11 +33,7 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
 def locked(session: Session, name: str) -> Queue:
     """The queue, which nobody deletes or changes before this transaction ends; and if it bounds how
     many jobs wait, nobody adds one. UnknownQueue if there is none."""
-    found = repository.get(session, name)
-    if found is not None and not repository.is_locked_by_any_write(session):
-        found = repository.lock(session, name, shared=not found.bounds_waiting)
-        if found is not None and found.bounds_waiting:
-            found = repository.lock(session, name)  # the rules may have come with the shared lock
+    found = repository.lock(session, name)
     if found is None:
         raise _unknown(session, name)
     return found

@@ -128,7 +128,7 @@ class PricesNow:
 
 
 def _locked(session: Session, name: str) -> Queue:
-    queue = repository.lock(session, name)
+    queue = repository.lock_alone(session, name)
     if queue is None:
         raise _not_found(name)
     return queue

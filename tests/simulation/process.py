@@ -25,6 +25,7 @@ TIMINGS = LoopTimings(
     refresh_s=60.0,
     forecast_rest=0.0,
     record_rest=0.0,
+    record_period_s=0.0,
     webhook_period_s=600.0,
 )
 """A simulation is of a few minutes, in which less is to happen by the clock alone."""

@@ -23,7 +23,7 @@ from service.checkpoints import unreported
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
-from service.db.notifications import QUEUE, Signals
+from service.db.notifications import ATTEMPTS, QUEUE, Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.ingest.attempt_results import Received
@@ -80,7 +80,7 @@ class Reconciler:
     async def run(self) -> None:
         """Until cancelled; the followers end with it."""
         try:
-            with self._signals.subscribe(QUEUE) as woken:
+            with self._signals.subscribe(ATTEMPTS) as woken:
                 while True:
                     began = asyncio.get_running_loop().time()
                     try:

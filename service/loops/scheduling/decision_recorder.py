@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Sequence
 
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.outlook import decisions
-from service.outlook.decisions import SeenRound
+from service.outlook.decisions import Record, SeenRound
 
 logger = logging.getLogger(__name__)
 
@@ -56,24 +56,23 @@ class DecisionRecorder:
     async def run_once(self) -> int:
         """Keep the rounds that wait; answers how many."""
         self._woken.clear()
-        kept = 0
-        while self._rounds:
-            seen = self._rounds.popleft()
-            await self._keep(seen)
-            kept += 1
+        rounds = [self._rounds.popleft() for _ in range(len(self._rounds))]
+        if rounds:
+            await self._keep(rounds)
         loop = asyncio.get_running_loop()
         if loop.time() >= self._forget_at:
             self._forget_at = loop.time() + FORGET_S
             await self._database.write(decisions.forget)
-        return kept
+        return len(rounds)
 
-    async def _keep(self, seen: SeenRound) -> None:
-        (summary, data), took_s = await asyncio.to_thread(_timed, seen)
-        await self._database.write(lambda s, _: decisions.store(s, seen, summary, data))
-        await asyncio.sleep(self._timings.record_rest * took_s)
+    async def _keep(self, rounds: Sequence[SeenRound]) -> None:
+        records, took_s = await asyncio.to_thread(_timed, rounds)
+        await self._database.write(lambda s, _: decisions.store(s, records))
+        rest_s = self._timings.record_rest * took_s
+        await asyncio.sleep(max(rest_s, self._timings.record_period_s))
 
 
-def _timed(seen: SeenRound) -> tuple[tuple[dict[str, Any], bytes], float]:
-    """The record, and the time of the processor that it took."""
+def _timed(rounds: Sequence[SeenRound]) -> tuple[list[Record], float]:
+    """The records, and the time of the processor that they took."""
     began = time.thread_time()
-    return decisions.record(seen), time.thread_time() - began
+    return [decisions.record(seen) for seen in rounds], time.thread_time() - began

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from service.db.notifications import QUEUE, SUBMITTED, Signals
+from service.db.notifications import QUEUE, Signals
 from service.db.repositories.scheduling import forecasts as repository
 from service.db.session import touch
 from service.domain.scheduling import policy
@@ -59,7 +59,7 @@ class Forecaster:
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
-        with self._signals.subscribe(QUEUE, SUBMITTED) as woken:
+        with self._signals.subscribe(QUEUE) as woken:
             while True:
                 began = loop.time()
                 try:

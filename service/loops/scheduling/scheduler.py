@@ -25,7 +25,7 @@ from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.spending import UsedUpBudgets
-from service.db.notifications import QUEUE, SUBMITTED, Signals
+from service.db.notifications import ATTEMPTS, QUEUE, Signals
 from service.db.repositories import surroundings
 from service.db.repositories.bulk import in_chunks
 from service.db.repositories.scheduling import queues as queues_repository
@@ -120,7 +120,7 @@ class Scheduler:
     async def run(self) -> None:
         """Until cancelled."""
         with (
-            self._signals.subscribe(QUEUE, SUBMITTED) as woken,
+            self._signals.subscribe(QUEUE) as woken,
             contextlib.closing(self._gate),
             contextlib.closing(self._trial_values),
         ):
@@ -329,14 +329,14 @@ class Scheduler:
                         # The others go on. The reconciler ends the attempt if it did not come.
                         logger.exception("the launch of %s failed", each.job_id)
                 self._launches.answered(each.job_id, under_way.pop(each.job_id))
-                self._signals.publish(QUEUE)
+                self._signals.publish(ATTEMPTS)
 
             await asyncio.gather(*map(launch, claimed))
             return len(claimed)
         finally:
             for job_id, attempt in under_way.items():
                 self._launches.answered(job_id, attempt)
-            self._signals.publish(QUEUE)
+            self._signals.publish(ATTEMPTS)
 
     async def _claim(self, wanted: Sequence[Wanted], cluster_session: str) -> list[Claimed]:
         async def claim(some: Sequence[Wanted]) -> Sequence[Claimed | None]:

@@ -53,6 +53,8 @@ class LoopTimings:
     record_rest: float = 4.0
     """How long the recorder of decisions rests after each that it keeps, as a multiple of the
     processor's time that this took."""
+    record_period_s: float = 0.2
+    """The same, at least: the rounds of meanwhile share a transaction."""
     export_period_s: float = 2.0
     """Between two rounds of the export to MLflow."""
     metering_period_s: float = 5.0

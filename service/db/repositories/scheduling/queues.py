@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import AttemptRow, JobRow, QueueRow
-from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.queues import BOUNDS_OF_WAITING, Queue
 
 _RULES = tuple(field.name for field in fields(Queue))
 
@@ -33,17 +33,18 @@ def get(session: Session, name: str) -> Queue | None:
     return _found(session, _named(), name)
 
 
-def is_locked_by_any_write(session: Session) -> bool:
-    """Whether a transaction that writes keeps all queues as they are without a lock."""
-    return session.get_bind().dialect.name == "sqlite"
+def lock(session: Session, name: str) -> Queue | None:
+    """The queue as it is now. It exists, and its rules stay, until this transaction ends, and so
+    does the number of its waiting jobs if it bounds that.
 
-
-def lock(session: Session, name: str, *, shared: bool = False) -> Queue | None:
-    """The queue as it is now; its rules stay, and it exists, until this transaction ends.
-
-    shared: others may hold the lock, too, as long as nobody changes the queue.
+    A queue without bounds is locked shared, so that submits to it do not wait for each other.
     """
-    return _found(session, _locking(shared), name)
+    return _found(session, _locking(shared=True), name) or lock_alone(session, name)
+
+
+def lock_alone(session: Session, name: str) -> Queue | None:
+    """The same, and nobody else holds a lock of it."""
+    return _found(session, _locking(shared=False), name)
 
 
 def _found(session: Session, query: Select[Any], name: str) -> Queue | None:
@@ -57,8 +58,11 @@ def _named() -> Select[Any]:
 
 
 @cache
-def _locking(shared: bool) -> Select[Any]:
-    return _named().with_for_update(read=shared)
+def _locking(*, shared: bool) -> Select[Any]:
+    """shared: of queues without bounds."""
+    c = QueueRow.__table__.c
+    bounds = [c[name].is_(None) for name in BOUNDS_OF_WAITING if shared]
+    return _named().where(*bounds).with_for_update(read=shared)
 
 
 def put(session: Session, queue: Queue) -> None:

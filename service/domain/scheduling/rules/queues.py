@@ -11,6 +11,9 @@ from service.domain.scheduling.placement.slots import ACCELERATOR, EPSILON, Node
 DEFAULT = "default"
 """The queue of a job that names none; it is always there."""
 
+BOUNDS_OF_WAITING = ("max_queued", "max_queued_per_user")
+"""Rules that bound how many jobs wait."""
+
 MAX_NAMES = {"quota": 64, "limit": 64, "user_limit": 64, "user_weights": 1000}
 """Most resources, or users, in each: the scheduler reads all of them in each round."""
 
@@ -43,10 +46,6 @@ class Queue:
     """The most that its jobs may cost, in the currency of the prices; then none of them starts."""
     monthly_budget: float | None = None
     """The same in each month, by UTC."""
-
-    @property
-    def bounds_waiting(self) -> bool:
-        return self.max_queued is not None or self.max_queued_per_user is not None
 
     def weight_of(self, owner: str) -> float:
         return self.user_weights.get(owner, 1.0)

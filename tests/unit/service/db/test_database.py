@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, StatementError
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
+from service.db import notifications
 from service.db import session as db_session
 from service.db.migrate import SchemaTooNew, migrate
 from service.db.models import Base, DeploymentRow
@@ -27,6 +28,7 @@ from service.db.repositories.scheduling.cluster import ensure_deployment
 from service.db.session import Database, normalise_url, notify
 from service.db.types import from_json
 from service.domain.errors import DatabaseUnavailable
+from service.domain.ids import new_job_id
 
 PATIENCE_S = 60.0
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -249,6 +251,66 @@ async def test_processes_on_one_postgresql_wake_each_other(postgres_url: str) ->
     finally:
         here.close()
         there.close()
+
+
+async def test_a_process_is_not_woken_again_by_its_own_messages(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = Database(postgres_url), Database(postgres_url)
+    published: list[str] = []
+    publish = here.signals.publish
+
+    def note(topic: str) -> None:
+        published.append(topic)
+        publish(topic)
+
+    try:
+        for each in (here, there):
+            each.listen()
+            assert each.listener is not None
+            assert await asyncio.to_thread(each.listener.listening.wait, PATIENCE_S)
+        monkeypatch.setattr(here.signals, "publish", note)
+        with here.signals.subscribe("theirs") as woken, there.signals.subscribe("ours") as sent:
+            await here.write(lambda s: notify(s, "ours"))
+            assert await sent.wait(PATIENCE_S)
+            await there.write(lambda s: notify(s, "theirs"))
+            assert await woken.wait(PATIENCE_S), "and messages come in their order"
+        assert published.count("ours") == 1
+    finally:
+        here.close()
+        there.close()
+
+
+async def test_messages_that_could_not_be_sent_are_sent_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "RECONNECT_S", 0.01)
+    here, there = Database(postgres_url), Database(postgres_url)
+    try:
+        here.listen()
+        assert here.listener is not None
+        assert await asyncio.to_thread(here.listener.listening.wait, PATIENCE_S)
+        with here.signals.subscribe("first") as first, here.signals.subscribe("second") as second:
+            await there.write(lambda s: notify(s, "first"))
+            assert await first.wait(PATIENCE_S)
+            with psycopg.connect(postgres_url, autocommit=True) as killer:
+                killer.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE query LIKE '%pg_notify%' AND pid <> pg_backend_pid()"
+                )
+            await there.write(lambda s: notify(s, "second"))
+            assert await second.wait(PATIENCE_S)
+    finally:
+        here.close()
+        there.close()
+
+
+def test_many_topics_are_sent_in_messages_that_postgresql_takes() -> None:
+    topics = [f"{new_job_id(datetime.now(UTC))}/events" for _ in range(1000)]
+    payloads = list(notifications._payloads(topics))
+    assert [topic for payload in payloads for topic in payload.split()] == topics
+    assert max(map(len, payloads)) < 8000
+    assert len(payloads) < 10
 
 
 async def test_a_lost_connection_to_postgresql_is_not_seen_by_the_caller(

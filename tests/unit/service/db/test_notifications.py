@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.db.notifications import Signals, events_of
+from service.db.notifications import ATTEMPTS, QUEUE, Signals, events_of
 from tests.unit.service.helpers import Service, log, metrics
 
 WITHIN_S = 20.0
@@ -29,6 +29,20 @@ async def test_metrics_and_lines_wake_who_waits_for_anything_but_not_who_waits_f
         assert await events.wait(WITHIN_S)
         await asyncio.to_thread(service.end, job_id, 1)
         assert await events.wait(WITHIN_S)
+
+
+async def test_the_reconciler_wakes_for_what_is_asked_of_attempts_and_not_for_their_ends(
+    sqlite_service: Service,
+) -> None:
+    service = sqlite_service
+    ending, asked = await service.running(), await service.running()
+    signals = service.database.signals
+    with signals.subscribe(ATTEMPTS) as attempts, signals.subscribe(QUEUE) as queue:
+        await asyncio.to_thread(service.end, ending, 1)
+        assert await queue.wait(WITHIN_S)
+        assert not await attempts.wait(0)
+        await service.jobs.cancel(asked)
+        assert await attempts.wait(WITHIN_S)
 
 
 async def test_a_task_that_is_woken_already_is_not_woken_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,6 +17,7 @@ from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
 from service.domain.scheduling.rules.queues import Queue
 from service.loops.scheduling import decision_recorder
+from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.outlook import codec, decisions
 from service.outlook.decisions import SeenRound
@@ -31,8 +33,8 @@ def seen(num_waiting: int = 1, *, gpus: int = 1) -> SeenRound:
 
 
 def keep(service: Service, round_: SeenRound) -> int:
-    summary, data = decisions.record(round_)
-    service.database.write_sync(lambda s: decisions.store(s, round_, summary, data))
+    record = decisions.record(round_)
+    service.database.write_sync(lambda s: decisions.store(s, [record]))
     return service.database.read_sync(lambda s: repository.newest(s, None, 1))[0].number
 
 
@@ -69,11 +71,11 @@ def test_a_round_that_is_told_in_other_words_now_is_decided_the_same(service: Se
 
 def test_jobs_that_changed_nothing_are_not_kept() -> None:
     round_ = seen(1000)
-    summary, data = decisions.record(round_)
-    there, _, _ = codec.decode_record(data)
+    record = decisions.record(round_)
+    there, _, _ = codec.decode_record(record.data)
     assert len(there.snapshot.queue) < 20
-    assert summary["num_waiting"] == 1000
-    assert len(data) < 4000
+    assert record.summary["num_waiting"] == 1000
+    assert len(record.data) < 4000
 
 
 def test_a_round_in_which_all_wait_as_before_has_no_changes() -> None:
@@ -88,6 +90,28 @@ def test_of_large_rounds_few_wait_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
         recorder.note(seen(num_waiting))
         assert recorder._num_jobs() <= max(25, num_waiting)
     assert recorder._num_jobs() == 40, "the newest is kept"
+
+
+@pytest.mark.anyio
+async def test_rounds_that_wait_are_kept_in_one_transaction(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+    store = decisions.store
+
+    def count(session: Session, records: Sequence[decisions.Record]) -> None:
+        stored.append(len(records))
+        store(session, records)
+
+    monkeypatch.setattr(decisions, "store", count)
+    monkeypatch.setattr(decisions, "KEPT_FOR", timedelta(days=99999))
+    timings = LoopTimings(record_rest=0.0, record_period_s=0.0)
+    recorder = decision_recorder.DecisionRecorder(LoopDatabase(service.database), timings)
+    for _ in range(3):
+        recorder.note(seen())
+    assert await recorder.run_once() == 3
+    assert stored == [3]
+    assert len(service.database.read_sync(lambda s: repository.newest(s, None, 9))) == 3
 
 
 def test_a_job_that_is_asked_to_leave_is_told_with_the_job_that_comes(service: Service) -> None:
@@ -106,7 +130,7 @@ def test_old_rounds_and_the_oldest_of_too_many_are_forgotten(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = [keep(service, seen()) for _ in range(5)]
-    sizes = len(decisions.record(seen())[1])
+    sizes = len(decisions.record(seen()).data)
     monkeypatch.setattr(decisions, "MAX_BYTES", 3 * sizes + sizes // 2)
     service.database.write_sync(lambda s: decisions.forget(s, NOW))
     page = service.database.read_sync(lambda s: decisions.page(s, None, 2))
