@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from service.db.notifications import QUEUE, SUBMITTED, Signals
+from service.db.notifications import ATTEMPTS, QUEUE, Signals
 from service.loops.shared import pace
 
 pytestmark = pytest.mark.anyio
@@ -35,11 +35,11 @@ async def test_a_loop_rests_longer_than_its_round_but_not_after_a_slow_one(
 
 async def test_a_job_that_is_submitted_while_a_loop_rests_is_seen_after_the_rest() -> None:
     signals = Signals()
-    with signals.subscribe(QUEUE, SUBMITTED) as woken:
+    with signals.subscribe(QUEUE, ATTEMPTS) as woken:
         for _ in range(3):
             rests = asyncio.ensure_future(pace.rest_after(asyncio.get_running_loop().time() - 1.0))
             await asyncio.sleep(0)
-            submit = threading.Thread(target=signals.publish, args=(SUBMITTED,))
+            submit = threading.Thread(target=signals.publish, args=(QUEUE,))
             submit.start()
             submit.join()
             await rests
