@@ -272,7 +272,7 @@ class RecoveryController:
 
     async def _replace(self, members: Sequence[Member]) -> Set[str]:
         """Replace these members; empty if that was done, else the nodes that turned out dead."""
-        # What runs there still did not answer.
+        # A process that runs there still did not answer.
         vanished = any(m.is_running or m.end.exit_code is None for m in members)
         replacing = asyncio.ensure_future(self._group.replace(members, self.state.round))
         try:

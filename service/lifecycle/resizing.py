@@ -59,7 +59,7 @@ def held_request(
     bundle: Mapping[str, float],
     servers: Mapping[str, Any] | None,
 ) -> policy.Request:
-    """What an attempt holds, by these columns of it, as a request."""
+    """The slots that an attempt holds, by these columns of it, as a request."""
     number = count_of(as_slices(slices))
     return policy.Request(number, bundle, servers=as_servers(servers))
 

@@ -76,7 +76,7 @@ class Mixing:
         """Take part in a group that was just formed. graph: None for a rank that is alone."""
         self._graph, self._rank, self.next_step = graph, rank, next_step
         self.leaves_after = None
-        # What comes late of an older group's copies is still written to the memory that it had.
+        # Copies of an older group that come late are still written to the memory that it had.
         self.own, self._others = self._copy.empty(), []
         self._works: list[Any] = []
 

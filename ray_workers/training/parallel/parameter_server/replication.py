@@ -26,7 +26,7 @@ from dray.train.kv.connection import (
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
-from ray_workers.training.parallel.parameter_server.shard import Snapshot
+from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 LOOK_S: Final = 0.1
 """Between two looks whether a server that has nothing to be sent is there."""
@@ -113,7 +113,7 @@ class Replicator:
     def __init__(
         self,
         log: ReplicationLog,
-        snapshot: Callable[[], tuple[int, Snapshot]],
+        snapshot: Callable[[], tuple[int, ShardSnapshot]],
         store: Store,
         keeper: int,
     ) -> None:
@@ -201,7 +201,7 @@ class ReplicaHolder:
             connection.send({"is_known": not self._is_newcomer, "about": None})
 
 
-def taken_over(store: Store, server: int, num_servers: int) -> Snapshot | None:
+def taken_over(store: Store, server: int, num_servers: int) -> ShardSnapshot | None:
     """The state of a server that was lost, for the one in its place; None if the lost one had no
     state. ConnectionLost if the replica is lost too, or the training is over."""
     keeper = (server + 1) % num_servers
@@ -214,12 +214,12 @@ def taken_over(store: Store, server: int, num_servers: int) -> Snapshot | None:
 
 
 def send_snapshot(
-    connection: TensorConnection, header: Mapping[str, Any], snapshot: Snapshot
+    connection: TensorConnection, header: Mapping[str, Any], snapshot: ShardSnapshot
 ) -> None:
     tensors = snapshot.tensors
     about = {"about": snapshot.about, "tensors": shapes_of(tensors)}
     connection.send({**header, **about}, *tensors.values())
 
 
-def received_snapshot(header: Mapping[str, Any], payload: Tensor) -> Snapshot:
-    return Snapshot(header["about"], unpacked(header["tensors"], payload))
+def received_snapshot(header: Mapping[str, Any], payload: Tensor) -> ShardSnapshot:
+    return ShardSnapshot(header["about"], unpacked(header["tensors"], payload))

@@ -25,7 +25,7 @@ from ray_workers.training.parallel.parameter_server.shard import (
     DoneBatches,
     ParameterShard,
     Push,
-    Snapshot,
+    ShardSnapshot,
 )
 
 NEED_WEIGHTS: Final = ("push", "take", "pull", "state")
@@ -33,7 +33,7 @@ NEED_WEIGHTS: Final = ("push", "take", "pull", "state")
 
 
 @dataclass(frozen=True)
-class Answer:
+class ShardAnswer:
     """Of a message, with the batches that it deals out."""
 
     header: Mapping[str, Any] | None
@@ -83,7 +83,7 @@ class ServedShard:
         copied = self._pushed_bytes if self._sync.shards_kept_by == "replica" else 0
         return self._pulled_bytes + copied
 
-    def answer(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> Answer:
+    def answer(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
         """Take a message of a worker. A worker that had no answer may send it again."""
         match header["op"]:
             case "hello":
@@ -96,23 +96,23 @@ class ServedShard:
                 return self._push(worker, header, payload)
             case "take":
                 assert self._dealer is not None
-                return Answer(None, deals=tuple(self._dealer.take(worker, header["done"])))
+                return ShardAnswer(None, deals=tuple(self._dealer.take(worker, header["done"])))
             case "pull":
                 return self._pull(worker, header["version"])
             case "state":
                 return self._state()
             case "note":
                 self._notes = dict(header["notes"])
-                return Answer({})
+                return ShardAnswer({})
             case "stop":
-                return Answer({}, deals=tuple(self._dealer.stop() if self._dealer else ()))
+                return ShardAnswer({}, deals=tuple(self._dealer.stop() if self._dealer else ()))
             case "finish":
                 self.is_finished = True
-                return Answer({}, deals=tuple(self._dealer.finish() if self._dealer else ()))
+                return ShardAnswer({}, deals=tuple(self._dealer.finish() if self._dealer else ()))
             case op:
                 raise AssertionError(f"a message {op!r}")
 
-    def _hello(self, worker: int, header: Mapping[str, Any]) -> Answer:
+    def _hello(self, worker: int, header: Mapping[str, Any]) -> ShardAnswer:
         """A worker has come, or one in the place of another that was lost; or it comes back after
         it lost the server."""
         deals: Deals = []
@@ -132,15 +132,15 @@ class ServedShard:
             "notes": self._notes,
             "is_same": self._fingerprint == header["fingerprint"],
         }
-        return Answer(about, deals=tuple(deals))
+        return ShardAnswer(about, deals=tuple(deals))
 
-    def _lost(self, worker: int) -> Answer:
+    def _lost(self, worker: int) -> ShardAnswer:
         self._workers.discard(worker)
         if self._shard is not None:
             self._shard.lost(worker)
-        return Answer(None, deals=tuple(self._dealer.lost(worker) if self._dealer else ()))
+        return ShardAnswer(None, deals=tuple(self._dealer.lost(worker) if self._dealer else ()))
 
-    def _begin(self, header: Mapping[str, Any], payload: Tensor) -> Answer:
+    def _begin(self, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
         """Take the first weights. The chief that comes after one that died may give them again."""
         if self._shard is None:
             self._shard = self._shard_of(header["sizes"])
@@ -152,7 +152,7 @@ class ServedShard:
                 self._dealer = self._dealer_of(header)
                 for worker in sorted(self._workers):
                     self._dealer.join(worker)
-        return Answer({})
+        return ShardAnswer({})
 
     def _shard_of(self, sizes: list[int]) -> ParameterShard:
         self._sizes = sizes
@@ -164,21 +164,21 @@ class ServedShard:
             return SynchronousDealer(self._num_workers, about["last"], about["next"] - 1)
         return SharedDealer(about["last"], about["next"], about["again"], self._sync.max_staleness)
 
-    def _push(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> Answer:
+    def _push(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
         assert self._shard is not None
         self._pushed_bytes += payload.nbytes
         gradient = payload.view(DTYPES[self._sync.push_dtype]).float()
         push = Push(worker, header["batch"], header["lr"], header["loss"], gradient)
-        return Answer(vars(self._shard.push(push)))
+        return ShardAnswer(vars(self._shard.push(push)))
 
-    def _pull(self, worker: int, version: int | None) -> Answer:
+    def _pull(self, worker: int, version: int | None) -> ShardAnswer:
         assert self._shard is not None
         weights = self._shard.pull(worker, version)
         self._pulled_bytes += weights.values.nbytes
         about = {"version": weights.version, "loss": weights.loss, "squares": weights.squares}
-        return Answer(about, () if self.is_replica else (weights.values.clone(),))
+        return ShardAnswer(about, () if self.is_replica else (weights.values.clone(),))
 
-    def _state(self) -> Answer:
+    def _state(self) -> ShardAnswer:
         assert self._shard is not None
         tensors = self._shard.state()
         about = {
@@ -186,11 +186,11 @@ class ServedShard:
             "staleness": sorted(self._shard.staleness.items()),
             "moved_bytes": self.sent_bytes + self._pushed_bytes,
         }
-        return Answer({"tensors": shapes_of(tensors), **about}, tuple(tensors.values()))
+        return ShardAnswer({"tensors": shapes_of(tensors), **about}, tuple(tensors.values()))
 
     # The whole state, for a replica.
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ShardSnapshot:
         about: dict[str, Any] = {
             "workers": sorted(self._workers),
             "notes": self._notes,
@@ -202,11 +202,11 @@ class ServedShard:
             "shard": None,
         }
         if self._shard is None:
-            return Snapshot(about, {})
+            return ShardSnapshot(about, {})
         own = self._shard.snapshot()
         return replace(own, about={**about, "shard": own.about})
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: ShardSnapshot) -> None:
         """Go on as the one that gave the snapshot."""
         about = snapshot.about
         self._workers, self._notes = set(about["workers"]), about["notes"]

@@ -27,10 +27,10 @@ from ray_workers.training.parallel.parameter_server.replication import (
 )
 from ray_workers.training.parallel.parameter_server.served_shard import (
     NEED_WEIGHTS,
-    Answer,
     ServedShard,
+    ShardAnswer,
 )
-from ray_workers.training.parallel.parameter_server.shard import Snapshot
+from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 SHOW_S: Final = 0.1
 """Between two updates of a server's heartbeat page."""
@@ -45,11 +45,11 @@ class Outbox:
         self._connection = connection
         self._log = log
         self._changed = threading.Condition()
-        self._answers: deque[tuple[int, Answer]] = deque()
+        self._answers: deque[tuple[int, ShardAnswer]] = deque()
         self._is_open = True
         threading.Thread(target=self._send_all, daemon=True).start()
 
-    def put(self, answer: Answer) -> None:
+    def put(self, answer: ShardAnswer) -> None:
         """Send the answer once the replica has the messages up to now; does not wait for that."""
         number = 0 if self._log is None else self._log.newest
         with self._changed:
@@ -133,7 +133,7 @@ class ShardServer:
                 raise self._failure
             return bool(is_over)
 
-    def take_over(self, snapshot: Snapshot) -> None:
+    def take_over(self, snapshot: ShardSnapshot) -> None:
         """Go on as a server that was lost. Its workers come back by themselves."""
         with self._lock:
             self._served.restore(snapshot)
@@ -146,13 +146,13 @@ class ShardServer:
             replicator = Replicator(self._log, self._snapshot, store, keeper)
             threading.Thread(target=replicator.run, daemon=True).start()
 
-    def _snapshot(self) -> tuple[int, Snapshot]:
+    def _snapshot(self) -> tuple[int, ShardSnapshot]:
         assert self._log is not None
         with self._lock:
             return self._log.forget_all(), self._served.snapshot()
 
     def serve(self, connection: TensorConnection) -> None:
-        """Answer one worker, or another server, until it is gone."""
+        """ShardAnswer one worker, or another server, until it is gone."""
         hello, payload = connection.receive()
         try:
             if "is_replica" in hello:
@@ -212,7 +212,7 @@ class ShardServer:
         for other, batch in answer.deals:
             # A worker that is to come back after a server was lost asks again.
             if other in self._outboxes:
-                self._outboxes[other].put(Answer({"batch": batch}))
+                self._outboxes[other].put(ShardAnswer({"batch": batch}))
         self._lock.notify_all()
 
     def _note_beginning(self) -> None:

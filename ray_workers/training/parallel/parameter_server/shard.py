@@ -98,7 +98,7 @@ class DoneBatches:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ShardSnapshot:
     """The whole state of a state machine, in the parts of a message."""
 
     about: dict[str, Any]
@@ -262,7 +262,7 @@ class ParameterShard:
                 self._optimizer.state[parameter] = own
             first += size
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ShardSnapshot:
         """Everything that answers to later messages depend on."""
         tensors = self.state()
         tensors |= {f"staged/{each.worker}": each.gradient for each in self._staged.values()}
@@ -276,9 +276,9 @@ class ParameterShard:
             "last": self._last,
             "staleness": sorted(self.staleness.items()),
         }
-        return Snapshot(about, tensors)
+        return ShardSnapshot(about, tensors)
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: ShardSnapshot) -> None:
         """Go on as the shard that gave the snapshot. The shard may keep its tensors."""
         about, tensors = snapshot.about, snapshot.tensors
         self.load(

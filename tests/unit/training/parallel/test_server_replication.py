@@ -27,7 +27,7 @@ from ray_workers.training.parallel.parameter_server.replication import (
 )
 from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
 from ray_workers.training.parallel.parameter_server.server import ShardServer
-from ray_workers.training.parallel.parameter_server.shard import Snapshot
+from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 NUM_WORKERS, NUM_BATCHES = 3, 9
 LR, MOMENTUM, STRENGTH = 0.05, 0.9, 0.5
@@ -71,10 +71,10 @@ def beginning(last: int = NUM_BATCHES) -> dict[str, Any]:
     return {**header, "last": last, "next": 1, "again": [], "notes": {"settled": 0}}
 
 
-def as_sent(snapshot: Snapshot) -> Snapshot:
+def as_sent(snapshot: ShardSnapshot) -> ShardSnapshot:
     """As it comes over a connection."""
     tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
-    return Snapshot(json.loads(json.dumps(snapshot.about)), tensors)
+    return ShardSnapshot(json.loads(json.dumps(snapshot.about)), tensors)
 
 
 # A game of messages, replication and deaths, against the equations.

@@ -160,6 +160,8 @@ async def test_a_group_that_stands_by_has_a_node_asked_for_and_says_so(world: Wo
         return latest is not None and len(latest.nodes) == 1
 
     await eventually(is_seen, "the loss of the node was never seen")
+    lost = {"generation": 1, "ranks": [4, 5], "code": "lost", "message": "lost a node"}
+    world.fake.tell(job_id, FrameKind.REGROUPING, lost)
     left = [{"node_id": "node-a", "num_workers": 4}]
     body = {"world_size": 4, "slices": left, "lacking": 2, "grants": 0, "message": "lost a node"}
     world.fake.tell(job_id, FrameKind.RESIZED, body)
