@@ -250,11 +250,12 @@ def serve(
         server.replicate(store)
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
         page.begin(rendezvous.place.generation, server.version)
-        while not server.is_over(SHOW_S):
+        is_over = False
+        while not is_over:
+            is_over = server.is_over(SHOW_S)  # the last steps are shown too
             if server.version > server.began_at:
                 page.commit(server.version)
                 report.look()
-        report.look()
 
 
 class SentReport:
