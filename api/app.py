@@ -16,34 +16,19 @@ from api.http.turns import TurnLimits, Turns
 from api.mlflow import routes as mlflow
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
-from api.routes import (
-    arrays,
+from api.routes import arrays, code, drills, federation, jobs, status, sweeps, tracking, webhooks
+from api.routes.reports import (
     artifacts,
     attempts,
     checkpoints,
-    cluster,
-    code,
-    costs,
     downloads,
-    drills,
     events,
-    federation,
     hangs,
-    health,
-    jobs,
     logs,
     metrics,
-    outlook,
-    page,
-    plan,
-    queues,
-    reference,
-    schema,
-    status,
-    sweeps,
-    tracking,
-    webhooks,
 )
+from api.routes.scheduling import costs, outlook, plan, queues
+from api.routes.server import cluster, health, page, reference, schema
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
 from service.config.settings import Settings
@@ -112,7 +97,7 @@ def create_app(
         version=dray.__version__,
         description="Submit training jobs, and read back their metrics, logs and models.",
         lifespan=lifespan,
-        openapi_url=None,  # `api.routes.reference` has both
+        openapi_url=None,  # `api.routes.server.reference` has both
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

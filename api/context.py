@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict
@@ -15,7 +16,7 @@ from api.problems import Refused
 from api.security.auth import Authority
 from service.code.uploads import CodeUploads
 from service.costs.reports import Costs
-from service.federation.service import Federation
+from service.federation.invitations import Invitations
 from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
@@ -100,67 +101,28 @@ async def no_parameters(request: Request) -> None:
         raise Refused("invalid_parameter", f"there is no parameter {name!r}")
 
 
-async def _jobs(request: Request) -> Jobs:
-    return context_of(request).runtime.jobs
+def _of(part: Callable[[Runtime], Any]) -> Any:
+    """The dependency on a part of the running service."""
 
+    async def found(request: Request) -> Any:
+        return part(context_of(request).runtime)
 
-async def _code(request: Request) -> CodeUploads:
-    return context_of(request).runtime.jobs.code
-
-
-async def _reading(request: Request) -> Queries:
-    return context_of(request).runtime.reading
-
-
-async def _changes(request: Request) -> JobChanges:
-    return context_of(request).runtime.changes
-
-
-async def _queues(request: Request) -> Queues:
-    return context_of(request).runtime.queues
-
-
-async def _costs(request: Request) -> Costs:
-    return context_of(request).runtime.costs
-
-
-async def _faults(request: Request) -> FaultService:
-    return context_of(request).runtime.faults
-
-
-async def _federation(request: Request) -> Federation:
-    return context_of(request).runtime.federation
-
-
-async def _mlflow(request: Request) -> MlflowQueries:
-    return context_of(request).runtime.mlflow
-
-
-async def _tracking(request: Request) -> Tracking:
-    return context_of(request).runtime.tracking
-
-
-async def _plans(request: Request) -> Plans:
-    return context_of(request).runtime.plans
-
-
-async def _webhooks(request: Request) -> Webhooks:
-    return context_of(request).runtime.webhooks
+    return Depends(found)
 
 
 TheContext = Annotated[Context, Depends(context)]
-TheJobs = Annotated[Jobs, Depends(_jobs)]
-TheCode = Annotated[CodeUploads, Depends(_code)]
-TheReading = Annotated[Queries, Depends(_reading)]
-TheChanges = Annotated[JobChanges, Depends(_changes)]
-TheQueues = Annotated[Queues, Depends(_queues)]
-TheCosts = Annotated[Costs, Depends(_costs)]
-TheFaults = Annotated[FaultService, Depends(_faults)]
-TheFederation = Annotated[Federation, Depends(_federation)]
-TheMlflow = Annotated[MlflowQueries, Depends(_mlflow)]
-TheTracking = Annotated[Tracking, Depends(_tracking)]
-ThePlans = Annotated[Plans, Depends(_plans)]
-TheWebhooks = Annotated[Webhooks, Depends(_webhooks)]
+TheJobs = Annotated[Jobs, _of(lambda runtime: runtime.jobs)]
+TheCode = Annotated[CodeUploads, _of(lambda runtime: runtime.jobs.code)]
+TheReading = Annotated[Queries, _of(lambda runtime: runtime.reading)]
+TheChanges = Annotated[JobChanges, _of(lambda runtime: runtime.changes)]
+TheQueues = Annotated[Queues, _of(lambda runtime: runtime.queues)]
+TheCosts = Annotated[Costs, _of(lambda runtime: runtime.costs)]
+TheFaults = Annotated[FaultService, _of(lambda runtime: runtime.faults)]
+TheInvitations = Annotated[Invitations, _of(lambda runtime: runtime.invitations)]
+TheMlflow = Annotated[MlflowQueries, _of(lambda runtime: runtime.mlflow)]
+TheTracking = Annotated[Tracking, _of(lambda runtime: runtime.tracking)]
+ThePlans = Annotated[Plans, _of(lambda runtime: runtime.plans)]
+TheWebhooks = Annotated[Webhooks, _of(lambda runtime: runtime.webhooks)]
 Caller = Annotated[str, Depends(caller)]
 Actor = Annotated[str, Depends(actor)]
 Admin = Annotated[str, Depends(admin)]

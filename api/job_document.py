@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from dray.spec.describing import Part, parts
+from dray.spec.authoring.describing import Part, parts
 from dray.spec.fields import TAG_FIELDS
-from dray.spec.parallel import MODELS_OF
-from dray.spec.recipes import FORMATS_OF, RECIPES
+from dray.spec.program.recipes import FORMATS_OF, RECIPES
+from dray.spec.training.parallel import MODELS_OF
 
 _HEAD = """# The job document
 

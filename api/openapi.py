@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -124,7 +125,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     for path, method, operation in _operations(document):
         _describe_problems(path, operation["responses"])
         _describe_conditions(path, method, operation)
-        _describe_parameters(operation)
+        _describe_parameters(path, operation)
         _give_examples(operation["responses"])
         operation["responses"] = dict(sorted(operation["responses"].items()))
         if path not in UNGUARDED:
@@ -166,9 +167,12 @@ def _describe_conditions(path: str, method: str, operation: dict[str, Any]) -> N
         operation.setdefault("parameters", []).append(_IF_NONE_MATCH)
 
 
-def _describe_parameters(operation: dict[str, Any]) -> None:
-    """Remove null from the types of optional parameters: a URL can't hold null."""
-    for parameter in operation.get("parameters", ()):
+def _describe_parameters(path: str, operation: dict[str, Any]) -> None:
+    """Have those of the path in its order, whichever dependencies take them; and remove null from
+    the types of optional ones: a URL can't hold null."""
+    parameters, places = operation.get("parameters", []), re.findall(r"{(\w+)}", path)
+    parameters.sort(key=lambda one: [*places, one["name"]].index(one["name"]))
+    for parameter in parameters:
         options = parameter["schema"].get("anyOf", ())
         if {"type": "null"} in options:
             (kind,) = [option for option in options if option != {"type": "null"}]

@@ -17,7 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
-from dray.validation import plainly
+from dray.input.validation import plainly
 from dray.views import Problem
 from service.domain.errors import DomainError
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 10_000
+SEED = 0
 LEVEL = 0.95
 
 Floats = npt.NDArray[np.float64]
@@ -50,19 +51,19 @@ class Ratio:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Ratio:
+def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     """median(ours) / median(theirs), each side drawn anew by itself for the interval."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(SEED)
     ours_, theirs_ = _array(ours), _array(theirs)
     drawn = _drawn_medians(ours_, generator) / _drawn_medians(theirs_, generator)
     return _ratio(float(np.median(ours_) / np.median(theirs_)), drawn)
 
 
 def ratio_of_percentiles(
-    ours: Sequence[float], theirs: Sequence[float], percentile: float, *, seed: int = 0
+    ours: Sequence[float], theirs: Sequence[float], percentile: float
 ) -> Ratio:
     """The same of another percentile than the median."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(SEED)
     drawn = []
     for side in (_array(ours), _array(theirs)):
         picked = generator.integers(len(side), size=(RESAMPLES, len(side)))
@@ -71,17 +72,17 @@ def ratio_of_percentiles(
     return _ratio(float(value), drawn[0] / drawn[1])
 
 
-def median_of_ratios(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio:
+def median_of_ratios(pairs: Sequence[tuple[float, float]]) -> Ratio:
     """Median of ours / theirs over (ours, theirs) taken next to each other; pairs drawn anew."""
     ratios = _array([ours / theirs for ours, theirs in pairs])
-    drawn = _drawn_medians(ratios, np.random.default_rng(seed))
+    drawn = _drawn_medians(ratios, np.random.default_rng(SEED))
     return _ratio(float(np.median(ratios)), drawn)
 
 
-def ratio_of_sums(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio:
+def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> Ratio:
     """Sum of the first over the sum of the second of each pair; pairs drawn anew."""
     both = np.asarray(pairs, dtype=np.float64)  # (pairs, 2)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(SEED)
     picked = generator.integers(len(both), size=(RESAMPLES, len(both)))
     drawn = both[picked].sum(axis=1)  # (resamples, 2)
     first, second = both.sum(axis=0)

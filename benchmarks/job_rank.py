@@ -15,7 +15,7 @@ import torch
 from benchmarks.step_time.rank import rank_task
 from dray.spec import JobSpec
 from ray_workers.shared.heartbeat import HeartbeatPage
-from ray_workers.training.loop import rank_main
+from ray_workers.training.process import rank_main
 
 
 def main() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Ratio, Spread
+
+LINE = 90
+"""Most characters of a line of JSON, but for single texts and what is before it."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +88,27 @@ def write(result: Result, machine: Mapping[str, str], taken_at: str, folder: Pat
     }
     for picture in result.pictures:
         (folder / f"{picture.name}.svg").write_text(picture.svg)
-    (folder / f"{result.name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / f"{result.name}.json").write_text(as_json(content) + "\n")
     stored = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     head = "# Results\n\nWritten by `make bench`; how to read them is in `benchmarks/README.md`.\n"
     (folder / "README.md").write_text("\n".join([head, *map(markdown, stored)]))
     return markdown(content)
+
+
+def as_json(value: Any) -> str:
+    """Indented JSON in which lists of numbers fill their lines, and what is short has one."""
+    short = json.dumps(value)
+    if len(short) <= LINE or not isinstance(value, dict | list) or not value:
+        return short
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {as_json(part)}" for key, part in value.items()]
+    elif all(isinstance(part, int | float) for part in value):
+        parts = textwrap.wrap(short[1:-1], LINE, break_on_hyphens=False)
+        return "[\n" + textwrap.indent("\n".join(parts), " ") + "\n]"
+    else:
+        parts = [as_json(part) for part in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}\n" + textwrap.indent(",\n".join(parts), " ") + f"\n{end}"
 
 
 def markdown(content: Mapping[str, Any]) -> str:

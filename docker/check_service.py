@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 from service.config.settings import Settings
-from service.db.repositories import cluster
+from service.db.repositories.scheduling import cluster
 from service.db.session import Database
 
 FRESH = timedelta(seconds=45)

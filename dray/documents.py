@@ -157,7 +157,7 @@ def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
 def check(document: Mapping[str, Any], *, source: str | None) -> JobSpec:
     """`document` as a JobSpec; raises SpecError with the field of `source` at fault and the
     reason."""
-    from dray import validation
+    from dray.input import validation
 
     try:
         validation.check_values(document)

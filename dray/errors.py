@@ -95,13 +95,9 @@ NotFound` also catches the codes of a newer server.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, ClassVar
 
-if TYPE_CHECKING:  # imported lazily: the help of the command line needs neither
-    import httpx
-
+if TYPE_CHECKING:  # the help of the command line does not need them
     from dray.views import Job, JobArray, Problem
 
 
@@ -203,6 +199,10 @@ class ApiError(DrayError):
 
     code: ClassVar[str] = ""
 
+    def __init_subclass__(cls, *, code: str = "") -> None:
+        if code:
+            cls.code = code
+
     def __init__(self, problem: Problem, *, retry_after_s: float | None = None) -> None:
         super().__init__(problem.detail)
         self.problem = problem
@@ -241,422 +241,291 @@ class BadRequest(ApiError):
     """The request, or the document in it, is wrong; sending it again won't help."""
 
 
-class Malformed(BadRequest):
-    code = "malformed_request"
+class Malformed(BadRequest, code="malformed_request"): ...
 
 
-class Unprocessable(BadRequest):
-    code = "invalid_document"
+class Unprocessable(BadRequest, code="invalid_document"): ...
 
 
-class InvalidParameter(BadRequest):
-    code = "invalid_parameter"
+class InvalidParameter(BadRequest, code="invalid_parameter"): ...
 
 
-class BadIdempotencyKey(BadRequest):
-    code = "bad_idempotency_key"
+class BadIdempotencyKey(BadRequest, code="bad_idempotency_key"): ...
 
 
-class BadCursor(BadRequest):
-    code = "bad_cursor"
+class BadCursor(BadRequest, code="bad_cursor"): ...
 
 
-class UnsupportedMediaType(BadRequest):
-    code = "unsupported_media_type"
+class UnsupportedMediaType(BadRequest, code="unsupported_media_type"): ...
 
 
-class BodyTooLarge(BadRequest):
-    code = "body_too_large"
+class BodyTooLarge(BadRequest, code="body_too_large"): ...
 
 
-class HeadersTooLarge(BadRequest):
-    code = "headers_too_large"
+class HeadersTooLarge(BadRequest, code="headers_too_large"): ...
 
 
-class RequestTooSlow(BadRequest):
+class RequestTooSlow(BadRequest, code="request_too_slow"):
     """The request did not arrive completely in time; the clients send it again."""
 
-    code = "request_too_slow"
 
-
-class TooManyRequests(BadRequest):
+class TooManyRequests(BadRequest, code="too_many_requests"):
     """The caller asks more questions of this kind at once than the server answers; the clients send
     it again."""
 
-    code = "too_many_requests"
 
-
-class RangeNotSatisfiable(BadRequest):
+class RangeNotSatisfiable(BadRequest, code="range_not_satisfiable"):
     """The file has no byte in the requested range."""
 
-    code = "range_not_satisfiable"
 
-
-class Unsatisfiable(BadRequest):
+class Unsatisfiable(BadRequest, code="unsatisfiable"):
     """The job asks for more than the cluster could ever give."""
 
-    code = "unsatisfiable"
 
-
-class OutOfMemory(Unsatisfiable):
+class OutOfMemory(Unsatisfiable, code="out_of_memory"):
     """The job needs more memory than its workers have; the hint says what would help."""
 
-    code = "out_of_memory"
 
-
-class NotPlannable(BadRequest):
+class NotPlannable(BadRequest, code="not_plannable"):
     """The plan depends on unread data, or the job allows no way to divide it."""
 
-    code = "not_plannable"
 
-
-class BadUpload(BadRequest):
+class BadUpload(BadRequest, code="bad_upload"):
     """The uploaded files can't be those of one folder, or were damaged on their way."""
 
-    code = "bad_upload"
 
-
-class BadUpdate(BadRequest):
+class BadUpdate(BadRequest, code="bad_update"):
     """The update has not the size of the model, or lacks a part."""
 
-    code = "bad_update"
 
-
-class UploadTooLarge(BadRequest):
+class UploadTooLarge(BadRequest, code="upload_too_large"):
     """The code is larger than the server takes."""
 
-    code = "upload_too_large"
 
-
-class CodeUnfit(BadRequest):
+class CodeUnfit(BadRequest, code="code_unfit"):
     """The job names code that was not uploaded, or a program that is not in it or can't run."""
 
-    code = "code_unfit"
 
-
-class UnknownQueue(BadRequest):
+class UnknownQueue(BadRequest, code="unknown_queue"):
     """The job names a queue that does not exist; the detail lists those that do."""
 
-    code = "unknown_queue"
 
-
-class PriorityTooHigh(BadRequest):
+class PriorityTooHigh(BadRequest, code="priority_too_high"):
     """The job's priority is above its queue's `max_priority`."""
 
-    code = "priority_too_high"
 
-
-class InvalidQueue(BadRequest):
+class InvalidQueue(BadRequest, code="invalid_queue"):
     """The rules of a queue contradict each other; `pointer` is the one at fault."""
 
-    code = "invalid_queue"
 
-
-class ArrayTooLarge(BadRequest):
+class ArrayTooLarge(BadRequest, code="array_too_large"):
     """`array.size`, or the number of a sweep's trials, is above the server's limit."""
 
-    code = "array_too_large"
 
-
-class InvalidTrial(BadRequest):
+class InvalidTrial(BadRequest, code="invalid_trial"):
     """Values of a sweep's parameters do not go together; the detail names the trial."""
 
-    code = "invalid_trial"
 
-
-class SamplerUnavailable(BadRequest):
+class SamplerUnavailable(BadRequest, code="sampler_unavailable"):
     """The sampler of the sweep is not installed on the server."""
 
-    code = "sampler_unavailable"
 
-
-class DependencyNotFound(BadRequest):
+class DependencyNotFound(BadRequest, code="dependency_not_found"):
     """`after` names a job or array that does not exist."""
 
-    code = "dependency_not_found"
 
-
-class DependencyNeverSatisfied(BadRequest):
+class DependencyNeverSatisfied(BadRequest, code="dependency_never_satisfied"):
     """`after` asks for the success of a job that has failed or was cancelled."""
 
-    code = "dependency_never_satisfied"
 
-
-class InitFromNotFound(BadRequest):
+class InitFromNotFound(BadRequest, code="init_from_not_found"):
     """`init_from` names a job or a step that has no checkpoint to start from."""
 
-    code = "init_from_not_found"
 
-
-class InitFromDiffers(BadRequest):
+class InitFromDiffers(BadRequest, code="init_from_differs"):
     """`init_from` names a job of another model or, with `take: everything`, a job that trained
     differently; `pointer` is the field that differs."""
 
-    code = "init_from_differs"
 
-
-class DrillImpossible(BadRequest):
+class DrillImpossible(BadRequest, code="drill_impossible"):
     """The job does not allow the drill; `pointer` is the field of the drill at fault."""
 
-    code = "drill_impossible"
 
-
-class IdempotencyMismatch(BadRequest):
+class IdempotencyMismatch(BadRequest, code="idempotency_key_reused"):
     """The idempotency key was used for another request."""
 
-    code = "idempotency_key_reused"
 
-
-class InvalidSearch(BadRequest):
+class InvalidSearch(BadRequest, code="invalid_search"):
     """The search expression can't be read; the message begins with the column at fault."""
 
-    code = "invalid_search"
 
-
-class NotComparable(BadRequest):
+class NotComparable(BadRequest, code="not_comparable"):
     """There is nothing to compare the jobs with, or the baseline is no job of the experiment."""
 
-    code = "not_comparable"
 
-
-class TooManyTags(BadRequest):
+class TooManyTags(BadRequest, code="too_many_tags"):
     """The job would have more tags than a job can have."""
 
-    code = "too_many_tags"
+
+class MethodNotAllowed(BadRequest, code="method_not_allowed"): ...
 
 
-class MethodNotAllowed(BadRequest):
-    code = "method_not_allowed"
+class Unauthorized(ApiError, code="unauthorized"): ...
 
 
-class Unauthorized(ApiError):
-    code = "unauthorized"
-
-
-class Forbidden(ApiError):
+class Forbidden(ApiError, code="forbidden"):
     """The server does not allow the call, such as one from a foreign web page."""
 
-    code = "forbidden"
 
-
-class DataSourceForbidden(Forbidden):
+class DataSourceForbidden(Forbidden, code="data_source_forbidden"):
     """The server's settings don't allow jobs to read this data source."""
 
-    code = "data_source_forbidden"
 
-
-class WebhookUrlForbidden(Forbidden):
+class WebhookUrlForbidden(Forbidden, code="webhook_url_forbidden"):
     """The server's settings don't allow webhooks to be sent to this address."""
-
-    code = "webhook_url_forbidden"
 
 
 class NotFound(ApiError):
     """The resource does not exist."""
 
 
-class JobNotFound(NotFound):
-    code = "job_not_found"
+class JobNotFound(NotFound, code="job_not_found"): ...
 
 
-class ArtifactNotFound(NotFound):
-    code = "artifact_not_found"
+class ArtifactNotFound(NotFound, code="artifact_not_found"): ...
 
 
-class CheckpointNotFound(NotFound):
+class CheckpointNotFound(NotFound, code="checkpoint_not_found"):
     """The job has no such checkpoint, or the checkpoint has no such file."""
 
-    code = "checkpoint_not_found"
 
-
-class DrillNotFound(NotFound):
+class DrillNotFound(NotFound, code="drill_not_found"):
     """The job has no such drill."""
 
-    code = "drill_not_found"
 
-
-class CodeNotFound(NotFound):
+class CodeNotFound(NotFound, code="code_not_found"):
     """The job brought no code."""
 
-    code = "code_not_found"
 
-
-class QueueNotFound(NotFound):
+class QueueNotFound(NotFound, code="queue_not_found"):
     """There is no queue of this name."""
 
-    code = "queue_not_found"
 
-
-class DecisionNotFound(NotFound):
+class DecisionNotFound(NotFound, code="decision_not_found"):
     """No round of the scheduler of this number is kept."""
 
-    code = "decision_not_found"
 
-
-class ArrayNotFound(NotFound):
+class ArrayNotFound(NotFound, code="array_not_found"):
     """There is no such array, or none of its jobs is left."""
 
-    code = "array_not_found"
 
-
-class SweepNotFound(NotFound):
+class SweepNotFound(NotFound, code="sweep_not_found"):
     """There is no such sweep, or none of its trials is left."""
 
-    code = "sweep_not_found"
 
-
-class ExperimentNotFound(NotFound):
+class ExperimentNotFound(NotFound, code="experiment_not_found"):
     """No job has this experiment."""
 
-    code = "experiment_not_found"
 
-
-class WebhookNotFound(NotFound):
+class WebhookNotFound(NotFound, code="webhook_not_found"):
     """There is no such webhook, or it is another user's."""
 
-    code = "webhook_not_found"
 
-
-class DownloadLinkNotFound(NotFound):
+class DownloadLinkNotFound(NotFound, code="download_link_not_found"):
     """The link has been used, is too old, or its token is no longer valid."""
 
-    code = "download_link_not_found"
 
-
-class ClientNotFound(NotFound):
+class ClientNotFound(NotFound, code="client_not_found"):
     """The federated job has no client of this number."""
 
-    code = "client_not_found"
 
-
-class RouteNotFound(NotFound):
+class RouteNotFound(NotFound, code="not_found"):
     """The server has no such path: it may be older than the client, or no dray server."""
 
-    code = "not_found"
 
-
-class Conflict(ApiError):
+class Conflict(ApiError, code="conflict"):
     """The state of the resource does not allow the request."""
 
-    code = "conflict"
 
-
-class JobLive(Conflict):
+class JobLive(Conflict, code="job_live"):
     """Only a finished job can be deleted."""
 
-    code = "job_live"
 
-
-class JobFinished(Conflict):
+class JobFinished(Conflict, code="job_finished"):
     """A job that has ended can be neither cancelled nor changed."""
 
-    code = "job_finished"
 
-
-class JobNotRunning(Conflict):
+class JobNotRunning(Conflict, code="job_not_running"):
     """The job does not run, so it can be neither preempted nor drilled."""
 
-    code = "job_not_running"
 
-
-class JobNotWaiting(Conflict):
+class JobNotWaiting(Conflict, code="job_not_waiting"):
     """The job does not wait, so it can be neither held nor moved."""
 
-    code = "job_not_waiting"
 
-
-class QueueFull(Conflict):
+class QueueFull(Conflict, code="queue_full"):
     """As many jobs wait in the queue as its rules allow."""
 
-    code = "queue_full"
 
-
-class QueueInUse(Conflict):
+class QueueInUse(Conflict, code="queue_in_use"):
     """Jobs that have not ended are in the queue, or it is the default one: it can't be deleted."""
 
-    code = "queue_in_use"
 
-
-class CheckpointInUse(Conflict):
+class CheckpointInUse(Conflict, code="checkpoint_in_use"):
     """A job that has not ended starts from a checkpoint of this one, so it can't be deleted."""
 
-    code = "checkpoint_in_use"
 
-
-class AnnotationsChanged(Conflict):
+class AnnotationsChanged(Conflict, code="annotations_changed"):
     """Somebody changed the tags or notes since they were read: read them again."""
 
-    code = "annotations_changed"
 
-
-class IdempotencyInFlight(Conflict):
+class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
     """A submit with this key is in progress; the clients try again by themselves."""
 
-    code = "idempotency_in_flight"
 
-
-class TooManyWebhooks(Conflict):
+class TooManyWebhooks(Conflict, code="too_many_webhooks"):
     """You have as many webhooks as a user may have."""
 
-    code = "too_many_webhooks"
 
-
-class WebhookDisabled(Conflict):
+class WebhookDisabled(Conflict, code="webhook_disabled"):
     """The webhook is disabled, so nothing is sent to it."""
 
-    code = "webhook_disabled"
 
-
-class NotFederated(Conflict):
+class NotFederated(Conflict, code="not_federated"):
     """The job has no clients outside of the cluster."""
 
-    code = "not_federated"
 
-
-class TooManyClients(Conflict):
+class TooManyClients(Conflict, code="too_many_clients"):
     """As many clients are invited as the job's document has."""
 
-    code = "too_many_clients"
 
-
-class RoundOver(Conflict):
+class RoundOver(Conflict, code="round_over"):
     """The round is not open (any more): ask for the newest one."""
 
-    code = "round_over"
 
-
-class UpdateRefused(Conflict):
+class UpdateRefused(Conflict, code="update_refused"):
     """The client is not asked for an update in the round, or has sent it."""
-
-    code = "update_refused"
 
 
 class ServerError(ApiError):
     """The server failed to answer; its log says why."""
 
 
-class InternalError(ServerError):
-    code = "internal_error"
+class InternalError(ServerError, code="internal_error"): ...
 
 
-class QuotaExceeded(ServerError):
+class QuotaExceeded(ServerError, code="quota_exceeded"):
     """The server's storage is full: running jobs go on, and no new job is accepted."""
 
-    code = "quota_exceeded"
 
-
-class Unavailable(ServerError):
+class Unavailable(ServerError, code="unavailable"):
     """The server can't answer now; try again."""
 
-    code = "unavailable"
+
+class DatabaseUnavailable(Unavailable, code="database_unavailable"): ...
 
 
-class DatabaseUnavailable(Unavailable):
-    code = "database_unavailable"
-
-
-class StorageUnavailable(Unavailable):
-    code = "storage_unavailable"
+class StorageUnavailable(Unavailable, code="storage_unavailable"): ...
 
 
 def _by_code(base: type[ApiError]) -> dict[str, type[ApiError]]:
@@ -668,55 +537,3 @@ def _by_code(base: type[ApiError]) -> dict[str, type[ApiError]]:
 
 CODES: dict[str, type[ApiError]] = _by_code(ApiError)
 """Problem code -> exception class."""
-
-_BY_STATUS: dict[int, type[ApiError]] = {
-    401: Unauthorized,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
-    412: Conflict,
-}
-
-
-def _by_status(status: int) -> type[ApiError]:
-    if status in _BY_STATUS:
-        return _BY_STATUS[status]
-    if status >= 500:
-        return ServerError
-    return BadRequest if status >= 400 else ApiError
-
-
-def from_response(response: httpx.Response) -> ApiError:
-    """The exception for an unsuccessful answer, whose body must have been read."""
-    problem = _problem(response)
-    kind = CODES.get(problem.code) or _by_status(response.status_code)
-    return kind(problem, retry_after_s=_seconds(response.headers.get("retry-after", "")))
-
-
-def _seconds(retry_after: str) -> float | None:
-    """Seconds of a Retry-After header (RFC 9110, 10.2.3), which may hold a date; None if
-    invalid."""
-    if retry_after.isascii() and retry_after.isdigit():
-        return float(retry_after)
-    try:
-        when = parsedate_to_datetime(retry_after)
-    except ValueError:
-        return None
-    return max(0.0, (when.astimezone(UTC) - datetime.now(UTC)).total_seconds())
-
-
-def _problem(response: httpx.Response) -> Problem:
-    """The body as a problem; any other body, such as a proxy's, is described by a new problem."""
-    from dray.views import Problem
-
-    try:
-        return Problem.model_validate_json(response.content)
-    except ValueError:
-        answer = f"{response.status_code} {response.reason_phrase}".strip()
-        return Problem(
-            type="about:blank",
-            title=response.reason_phrase,
-            status=response.status_code,
-            detail=f"{response.request.url} answered {answer}, not as a dray server does",
-            code="",
-        )

@@ -24,7 +24,7 @@ def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], Cl
 
     def make(client: int) -> ClientTrainer:
         try:
-            from ray_workers.training.loop.outside_client import DataError, OutsideClient
+            from ray_workers.training.clients.outside_client import DataError, OutsideClient
         except ModuleNotFoundError as error:
             if error.name not in _NEEDED:
                 raise

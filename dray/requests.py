@@ -18,10 +18,10 @@ from pydantic import (
     model_validator,
 )
 
-from dray import units
 from dray.code.manifest import MAX_FILES
+from dray.input import units
 from dray.spec import JobSpec
-from dray.spec.federated import MAX_CLIENTS
+from dray.spec.federated.parts import MAX_CLIENTS
 from dray.spec.fields import (
     MAX_STEPS,
     Document,

@@ -33,13 +33,13 @@ from service.db.migrate import migrate
 from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import cluster as repository
-from service.db.repositories import document_values
 from service.db.repositories import storage as storage_repository
+from service.db.repositories.catalog import document_values
+from service.db.repositories.scheduling import cluster as repository
 from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
 from service.domain.tracking.document_values import defaults
-from service.federation.service import Federation
+from service.federation.invitations import Invitations
 from service.jobs.changes import JobChanges
 from service.jobs.downloads import DownloadLinks
 from service.jobs.faults import FaultService
@@ -118,7 +118,7 @@ class Runtime:
         self.mlflow = MlflowQueries(database, self.reading)
         self.webhooks = Webhooks(database, settings)
         self.downloads = DownloadLinks(database)
-        self.federation = Federation(database, storage)
+        self.invitations = Invitations(database)
         self.metering = Metering(database, timings)
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RankTask, Slice
+from ray_workers.shared.frames import RoundReport
 from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy
 from service.cluster.port import ClusterNode
 
@@ -20,6 +21,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "spec": {},
         "slices": (Slice("node", 1),),
         "bundle": {"CPU": 1.0},
+        "servers": None,
         "storage_url": "file:///nowhere",
         "resume_from": (),
         "init_from": None,
@@ -81,6 +83,27 @@ def rank_task(**fields: Any) -> RankTask:
         "silo_source": None,
     }
     return RankTask(**{**plain, **fields})
+
+
+def round_report(name: str, **fields: Any) -> RoundReport:
+    """The opening of the first round, to all clients of a model of one number, but for these
+    fields."""
+    plain: dict[str, Any] = {
+        "number": 1,
+        "is_open": True,
+        "clients": None,
+        "quorum": 2,
+        "deadline_s": 60.0,
+        "num_elements": 1,
+        "model_sha256": "0" * 64,
+        "model_size_bytes": 1,
+        "form_sha256": "0" * 64,
+        "form_size_bytes": 1,
+        "received": [],
+        "awaits": "update",
+        "update_bytes": 4,
+    }
+    return RoundReport(name=name, **{**plain, **fields})
 
 
 def cluster_node(node_id: str, resources: Mapping[str, float], **fields: Any) -> ClusterNode:

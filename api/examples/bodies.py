@@ -51,13 +51,7 @@ JOB: Mapping[str, Any] = {
     "attempt": 1,
     "world_size": 2,
     "position": None,
-    "progress": {
-        "step": 12,
-        "total_steps": 60,
-        "epoch": 2,
-        "samples_per_s": 5230.5,
-        "eta_s": 2.4,
-    },
+    "progress": {"step": 12, "total_steps": 60, "epoch": 2, "samples_per_s": 5230.5, "eta_s": 2.4},
     "summary": {"train/loss": 0.41, "val/accuracy": 0.93},
     "warnings": [],
     "recoveries": 1,
@@ -173,14 +167,7 @@ def _compared(job_id: str) -> Mapping[str, Any]:
 
 
 def _final(last: float) -> Mapping[str, Any]:
-    return {
-        "last": last,
-        "last_step": 60,
-        "min": 0.35,
-        "min_step": 6,
-        "max": last,
-        "max_step": 60,
-    }
+    return {"last": last, "last_step": 60, "min": 0.35, "min_step": 6, "max": last, "max_step": 60}
 
 
 def _kept_in_step(topology: str, sent_bytes: float, staleness: float) -> Mapping[str, Any]:
@@ -205,7 +192,8 @@ _SYNC_PLAN: Mapping[str, Any] = {
             "sent_bytes": 233_896,
             "step_time_s": 0.062,
             "staleness_steps": 0,
-            "why": "takes 62 ms a step, and no other way is known to be 1.5 times as fast",
+            "why": "takes 62 ms a step, and no way that the document takes is known to be 1.5 "
+            "times as fast",
         }
     ],
     "facts": ["1 node holds all 2 workers"],
@@ -220,11 +208,7 @@ _COMPARISON: Mapping[str, Any] = {
         _kept_in_step("gossip, ad_psgd, ring", 116_948.0, 0.5),
     ],
     "metrics": [
-        {
-            "key": "val/accuracy",
-            "values": [_final(0.91), _final(0.93)],
-            "changes": [0.0, 0.02],
-        }
+        {"key": "val/accuracy", "values": [_final(0.91), _final(0.93)], "changes": [0.0, 0.02]}
     ],
 }
 
@@ -275,10 +259,7 @@ _QUEUE: Mapping[str, Any] = {
     **_USE,
     "users": [{"owner": "ann", "weight": 2.0, **_USE}],
     "warnings": [
-        {
-            "code": "quota_above_cluster",
-            "message": "its quota is 4 GPU, but the cluster has 2 GPU",
-        }
+        {"code": "quota_above_cluster", "message": "its quota is 4 GPU, but the cluster has 2 GPU"}
     ],
 }
 
@@ -308,9 +289,7 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "WebhookChangeRequest": {"enabled": True},
     "DownloadRequest": {"checkpoint": {"step": 50, "path": "model.safetensors"}},
     "CodeRequest": {
-        "files": [
-            {"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]},
-        ]
+        "files": [{"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]}]
     },
 }
 """Bodies of requests, by the name of their schema."""
@@ -437,10 +416,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Webhook": {**_WEBHOOK, "secret": "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"},
     "WebhookPage": {"items": [_WEBHOOK]},
     "WebhookDelivery": _DELIVERY,
-    "WebhookDeliveryPage": {
-        "items": [_DELIVERY],
-        "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q",
-    },
+    "WebhookDeliveryPage": {"items": [_DELIVERY], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
     "Job": JOB,
     "JobPage": {"items": [JOB], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
     "JobArray": {

@@ -184,9 +184,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/train/epocs",
         "hint": "did you mean 'epochs'?",
     },
-    "invalid_parameter": {
-        "detail": "the parameter 'limit' must be less than or equal to 500",
-    },
+    "invalid_parameter": {"detail": "the parameter 'limit' must be less than or equal to 500"},
     "unsatisfiable": {
         "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
         "pointer": "/resources/num_workers",
@@ -198,9 +196,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/parallel",
         "hint": "it fits with train.micro_batch_size 8",
     },
-    "not_plannable": {
-        "detail": "the size of the images is not known: give data.image_size",
-    },
+    "not_plannable": {"detail": "the size of the images is not known: give data.image_size"},
     "drill_impossible": {
         "detail": "there is no rank 2: the job has ranks 0 to 1",
         "pointer": "/rank",
@@ -209,9 +205,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "this Idempotency-Key was used before, for another request",
         "hint": _UNIQUE,
     },
-    "code_not_found": {
-        "detail": f"the job {JOB_ID} brought no code: it runs what nodes have",
-    },
+    "code_not_found": {"detail": f"the job {JOB_ID} brought no code: it runs what nodes have"},
     "array_not_found": {
         "detail": f"there is no array {ARRAY_ID}",
         "hint": "`dray ls` shows the jobs and arrays there are",

@@ -13,9 +13,9 @@ from fastapi import Request
 from pydantic import BaseModel
 
 from api.problems import Refused
-from dray import validation
+from dray.input import validation
+from dray.input.validation import TOO_DEEP, Fault
 from dray.spec import JobSpec
-from dray.validation import TOO_DEEP, Fault
 
 D = TypeVar("D", bound=BaseModel)
 SMALL_BYTES = 64 << 10

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from api.problems import STATUS as HTTP_STATUS
 from api.problems import Refused
 from dray import views
-from dray.validation import plainly
+from dray.input.validation import plainly
 from service.domain.errors import DomainError
 from service.domain.tracking.mlflow_search import BadSearch
 from service.tracking.mlflow.queries import HistoryPage, MlflowExperiment, experiment_id

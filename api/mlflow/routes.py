@@ -17,7 +17,7 @@ from api.http.downloads import download
 from api.http.waiting import turn
 from api.mlflow import answers
 from api.mlflow.answers import MlflowRoute, mlflow_error
-from api.routes.artifacts import locate
+from api.routes.reports.artifacts import locate
 from dray import views
 from service.domain.errors import ArtifactNotFound
 from service.tracking.mlflow.queries import MlflowExperiment, MlflowQueries

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.context import Caller, NoParameters, TheCode, TheContext, TheReading
+from api.context import Caller, NoParameters, TheCode, TheReading
 from api.http import body
 from api.http.caching import answer, fresh
 from api.http.downloads import BINARY, DOWNLOAD
@@ -167,9 +167,7 @@ async def job_code(
         ),
     },
 )
-async def job_code_archive(
-    context: TheContext, code: TheCode, reading: TheReading, _: Caller, job_id: str
-) -> Response:
+async def job_code_archive(code: TheCode, reading: TheReading, _: Caller, job_id: str) -> Response:
     """The same files with what is in them, as a tar archive."""
     owner, identity = await reading.code_of(job_id)
     files = await code.files(owner, identity)

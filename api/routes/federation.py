@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/clients: invite clients outside of the cluster to a federated job. And
+"""/v1/jobs/{id}/clients: a job's owner invites clients outside of the cluster. And
 /v1/federated/{id}: the rounds of that job, for these clients, with tokens of their own."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from fastapi import Path as PathParameter
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Actor, NoParameters, Query, TheContext, TheFederation
+from api.context import Actor, NoParameters, Query, TheContext, TheInvitations
 from api.http import body
 from api.http.caching import answer, fresh
 from api.http.downloads import BINARY, DOWNLOAD, StoredFile, download
@@ -23,8 +23,7 @@ from dray import views
 from dray.requests import InvitationRequest, UpdateRequest
 from dray.secure_aggregation.messages import MAX_MESSAGE_BYTES
 from service.db.notifications import events_of, rounds_of
-from service.federation.service import RoundFile, token_digest
-from service.storage.storage import Storage
+from service.federation.client_rounds import ClientRounds, RoundFile
 
 router = APIRouter(prefix="/v1", tags=["federated"])
 
@@ -37,17 +36,7 @@ _BODY = (
 )
 _JOB = ("invalid_parameter", "job_not_found", "not_federated")
 _ROUND = ("invalid_parameter", "malformed_request", "round_over")
-
-
-async def _client(request: Request) -> str:
-    """The digest of the token of a client of a federated job; each use case looks whether it is one
-    of its job's."""
-    if "\0" in request.url.path or "%00" in str(request.url.query):
-        raise Refused("malformed_request", "the address holds a NUL character")
-    request.state.caller = "a client of a federated job"
-    return token_digest(client_token(request))
-
-
+_FILE = {**DOWNLOAD, **declare(*_ROUND, "range_not_satisfiable", "storage_unavailable")}
 _BYTES: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -56,10 +45,21 @@ _BYTES: dict[str, Any] = {
         },
     }
 }
-Client = Annotated[str, Depends(_client)]
+Number = Annotated[int, PathParameter(ge=0, le=2**31)]
 RoundName = Annotated[str, PathParameter(max_length=64)]
 Phase = Annotated[str, PathParameter(max_length=32)]
-Number = Annotated[int, PathParameter(ge=0, le=2**31)]
+
+
+async def _rounds(request: Request, context: TheContext, job_id: str) -> ClientRounds:
+    """Each use case looks whether the token is one of the job's clients."""
+    if "\0" in request.url.path or "%00" in str(request.url.query):
+        raise Refused("malformed_request", "the address holds a NUL character")
+    request.state.caller = "a client of a federated job"
+    runtime = context.runtime
+    return ClientRounds(runtime.database, runtime.storage, job_id, client_token(request))
+
+
+Rounds = Annotated[ClientRounds, Depends(_rounds)]
 
 
 # For the owner of a job.
@@ -75,12 +75,12 @@ Number = Annotated[int, PathParameter(ge=0, le=2**31)]
     responses=declare(*_BODY, "job_not_found", "not_federated", "job_finished", "too_many_clients"),
 )
 async def invite(
-    request: Request, federation: TheFederation, actor: Actor, job_id: str
+    request: Request, invitations: TheInvitations, actor: Actor, job_id: str
 ) -> Response:
     """Invite clients outside of the cluster. The answer has their tokens, which are told this once:
     each takes part in the rounds of this job, and does nothing else."""
     wanted, _document = await body.read_as(InvitationRequest, request, SMALL_BYTES)
-    return fresh(await federation.invite(job_id, wanted.clients, by=actor), 201)
+    return fresh(await invitations.invite(job_id, wanted.clients, by=actor), 201)
 
 
 @router.get(
@@ -91,10 +91,10 @@ async def invite(
     responses=declare(*_JOB),
 )
 async def list_clients(
-    request: Request, federation: TheFederation, _: Actor, job_id: str
+    request: Request, invitations: TheInvitations, _: Actor, job_id: str
 ) -> Response:
     """List the clients that were invited, and show the newest round."""
-    return answer(request, await federation.clients(job_id))
+    return answer(request, await invitations.clients(job_id))
 
 
 @router.delete(
@@ -106,11 +106,11 @@ async def list_clients(
     responses=declare(*_JOB, "client_not_found"),
 )
 async def revoke(
-    request: Request, federation: TheFederation, _: Actor, job_id: str, client: Number
+    request: Request, invitations: TheInvitations, _: Actor, job_id: str, client: Number
 ) -> Response:
     """Revoke the token of a client, which is refused from then on. Updates that it has sent stay.
     Another client may be invited in its place."""
-    await federation.revoke(job_id, client)
+    await invitations.revoke(job_id, client)
     return Response(status_code=204)
 
 
@@ -131,8 +131,7 @@ class RoundQuery(Query):
 async def get_round(
     request: Request,
     context: TheContext,
-    federation: TheFederation,
-    token: Client,
+    rounds: Rounds,
     job_id: str,
     query: Annotated[RoundQuery, QueryParameters()],
 ) -> Response:
@@ -140,7 +139,7 @@ async def get_round(
     token, as all of `/v1/federated` does."""
     found = await long_poll(
         *(context, request, (rounds_of(job_id), events_of(job_id)), query.wait_s),
-        lambda: federation.look(job_id, token),
+        rounds.look,
         lambda view: view.phase is not views.RoundPhase.WAITING,
         is_of_client=True,
     )
@@ -152,14 +151,12 @@ async def get_round(
     operation_id="get_form",
     response_class=Response,
     dependencies=[NoParameters],
-    responses={**DOWNLOAD, **declare(*_ROUND, "range_not_satisfiable", "storage_unavailable")},
+    responses=_FILE,
 )
-async def get_form(
-    request: Request, context: TheContext, federation: TheFederation, token: Client, job_id: str
-) -> Response:
+async def get_form(request: Request, context: TheContext, rounds: Rounds) -> Response:
     """The facts that clients know of the model and its training: columns, classes, and the fields
     of the job document that they go by. The place of the job's own data is not among them."""
-    return _download(request, context.runtime.storage, await federation.form(job_id, token))
+    return _download(request, context, await rounds.form())
 
 
 @router.get(
@@ -167,19 +164,13 @@ async def get_form(
     operation_id="get_round_model",
     response_class=Response,
     dependencies=[NoParameters],
-    responses={**DOWNLOAD, **declare(*_ROUND, "range_not_satisfiable", "storage_unavailable")},
+    responses=_FILE,
 )
 async def get_model(
-    request: Request,
-    context: TheContext,
-    federation: TheFederation,
-    token: Client,
-    job_id: str,
-    round_name: RoundName,
+    request: Request, context: TheContext, rounds: Rounds, round_name: RoundName
 ) -> Response:
     """The weights that clients begin the open round with, as safetensors."""
-    file = await federation.model(job_id, token, round_name)
-    return _download(request, context.runtime.storage, file)
+    return _download(request, context, await rounds.model(round_name))
 
 
 @router.put(
@@ -195,20 +186,14 @@ async def get_model(
     ),
 )
 async def put_part(
-    request: Request,
-    context: TheContext,
-    federation: TheFederation,
-    token: Client,
-    job_id: str,
-    round_name: RoundName,
-    part: Number,
+    request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, part: Number
 ) -> Response:
     """Send a part of an update: `part_bytes` of its float32 numbers in little-endian order, fewer
     in the last part. Harmless to repeat until the update is sent."""
-    size = await federation.size_of_part(job_id, token, round_name, part)
-    async with context.uploads.turn(token):
+    size = await rounds.size_of_part(round_name, part)
+    async with context.uploads.turn(rounds.digest):
         content, _kind = await body.read_bytes(request, size, [BINARY])
-        await federation.put_part(job_id, token, round_name, part, content)
+        await rounds.put_part(round_name, part, content)
     return Response(status_code=204)
 
 
@@ -224,13 +209,11 @@ async def put_part(
         **declare(*_BODY, "round_over", "update_refused", "bad_update", "storage_unavailable"),
     },
 )
-async def send_update(
-    request: Request, federation: TheFederation, token: Client, job_id: str, round_name: RoundName
-) -> Response:
+async def send_update(request: Request, rounds: Rounds, round_name: RoundName) -> Response:
     """Send the update whose parts are there. Of each client one counts in a round, the first."""
-    await federation.look(job_id, token)  # a stranger is not told what is wrong with the body
+    await rounds.look()  # a stranger is not told what is wrong with the body
     said, _document = await body.read_as(UpdateRequest, request, SMALL_BYTES)
-    receipt, is_new = await federation.send(job_id, token, round_name, said)
+    receipt, is_new = await rounds.send(round_name, said)
     return fresh(receipt, 201 if is_new else 200)
 
 
@@ -239,16 +222,11 @@ async def send_update(
     operation_id="get_masking_message",
     response_class=Response,
     dependencies=[NoParameters],
-    responses={
-        200: DOWNLOAD[200],
-        **declare(*_ROUND, "update_refused", "storage_unavailable"),
-    },
+    responses={200: DOWNLOAD[200], **declare(*_ROUND, "update_refused", "storage_unavailable")},
 )
-async def get_message(
-    federation: TheFederation, token: Client, job_id: str, round_name: RoundName, phase: Phase
-) -> Response:
+async def get_message(rounds: Rounds, round_name: RoundName, phase: Phase) -> Response:
     """With secure aggregation: the message to which the client answers in this phase."""
-    content = await federation.message(job_id, token, round_name, phase)
+    content = await rounds.message(round_name, phase)
     return Response(content, media_type=BINARY, headers={"Cache-Control": "no-store"})
 
 
@@ -266,23 +244,17 @@ async def get_message(
     },
 )
 async def put_answer(
-    request: Request,
-    context: TheContext,
-    federation: TheFederation,
-    token: Client,
-    job_id: str,
-    round_name: RoundName,
-    phase: Phase,
+    request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, phase: Phase
 ) -> Response:
     """With secure aggregation: the client's answer in this phase. In `masked_input` the parts come
     first, and the answer is their SHA-256."""
-    await federation.look(job_id, token)  # a stranger is not told what is wrong with the body
-    async with context.uploads.turn(token):
+    await rounds.look()  # a stranger is not told what is wrong with the body
+    async with context.uploads.turn(rounds.digest):
         content, _kind = await body.read_bytes(request, MAX_MESSAGE_BYTES, [BINARY])
-        receipt, is_new = await federation.answer(job_id, token, round_name, phase, content)
+        receipt, is_new = await rounds.answer(round_name, phase, content)
     return fresh(receipt, 201 if is_new else 200)
 
 
-def _download(request: Request, storage: Storage, file: RoundFile) -> Response:
-    name = file.key.rpartition("/")[2]
-    return download(request, storage, StoredFile(file.key, file.size_bytes, file.sha256, name))
+def _download(request: Request, context: TheContext, file: RoundFile) -> Response:
+    stored = StoredFile(file.key, file.size_bytes, file.sha256, file.key.rpartition("/")[2])
+    return download(request, context.runtime.storage, stored)

@@ -19,7 +19,7 @@ from fastapi import Request
 from api.problems import Refused
 from service.config.tokens_file import LOCAL_OWNER, Tokens, TokensFile, load_tokens
 from service.domain.events import ANONYMOUS
-from service.federation.service import JOIN_TOKEN
+from service.federation.tokens import JOIN_TOKEN
 
 logger = logging.getLogger(__name__)
 

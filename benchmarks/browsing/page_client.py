@@ -36,7 +36,8 @@ JOB_POLLS = {
     "/checkpoints": 30.0,
     "/annotations": 30.0,
 }
-"""Paths below the job's that the page of a job asks for, and the seconds until it asks again."""
+"""Paths below the job's that the page of a job asks for, and the seconds until it asks again. In
+the first ten seconds of a job it asks for the first two of them sooner."""
 LIST_POLLS = {"/v1/jobs?brief=true&limit=50": 4.0, "/v1/queues": 30.0}
 HEADERS = (
     "Accept-Encoding: gzip, deflate, br, zstd\r\nAccept-Language: en-US\r\nPragma: no-cache\r\n"

@@ -17,7 +17,7 @@ from benchmarks.serving import jobs, servers
 from benchmarks.serving.metrics import Service
 from benchmarks.serving.status_get import make_run
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome
-from service.db.repositories import open_chunks
+from service.db.repositories.telemetry import open_chunks
 from service.domain.series import TIMES
 from service.telemetry.metric_writer import appended
 

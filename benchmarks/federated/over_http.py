@@ -45,7 +45,8 @@ DOCUMENT: dict[str, Any] = {
         "clients_per_round": CLIENTS,
         "rounds": ROUNDS,
         "evaluate_every": ROUNDS,
-        "http": {"deadline_s": 60},
+        "deadline_s": 60,
+        "http": {},
     },
 }
 BESIDE: dict[str, Any] = {

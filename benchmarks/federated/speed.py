@@ -19,7 +19,7 @@ from dray.spec import JobSpec
 from dray.train.spool import segments
 from ray_workers.recipes import RECIPES
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.parallel.federated.partition import divide
+from ray_workers.training.parallel.federated.simulation.partition import divide
 
 FLOWER = ROOT / ".venv-flower" / "bin" / "python"
 CLIENTS, ROUNDS, RANKS = 1000, 5, 2

@@ -32,7 +32,7 @@ NUM_SAMPLES = 1438
 MAX_PIXEL = 16.0
 
 
-def build_model(width: int = WIDTH) -> nn.Module:
+def build_model() -> nn.Module:
     """The recipe's CNN: (N, 1, 8, 8) pixels in 0..1 -> (N, 10) logits."""
 
     def conv(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
@@ -40,13 +40,13 @@ def build_model(width: int = WIDTH) -> nn.Module:
         return filters, nn.GroupNorm(8, outputs), nn.ReLU()
 
     return nn.Sequential(
-        *conv(1, width),
-        *conv(width, 2 * width),
+        *conv(1, WIDTH),
+        *conv(WIDTH, 2 * WIDTH),
         nn.MaxPool2d(2),
-        *conv(2 * width, 2 * width),
+        *conv(2 * WIDTH, 2 * WIDTH),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(2 * width * 4, NUM_CLASSES),
+        nn.Linear(2 * WIDTH * 4, NUM_CLASSES),
     )
 
 

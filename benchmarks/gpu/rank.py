@@ -17,7 +17,7 @@ from benchmarks.gpu.work import WORKS, Work
 from benchmarks.step_time.rank import AlternatingLoop, alternate, rank_task
 from ray_workers.recipes import RECIPES
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.loop import rank_main
+from ray_workers.training.process import rank_main
 
 NUM_SENTENCES = 60_000
 """Nearly two megabytes."""

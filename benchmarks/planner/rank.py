@@ -18,11 +18,11 @@ from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.loop import rank_main
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.data_parallel.ddp import Ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import PeriodicAveraging
 from ray_workers.training.parallel.gossip.synchronous import SynchronousGossip
+from ray_workers.training.process import rank_main
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")

@@ -30,9 +30,9 @@ from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.sampler import steps_per_epoch
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
-from ray_workers.training.loop import rank_main
 from ray_workers.training.loop.run import train
 from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.process import rank_main
 
 
 class Plain(Protocol):

@@ -13,7 +13,7 @@ from benchmarks.strategies.plain import PlainLoop
 from benchmarks.strategies.work import STEPS_PER_BLOCK, WAYS, document
 from ray_workers.recipes import RECIPES
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.loop import rank_main
+from ray_workers.training.process import rank_main
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ def with_figures(page: str) -> str:
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = []
-    for name in ("topologies", "parameter_servers"):
+    for name in ("topologies", "parameter_servers", "server_replicas"):
         path = RESULTS / f"{name}.json"
         if not path.exists():
             continue

@@ -31,7 +31,7 @@ OnRound = Callable[[str], None]
 
 
 class ClientTrainer(Protocol):
-    """Trains on the client's data: `ray_workers.training.loop.outside_client`."""
+    """Trains on the client's data: `ray_workers.training.clients.outside_client`."""
 
     def train(self, number: int) -> Any:
         """The update of this round, whose model is in the folder."""

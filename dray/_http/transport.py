@@ -21,6 +21,7 @@ import httpx
 
 import dray
 from dray import errors
+from dray._http.problems import from_response
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 DEFAULT_TIMEOUT_S = 30.0
@@ -154,7 +155,7 @@ def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]
         else:
             if response.is_success:
                 return response
-            failure = errors.from_response(response)
+            failure = from_response(response)
             is_gone = isinstance(
                 failure, errors.JobNotFound | errors.QueueNotFound | errors.WebhookNotFound
             )

@@ -18,7 +18,7 @@ def states(incomplete: str) -> list[str]:
 
 
 def document_kinds(incomplete: str) -> list[str]:
-    from dray.spec.starting import KINDS
+    from dray.spec.authoring.starting import KINDS
 
     return [kind for kind in KINDS if kind.startswith(incomplete)]
 

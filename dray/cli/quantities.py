@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from dray import units
+from dray.input import units
 
 
 def seconds(text: str) -> float:

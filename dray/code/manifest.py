@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dray.names import unfit
+from dray.input.names import unfit
 
 PART_BYTES = 4 << 20
 MAX_FILES = 20_000

@@ -40,7 +40,8 @@ class MaskingClient:
         """name: as the server calls this client in the roster."""
         self._name = name
         self._settings = settings
-        self._phase = MaskingPhase.ADVERTISE_KEYS
+        self.phase = MaskingPhase.ADVERTISE_KEYS
+        """That of the message which `answer` gives next."""
         self._sealing = KeyPair()
         self._masking = KeyPair()
         self._seed = secrets.token_bytes(KEY_BYTES)
@@ -56,11 +57,6 @@ class MaskingClient:
         self._delivered: Mapping[str, bytes] = {}
         self._survivors: tuple[str, ...] = ()
         self._confirmed = b""
-
-    @property
-    def phase(self) -> MaskingPhase:
-        """That of the message which `answer` gives next."""
-        return self._phase
 
     def provide(self, values: Values, weight: int = 1) -> None:
         """The update, (num_values,) floats of any width, and its weight in the sum, which the
@@ -80,7 +76,7 @@ class MaskingClient:
         """The message for the server in this phase; `message` is the server's for it, of which
         there is none in the first. If a transport fails, the same answer is sent again: another
         can't be had."""
-        match self._phase:
+        match self.phase:
             case MaskingPhase.ADVERTISE_KEYS:
                 answer = self._advertise_keys()
             case MaskingPhase.SHARE_KEYS:
@@ -94,7 +90,7 @@ class MaskingClient:
             case MaskingPhase.ENDED:
                 raise MessageRefused(SERVER, "the client has answered in all phases of the round")
         phases = list(MaskingPhase)
-        self._phase = phases[phases.index(self._phase) + 1]
+        self.phase = phases[phases.index(self.phase) + 1]
         return answer
 
     def _advertise_keys(self) -> bytes:
@@ -195,7 +191,7 @@ class MaskingClient:
         """By which a client, this one or the other, says to the other of the two that it was told
         of the same masks and survivors."""
         key = self._sealing.agree(self._others[other].sealing_key, b"codes", self._transcript)
-        return keys.code_of(key, joined(sender.encode(), self._confirmed))
+        return hmac.digest(key, joined(sender.encode(), self._confirmed), "sha256")
 
     def _sealing_key(self, sender: str, recipient: str) -> bytes:
         """Of the shares on this way; the two ways of a pair have two keys."""

@@ -11,28 +11,21 @@ def missing_package(error: ModuleNotFoundError) -> ImportError:
     )
 
 
-class SecureAggregationError(Exception):
-    """A round can't go on as it was to."""
-
-
-class MessageRefused(SecureAggregationError):
+class MessageRefused(Exception):
     """A message was not what the protocol allows. The round goes on without it."""
 
     def __init__(self, sender: str, reason: str) -> None:
         """sender: the name of the client, or "server"."""
         super().__init__(f"the message of {sender} is refused: {reason}")
-        self.sender = sender
-        self.reason = reason
 
 
-class TooFewClients(SecureAggregationError):
+class TooFewClients(Exception):
     """So many clients were lost that the round has no result."""
 
 
-class WrongShares(SecureAggregationError):
+class WrongShares(Exception):
     """The shares of a client's secret do not fit together, so the round has no result."""
 
     def __init__(self, client: str, reason: str) -> None:
         """client: the one whose secret it is."""
         super().__init__(f"the shares of {client} are wrong: {reason}")
-        self.client = client

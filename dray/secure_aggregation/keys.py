@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Iterator
 
 from dray.secure_aggregation.errors import missing_package
@@ -81,11 +80,6 @@ def unseal(key: bytes, sealed: bytes) -> bytes | None:
         return AESGCM(key).decrypt(NONCE, sealed, None)
     except InvalidTag:
         return None
-
-
-def code_of(key: bytes, text: bytes) -> bytes:
-    """HMAC-SHA256."""
-    return hmac.digest(key, text, "sha256")
 
 
 def commitment_of(seed: bytes) -> bytes:

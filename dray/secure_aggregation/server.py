@@ -35,10 +35,11 @@ class MaskingServer:
 
     def __init__(self, settings: MaskingSettings) -> None:
         self._settings = settings
-        self._phase = MaskingPhase.ADVERTISE_KEYS
+        self.phase = MaskingPhase.ADVERTISE_KEYS
         self._answered: dict[str, bytes] = {}
         """The digest of each message of the phase, by client."""
-        self._expected: frozenset[str] | None = None
+        self.expected: frozenset[str] | None = None
+        """The clients that may answer in this phase; None in the first, where any client may."""
         self._least = settings.least_clients(0)
         self._keys: dict[str, KeyAdvertisement] = {}
         self._places: dict[str, int] = {}
@@ -53,15 +54,6 @@ class MaskingServer:
         """The seed of each mask that is in the sum, with the sign with which it goes out of it."""
 
     @property
-    def phase(self) -> MaskingPhase:
-        return self._phase
-
-    @property
-    def expected(self) -> frozenset[str] | None:
-        """The clients that may answer in this phase; None in the first, where any client may."""
-        return self._expected
-
-    @property
     def answered(self) -> frozenset[str]:
         """Those whose message of this phase has been taken."""
         return frozenset(self._answered)
@@ -69,7 +61,7 @@ class MaskingServer:
     @property
     def least(self) -> int:
         """The number of answers without which `advance` fails."""
-        if self._phase is MaskingPhase.ADVERTISE_KEYS:
+        if self.phase is MaskingPhase.ADVERTISE_KEYS:
             return self._settings.least_clients(len(self._answered))
         return self._least
 
@@ -79,14 +71,14 @@ class MaskingServer:
         MessageRefused, which names the client, if it is late, not expected or malformed, or another
         one than it has sent before.
         """
-        if phase is not self._phase or phase is MaskingPhase.ENDED:
-            raise MessageRefused(client, f"it is of {phase}, and the round is in {self._phase}")
+        if phase is not self.phase or phase is MaskingPhase.ENDED:
+            raise MessageRefused(client, f"it is of {phase}, and the round is in {self.phase}")
         digest = hashlib.sha256(message).digest()
         if client in self._answered:
             if self._answered[client] != digest:
                 raise MessageRefused(client, f"it has sent another one in {phase}")
             return
-        if self._expected is not None and client not in self._expected:
+        if self.expected is not None and client not in self.expected:
             raise MessageRefused(client, f"it was lost before {phase}")
         takes: dict[MaskingPhase, Callable[[str, bytes], None]] = {
             MaskingPhase.ADVERTISE_KEYS: self._take_keys,
@@ -100,7 +92,7 @@ class MaskingServer:
 
     def received_elsewhere(self, clients: Iterable[str]) -> None:
         """In masked_input: another part of the server has the masked updates of these clients."""
-        assert self._phase is MaskingPhase.MASKED_INPUT
+        assert self.phase is MaskingPhase.MASKED_INPUT
         self._answered.update(dict.fromkeys(clients, b""))
 
     def advance(self) -> Mapping[str, bytes]:
@@ -112,25 +104,35 @@ class MaskingServer:
         came = sorted(self._answered)
         if len(came) < self.least:
             raise TooFewClients(
-                f"{len(came)} clients have answered in {self._phase}, and {self.least} are needed"
+                f"{len(came)} clients have answered in {self.phase}, and {self.least} are needed"
             )
-        match self._phase:
+        match self.phase:
             case MaskingPhase.ADVERTISE_KEYS:
                 messages, after = self._roster(came), MaskingPhase.SHARE_KEYS
             case MaskingPhase.SHARE_KEYS:
-                messages, after = self._delivered(came), MaskingPhase.MASKED_INPUT
+                sealed = {name: self._shared[name].shares for name in came}
+                messages = {
+                    name: DeliveredShares(shares=shares).to_bytes()
+                    for name, shares in _for_each(sealed).items()
+                }
+                after = MaskingPhase.MASKED_INPUT
             case MaskingPhase.MASKED_INPUT:
                 self._survivors = tuple(came)
                 told = Survivors(clients=came).to_bytes()
                 messages, after = dict.fromkeys(came, told), MaskingPhase.CONSISTENCY_CHECK
             case MaskingPhase.CONSISTENCY_CHECK:
-                messages, after = self._codes_for(came), MaskingPhase.UNMASK
+                codes = {name: self._codes[name].codes for name in came}
+                messages = {
+                    name: ConsistencyCodes(codes=each).to_bytes()
+                    for name, each in _for_each(codes).items()
+                }
+                after = MaskingPhase.UNMASK
             case MaskingPhase.UNMASK:
                 self._find_masks()
                 messages, after = {}, MaskingPhase.ENDED
             case MaskingPhase.ENDED:
                 return {}
-        self._phase, self._answered, self._expected = after, {}, frozenset(messages)
+        self.phase, self._answered, self.expected = after, {}, frozenset(messages)
         return messages
 
     def aggregate(self) -> Aggregate:
@@ -140,7 +142,7 @@ class MaskingServer:
     def partial_sum(self, part: int = 0, num_parts: int = 1) -> Ring:
         """The masked updates that this part of the server has received, with a share of the masks
         removed. All parts together are the sum without masks, modulo 2**bits."""
-        assert self._phase is MaskingPhase.ENDED
+        assert self.phase is MaskingPhase.ENDED
         assert self._encoding is not None
         total = self._encoding.zeros() if self._sum is None else self._sum.copy()
         for seed, sign in self._removals[part::num_parts]:
@@ -183,14 +185,6 @@ class MaskingServer:
             raise MessageRefused(client, "it has not one share for each other client of the roster")
         self._shared[client] = found
 
-    def _delivered(self, came: list[str]) -> Mapping[str, bytes]:
-        return {
-            name: DeliveredShares(
-                shares={each: self._shared[each].shares[name] for each in came if each != name}
-            ).to_bytes()
-            for name in came
-        }
-
     def _take_masked_input(self, client: str, message: bytes) -> None:
         if len(message) != self._settings.masked_bytes:
             raise MessageRefused(
@@ -206,14 +200,6 @@ class MaskingServer:
         if found.codes.keys() != {*self._survivors} - {client}:
             raise MessageRefused(client, "it has not one code for each other survivor")
         self._codes[client] = found
-
-    def _codes_for(self, came: list[str]) -> Mapping[str, bytes]:
-        return {
-            name: ConsistencyCodes(
-                codes={each: self._codes[each].codes[name] for each in came if each != name}
-            ).to_bytes()
-            for name in came
-        }
 
     def _take_revealed(self, client: str, message: bytes) -> None:
         found = RevealedShares.from_bytes(message, client)
@@ -257,3 +243,10 @@ class MaskingServer:
         if secret is None:
             raise WrongShares(name, "they give no secret")
         return secret
+
+
+def _for_each(sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
+    """By recipient and sender, of the senders alone, what was sent by sender and recipient."""
+    return {
+        name: {each: parts[name] for each, parts in sent.items() if each != name} for name in sent
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
@@ -18,8 +18,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dray import units
-from dray.names import unfit
+from dray.input import units
+from dray.input.names import unfit
 
 MAX_STEPS = 10**12
 TAG_FIELDS = ("name", "kind")
@@ -136,11 +136,22 @@ def wrong(pointer: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong_together", "{message}", context)
 
 
+def refuse_set(part: Document, at: str, options: Iterable[str], message: str) -> None:
+    """Refuse options of a part, which is at the pointer `at`, that differ from their defaults."""
+    for option in options:
+        if _is_set(part, option):
+            raise wrong(f"{at}/{option}", message)
+
+
 def refuse_foreign(part: Document, name: str, owners: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse an option that the chosen name does not have, if it differs from its default.
 
     owners: for each option that not all names share, the names that have it.
     """
     for option, names in owners.items():
-        if name not in names and getattr(part, option) != type(part).model_fields[option].default:
+        if name not in names and _is_set(part, option):
             raise ValueError(f"{option} is an option of {' and '.join(names)}, not of {name}")
+
+
+def _is_set(part: Document, option: str) -> bool:
+    return bool(getattr(part, option) != type(part).model_fields[option].default)

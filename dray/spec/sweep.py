@@ -20,10 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from dray.names import unfit
+from dray.input.names import unfit
 from dray.spec.fields import MAX_STEPS, Document, Int, wrong
-from dray.spec.metrics import MetricKey
-from dray.spec.recipes import MINIMISED
+from dray.spec.program.metrics import MetricKey
+from dray.spec.program.recipes import MINIMISED
 
 MAX_PARAMETERS: Final = 32
 MAX_CHOICES: Final = 256

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dray.names import unfit
+from dray.input.names import unfit
 from dray.train import files
 from dray.train.spool import Known
 from dray.train.storage_room import StorageError

@@ -9,8 +9,6 @@ from service.db.types import BigId, UtcDateTime
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 JSON = sa.JSON(none_as_null=True)
 

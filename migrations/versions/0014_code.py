@@ -9,8 +9,6 @@ from service.db.types import UtcDateTime
 
 revision = "0014"
 down_revision = "0013"
-branch_labels = None
-depends_on = None
 
 Time = UtcDateTime()
 

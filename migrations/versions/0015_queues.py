@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0015"
 down_revision = "0014"
-branch_labels = None
-depends_on = None
 
 AMOUNTS = ("quota", "limit", "user_limit")
 COUNTS = ("max_running", "max_running_per_user", "max_queued", "max_queued_per_user")

@@ -10,8 +10,6 @@ from service.db.types import BigId, UtcDateTime
 
 revision = "0024"
 down_revision = "0023"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -10,8 +10,6 @@ from service.db.types import UtcDateTime
 
 revision = "0027"
 down_revision = "0026"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

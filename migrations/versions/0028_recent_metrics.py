@@ -9,8 +9,6 @@ from service.db.types import BigId
 
 revision = "0028"
 down_revision = "0027"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -14,8 +14,6 @@ from service.domain.tracking.document_values import StoredValue, Values, default
 
 revision = "0031"
 down_revision = "0030"
-branch_labels = None
-depends_on = None
 
 BATCH = 500
 

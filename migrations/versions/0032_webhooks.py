@@ -9,8 +9,6 @@ from service.db.types import BigId, UtcDateTime
 
 revision = "0032"
 down_revision = "0031"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -9,8 +9,6 @@ from service.db.types import UtcDateTime
 
 revision = "0033"
 down_revision = "0032"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -9,8 +9,6 @@ from service.db.types import BigId
 
 revision = "0034"
 down_revision = "0033"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

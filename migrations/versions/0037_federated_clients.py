@@ -9,8 +9,6 @@ from service.db.types import UtcDateTime
 
 revision = "0037"
 down_revision = "0036"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

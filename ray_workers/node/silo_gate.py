@@ -47,18 +47,14 @@ class Opening(StrEnum):
     """Processors and memory that its ranks use."""
 
 
-_KINDS: Final = {
+OPENED_BY: Final = {
     FrameKind.LOG: Opening.LOGS,
     FrameKind.ERROR: Opening.LOGS,
     FrameKind.ARTIFACT: Opening.FILES,
     FrameKind.CHECKPOINT: Opening.FILES,
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
-
-
-def opening_of(kind: FrameKind) -> Opening | None:
-    """The word that lets frames of a kind leave as they are; None: none does."""
-    return _KINDS.get(kind)
+"""The words that let frames of a kind leave as they are; of other kinds none does."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class SiloRules:
         try:
             frame = json.loads(line)
             kind, body = FrameKind(frame["kind"]), frame["body"]
-            if opening_of(kind) in self.opens:
+            if OPENED_BY.get(kind) in self.opens:
                 return line
             kept = self._closed(kind, body)
             told = {"kind": kind, "time": _number(frame["time"]), "body": kept}

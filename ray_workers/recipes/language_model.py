@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from dray import spec
-from dray.spec.model import CONTEXT_LENGTH
+from dray.spec.program.model import CONTEXT_LENGTH
 from ray_workers.datasets import Tokens, open_text
 from ray_workers.datasets.core.alignment import tokens_like
 from ray_workers.recipes import measures, results, splits

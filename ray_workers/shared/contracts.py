@@ -7,7 +7,7 @@ process a `RankTask` as JSON. Nothing here needs ray or torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -62,6 +62,29 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class ServerSlots:
+    """The last workers of a gang, where these are servers with resources of their own. They have
+    slices of their own, the last ones."""
+
+    number: int
+    bundle: Mapping[str, float]
+    """Ray resources of one of them."""
+
+
+def by_bundle(
+    slices: Sequence[Slice], bundle: Mapping[str, float], servers: ServerSlots | None
+) -> list[tuple[Slice, Mapping[str, float]]]:
+    """All slices of a gang, each with the bundle of its workers. bundle: of those that are no
+    servers."""
+    found = []
+    left = sum(part.num_workers for part in slices) - (0 if servers is None else servers.number)
+    for part in slices:
+        found.append((part, bundle if servers is None or left > 0 else servers.bundle))
+        left -= part.num_workers
+    return found
+
+
+@dataclass(frozen=True)
 class Grant:
     """Slots more for an attempt that lives. They are the attempt's from the grant on."""
 
@@ -104,6 +127,8 @@ class AttemptSpec:
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     """Ray resources of one worker: `CPU`, and `GPU` or `memory` where asked for."""
+    servers: ServerSlots | None
+    """None where no rank has other resources than the rest."""
     storage_url: str
     resume_from: tuple[CheckpointRef, ...]
     """Committed checkpoints to resume from, newest first: the first that loads is taken."""
@@ -147,6 +172,12 @@ class AttemptSpec:
     @property
     def world_size(self) -> int:
         return sum(part.num_workers for part in self.slices)
+
+    def bundle_of(self, rank: int) -> Mapping[str, float]:
+        """Ray resources of a rank of the first group."""
+        servers = self.servers
+        is_server = servers is not None and rank >= self.world_size - servers.number
+        return servers.bundle if servers is not None and is_server else self.bundle
 
 
 class Phase(StrEnum):
@@ -434,7 +465,7 @@ class RankTask(Seat):
             environment_policy=attempt.environment_policy,
             spool_limit_bytes=attempt.spool_limit_bytes,
             worker_mtbf_s=attempt.worker_mtbf_s,
-            device="cuda" if attempt.bundle.get("GPU") else "cpu",
+            device="cuda" if attempt.bundle_of(seat.rank).get("GPU") else "cpu",
             env={},
             furthest_step=attempt.furthest_step,
             array_index=attempt.array_index,

@@ -192,9 +192,6 @@ class RoundReport(Report):
     update_bytes: int
     """The size of the update that they send in parts."""
 
-    def body(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class ErrorReport(Report):
@@ -255,7 +252,7 @@ class ResizedReport(Report):
     world_size: int
     slices: Sequence[Slice]
     lacking: int
-    """How many workers more it needs to train on; it stands by for them for a while."""
+    """How many workers more it needs: it stands by for them for a while, or trains on meanwhile."""
     grants: int
     """The number of the newest `Grant` that it knew, 0 for none. The slots of a newer one are its
     own all the same."""

@@ -231,6 +231,11 @@ class HeartbeatPage:
             self._floats[_Word.FIRST_AT] = time.time()
         self._ints[_Word.STEP] = step
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a step was committed in this generation."""
+        return self._floats[_Word.FIRST_AT] != 0.0
+
     def show_prepared(self) -> None:
         """Show that this process of a script follows its group into the next round."""
         self._ints[_Word.PREPARED] = 1

@@ -45,9 +45,9 @@ from ray_workers.supervision.rules.group_policy import (
     TakeIn,
 )
 from ray_workers.supervision.rules.hang_detector import Hang, hang_report
-from ray_workers.supervision.rules.script_hangs import ScriptLook, ScriptMemory, Signs
 from ray_workers.supervision.rules.serving_ranks import irreplaceable_ranks, serving_ranks
 from ray_workers.supervision.rules.timings import Timings
+from ray_workers.supervision.script_hang_watch import ScriptHangWatch
 from ray_workers.supervision.silence_watch import SilenceWatch
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
@@ -76,6 +76,11 @@ class GroupMonitor:
         self._timings = timings
         self._is_script = bool(spec.spec.get("script"))
         self._serving = serving_ranks(spec.spec)
+        self._script_hangs = ScriptHangWatch(
+            *(spec, group, nodes, pace, timings),
+            newest=self._newest,
+            is_expected_to_stand=self._is_expected_to_stand,
+        )
         self._silence = SilenceWatch(spec, group, pace, timings)
         self._policy = GroupPolicy(
             timings,
@@ -83,10 +88,11 @@ class GroupMonitor:
             self._is_script,
             is_elastic=spec.min_workers is not None,
             has_servers=bool(irreplaceable_ranks(spec.spec)),
+            at_own_pace=recovery_rules.at_own_pace(spec.spec),
         )
         self._memory = GroupMemory()
         self._hung: set[int] = set()
-        """Ranks that were killed because they hang, and are not seen gone yet."""
+        """Seats of ranks that were killed because they hang, and are not seen gone yet."""
         self._hang_outcome: Outcome | None = None
         """The end of the attempt once they are gone, where they are not replaced."""
         self._observations: list[RankObservation] = []
@@ -193,10 +199,12 @@ class GroupMonitor:
             if outcome := await self._lost_at_the_end(lost):
                 return outcome
             if lost and not await self._recovers(lost):
+                # The others may have come to their end while the supervisor asked who is left.
+                if outcome := await self._lost_at_the_end(lost):
+                    return outcome
                 if self._hang_outcome is None:
                     await self._let_echoes_end()
                 return self._hang_outcome
-        self._confirm(self._newest())
         return None
 
     def _exits(self) -> set[asyncio.Future[RankExit]]:
@@ -221,14 +229,17 @@ class GroupMonitor:
             await self.observe()
         if not self._recovers_in_place:
             return False
-        ranks = {member.rank for member in lost}
         vanished = any(member.end.exit_code is None for member in lost)
         kind = LossKind.LOST if vanished else LossKind.KILLED
-        if ranks & self._hung:
+        seats = {member.seat for member in lost}
+        if seats & self._hung:
             kind = LossKind.HANG
-        self._hung -= ranks
-        began_at = self._drills.injected_at(ranks, time.time())
-        return await self._recovery.recover(lost, kind=kind, began_at=began_at)
+        self._hung -= seats
+        began_at = self._drills.injected_at({member.rank for member in lost}, time.time())
+        recovers = await self._recovery.recover(lost, kind=kind, began_at=began_at)
+        if recovers and self._leave_asked.is_set():
+            await self._group.ask_to_leave()  # rank 0 may be another process now
+        return recovers
 
     async def _lost_at_the_end(self, lost: Sequence[Member]) -> Outcome | None:
         """An Outcome if ranks were lost, now or in a recovery that goes on, or others are to be
@@ -346,64 +357,14 @@ class GroupMonitor:
         """Until the ranks of a script hang at the same place; ranks that stand apart are ended."""
         if not self._is_script:
             await asyncio.Event().wait()
-        limit_s, memory = self._spec.spec["script"].get("hang_limit_s"), ScriptMemory()
         while True:
-            await asyncio.sleep(self._timings.script_look_period_s)
-            if self._hung or self._recovery.state.regrouping is not None:
-                memory = ScriptMemory()
-                continue
-            look = await self._look_at_script()
-            if look is None:
-                memory = ScriptMemory()
-                continue
-            memory = memory.after(look)
-            signs = script_hangs.signs_of(memory, limit_s, self._timings)
-            if not signs.is_suspect:
-                continue
-            hang = await self._judge_script(look, signs, has_limit=limit_s is not None)
-            if hang is None:  # one sign may last for hours
-                await asyncio.sleep(signs.limit_s / 4)
-            elif outcome := await self._end_hang(hang, look.ranks, Cause.USER_ERROR):
+            hang, ranks = await self._script_hangs.next()
+            if outcome := await self._end_hang(hang, ranks, Cause.USER_ERROR):
                 return outcome
 
-    async def _look_at_script(self) -> ScriptLook | None:
-        """None where a rank is not seen, or is on its way."""
-        activity = await self._nodes.activity()
-        ranks = tuple(self._newest())
-        if not ranks or len(ranks) != len(self._group.placed):
-            return None
-        own = {(m.seat, m.incarnation): m.rank for m in self._group.running}
-        done = {own[key]: each for key, each in activity.items() if key in own}
-        return ScriptLook(self._pace.time(), ranks, done)
-
-    async def _judge_script(
-        self, look: ScriptLook, signs: Signs, *, has_limit: bool
-    ) -> Hang | None:
-        """The hang, if there is enough to show it; reads the stacks of all ranks twice."""
-        earlier = await self._stacks_by_rank()
-        has_reported = any(one.status.first_at for one in look.ranks)
-        if has_limit and script_hangs.is_over_limit(signs, has_reported=has_reported):
-            return script_hangs.blame(look, signs, earlier)
-        if not script_hangs.is_worth_a_second_look(signs, earlier):
-            return None
-        await asyncio.sleep(self._timings.script_stacks_apart_s)
-        now = await self._look_at_script()
-        if (
-            now is None
-            or not script_hangs.same_processes(look.ranks, now.ranks)
-            or any(
-                one.status.since != other.status.since
-                for one, other in zip(look.ranks, now.ranks, strict=True)
-            )
-        ):
-            return None  # it has reported, or another process runs
-        idle = script_hangs.idle_ranks(look, now)
-        return script_hangs.hang_of(look, signs, earlier, await self._stacks_by_rank(), idle)
-
-    async def _stacks_by_rank(self) -> dict[int, str]:
-        seats = {member.seat: member.rank for member in self._group.running}
-        stacks = await self._nodes.stacks(list(seats))
-        return {seats[seat]: text for seat, text in stacks.items() if seat in seats}
+    def _is_expected_to_stand(self) -> bool:
+        """Whether ranks wait for each other with reason."""
+        return bool(self._hung) or self._recovery.state.regrouping is not None
 
     def _pause_s(self) -> float:
         if self._drills.waiting or self._recovery.state.regrouping is not None:
@@ -483,6 +444,8 @@ class GroupMonitor:
         cause: USER_ERROR of a program that stands still by itself, since it may do so each time.
         """
         seats = {member.seat: member.rank for member in self._group.running}
+        blamed = {observation.rank for observation in hang.culprits}
+        culprits = [(m, m.incarnation) for m in self._group.running if m.rank in blamed]
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
         report = hang_report(hang, ranks, collective_hangs.with_absences(stacks))
@@ -494,11 +457,14 @@ class GroupMonitor:
                 cause,
                 f"all ranks stood still at the same place for {hang.waited_s:.1f} s",
             )
-        self._hung |= {observation.rank for observation in hang.culprits}
+        # Meanwhile they may have ended, or have other ranks.
+        running = [(member, member.incarnation) for member in self._group.running]
+        killed = [member for member, number in culprits if (member, number) in running]
+        self._hung |= {member.seat for member in killed}
         if not self._recovers_in_place:
             self._hang_outcome = _ended_by_hang(hang, str(report.phase), cause)
-        for observation in hang.culprits:
-            await self._signal(observation.rank, signal.SIGKILL)
+        for member in killed:
+            await self._nodes.signal(member.node_id, member.seat, signal.SIGKILL)
         return None
 
     def _newest(self) -> list[RankObservation]:

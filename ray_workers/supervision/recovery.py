@@ -29,9 +29,14 @@ from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
-from ray_workers.supervision.rules.serving_ranks import has_silos, irreplaceable_ranks
+from ray_workers.supervision.rules.serving_ranks import (
+    has_silos,
+    irreplaceable_ranks,
+    replica_ranks,
+)
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Member, SlotsUnavailable, WorkerGroup
+from ray_workers.supervision.slots import SlotsUnavailable
+from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 _NOT_STARTED = (ForkFailed, RayActorError, SlotsUnavailable, TimeoutError)
 
@@ -69,12 +74,17 @@ class RecoveryController:
         self._giving_rest: asyncio.Task[None] | None = None
         self._beside: set[asyncio.Task[None]] = set()
         """The work for lost members while the others train on."""
+        self._coming: list[Member] = []
+        """Lost members for which another process is started beside the training."""
+        self._asks_until = 0.0
+        """By the pace's time: for so long slots instead of those on lost nodes are asked for."""
         self.taken_in = asyncio.Event()
         """Set when members have got a place that they did not have, whose ends matter from then."""
         self._recovers_in_place = spec.recovers_in_place
         self._is_script = bool(spec.spec.get("script"))
         self._goes_on = recovery_rules.goes_on_without_lost(spec.spec)
         self._servers = irreplaceable_ranks(spec.spec)
+        self._replicas = replica_ranks(spec.spec)
         self._has_silos = has_silos(spec.spec)
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
@@ -96,6 +106,8 @@ class RecoveryController:
                 num_holders=await self._num_holders(),
                 without_a_step=self.state.without_a_step,
                 servers=self._servers,
+                replicas=self._replicas,
+                recovering=() if self.state.regrouping is None else self.state.regrouping.ranks,
             )
             if why_not is not None:
                 print(f"not recovered in place: {why_not}", flush=True)  # noqa: T201
@@ -163,18 +175,19 @@ class RecoveryController:
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 
-    async def _lose(self, dead: Set[str]) -> None:
+    async def _lose(self, dead: Set[str]) -> list[Member]:
         """Give up the slots on nodes that are gone, and ask for others for a while."""
-        if await self._group.lose_nodes(dead):
+        if gone := await self._group.lose_nodes(dead):
             self._report_size("goes on without the workers of a lost node")
+            self._asks_until = self._pace.time() + self._timings.stand_by_limit_s
             self._do_beside(self._ask_no_more())
         self._nodes.forget(dead)
+        return gone
 
     async def _ask_no_more(self) -> None:
         """Do without workers for which no slots came in time: for a group that lacks workers, slots
         are held back from the whole queue."""
-        until = self._pace.time() + self._timings.stand_by_limit_s
-        while self._pace.time() < until or self.state.grants or self.state.is_taking_in:
+        while self._pace.time() < self._asks_until or self.state.grants or self.state.is_taking_in:
             await asyncio.sleep(self._timings.ready_period_s)
         if self._num_lacking:
             self._least = len(self._group.members)
@@ -182,32 +195,53 @@ class RecoveryController:
 
     async def _replace_beside(self, member: Member) -> None:
         """Have a lost member come back with another process, once that is ready for its place."""
+        self._coming.append(member)
+        try:
+            is_settled = await self._comes_back(member)
+        finally:
+            self._coming.remove(member)
+        if not is_settled:
+            how = "goes on without a lost worker, for which no process can be started"
+            self._report_size(how)
+
+    async def _comes_back(self, member: Member) -> bool:
+        """Whether the member has a place again, or is gone with its node."""
         for _ in range(recovery_rules.MOST_STARTS):
             try:
                 if not await self._restart(member):
-                    return
-                async with self._one_at_a_time:
-                    if not member.is_running:
-                        raise ForkFailed("a replacement ended before it had a place")
-                    # Rank 0, which reports and saves, stays with a process that does so already.
-                    member.rank = len(self._group.placed)
-                    await self._place([member], "takes in the replacement of a lost worker")
-                return
-            except _NOT_STARTED:
+                    return True
+            except Exception:  # nobody waits for this work, so that no error would be heard of
                 traceback.print_exc()
+            else:
+                async with self._one_at_a_time:
+                    if member.is_running:
+                        # Rank 0, which reports and saves, stays with a process that does so.
+                        member.rank = 1 + max((m.rank for m in self._group.placed), default=-1)
+                        await self._place([member], "takes in the replacement of a lost worker")
+                        return True
             await asyncio.sleep(self._timings.give_back_pause_s)
-        self._report_size("goes on without a lost worker, for which no process can be started")
+        return False
 
     async def _restart(self, member: Member) -> bool:
         """Whether the member has a process that is ready for a place; False if its node is gone."""
         limit_s = self._timings.replace_limit_s
         if dead := await self._pace.within(limit_s, self._replace([member])):
             async with self._one_at_a_time:
-                await self._lose(dead)
+                await self._go_on_without_nodes(dead)
             return False
         limit_s = self._timings.ready_limit_s
         await self._pace.within(limit_s, self._wait_until_ready([member]))
         return True
+
+    async def _go_on_without_nodes(self, dead: Set[str]) -> None:
+        """Give up nodes that turned out dead. Other ranks there may have got a place since, in a
+        round that they never come into, and nobody finds their ends once they are out of the
+        group."""
+        ends = [member.end for member in await self._lose(dead) if member.is_placed]
+        if ends:
+            await self._begin([end.rank for end in ends], time.time())
+            self._report_loss(ends, LossKind.LOST)
+            await self._go_on()
 
     async def _place(self, newcomers: Sequence[Member], how: str) -> None:
         """Give members that are ready a place in the next round."""
@@ -238,7 +272,8 @@ class RecoveryController:
 
     async def _replace(self, members: Sequence[Member]) -> Set[str]:
         """Replace these members; empty if that was done, else the nodes that turned out dead."""
-        vanished = any(member.end.exit_code is None for member in members)
+        # A process that runs there still did not answer.
+        vanished = any(m.is_running or m.end.exit_code is None for m in members)
         replacing = asyncio.ensure_future(self._group.replace(members, self.state.round))
         try:
             while not replacing.done():
@@ -281,14 +316,16 @@ class RecoveryController:
         if not regrouping.ranks:
             return None
         resumed = max((rank.status.resumed_step for rank in ranks), default=0)
-        first_at = max((rank.status.first_at for rank in ranks), default=0.0) or time.time()
+        first_at = max((rank.status.first_at for rank in ranks), default=0.0)
+        if first_at < regrouping.began_at:  # nothing is left to do, or others go on as before
+            first_at = time.time()
         report = RegroupedReport(
             generation=self.state.round,
             ranks=list(regrouping.ranks),
             world_size=len(self._group.placed),
             step=resumed,
-            # A silo may have sent its part of a round that is open, which counts.
-            steps_lost=0 if self._has_silos else max(0, regrouping.furthest_step - resumed),
+            # A silo's part of an open round counts, and so does each gradient that servers have.
+            steps_lost=0 if self._servers else max(0, regrouping.furthest_step - resumed),
             recovery_s=max(0.0, first_at - regrouping.began_at),
         )
         self._reporter.report(report)
@@ -453,8 +490,10 @@ class RecoveryController:
         num = len(self._group.running)
         lacking = self._num_lacking
         message = f"{what}: {num} worker{'' if num == 1 else 's'}"
+        if coming := sum(not m.is_placed and m in self._group.members for m in self._coming):
+            message += f", and starts {coming} more"
         if lacking:
-            message += f", and waits for {lacking} more"
+            message += f", and {'asks' if self._goes_on else 'waits'} for {lacking} more"
         self._reporter.report(
             ResizedReport(
                 world_size=num,

@@ -51,8 +51,9 @@ from ray_workers.supervision.rules.failure_attribution import excused, judge
 from ray_workers.supervision.rules.slot_time import SlotTimeLedger
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders
+from ray_workers.supervision.slots import SlotsUnavailable
 from ray_workers.supervision.system_metrics import SystemMetricsReporter
-from ray_workers.supervision.worker_group import SlotsUnavailable, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 
 
 @ray.remote(num_cpus=0, max_restarts=0)

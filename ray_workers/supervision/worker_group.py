@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import signal
-import time
 import traceback
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
-from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_workers.node import placement_groups
@@ -43,28 +40,9 @@ from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
+from ray_workers.supervision.slots import AttemptSlots, Slots
 
 ROLE = "worker"
-BLOCK_LIMIT_S = 2.0
-"""How long Ray may take to give a part of a GPU that is only to be blocked."""
-PROBE_LIMIT_S = 10.0
-"""How long an actor may take, at least, that looks which GPU Ray has chosen."""
-
-
-class SlotsUnavailable(Exception):
-    """Ray did not give every slot in time."""
-
-
-@dataclass
-class Slots:
-    """One placement group, which is what the attempt holds of one node, or a part of it."""
-
-    part: Slice
-    group: PlacementGroup
-    is_held: bool = True
-    """False while the slots are asked for and may not come."""
-    is_going: bool = False
-    """They are given back as soon as the processes in them are seen gone."""
 
 
 @dataclass
@@ -123,120 +101,24 @@ class WorkerGroup:
         self._store: ForkedProcess | None = None
         self._store_port, self._store_secret = 0, b""
         self._peers: tuple[str, ...] = ()
-        self._num_slots_ever = 0
         self._num_seats_ever = 0
+        self._slots = AttemptSlots(spec, timings)
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
-        self.slots: list[Slots] = []
         self.members: list[Member] = []
         self._going: list[Member] = []
         """Members that have left the group, and whose slots are not given back yet."""
         self.log_lines_lost: dict[int, int | None] = {}
         """As `Outcome.log_lines_lost`."""
 
+    @property
+    def slots(self) -> list[Slots]:
+        """All that the attempt holds or has asked for."""
+        return self._slots.held
+
     async def acquire(self) -> None:
-        """Reserve the slots, one placement group per node slice: all of them or none. Of shared
-        GPUs it is one for each worker, on a GPU that no other worker of the group has.
-
-        Raises SlotsUnavailable after `start_timeout_s`; release() gives back what was reserved.
-        """
-        spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
-        if not 0 < spec.bundle.get("GPU", 0) < 1:
-            await self._acquire(spec.slices, spec.start_timeout_s)
-            return
-        kept = [s for part in spec.slices for s in await self._acquire_apart(part, deadline)]
-        await self._remove([slots for slots in self.slots if slots not in kept])
-        self.slots = kept
-
-    async def _acquire_apart(self, part: Slice, deadline: float) -> list[Slots]:
-        """Slots for so many workers, each on another GPU of the node.
-
-        Ray chooses the GPU of which the least is left that suffices, so the second slot comes on
-        the first one's. Such a slot is given back, and the rest of that GPU is blocked meanwhile,
-        part by part, until Ray chooses another.
-        """
-        kept: dict[str, Slots] = {}
-        bundle = self._spec.bundle
-        while (lacking := part.num_workers - len(kept)) > 0:
-            try:
-                found = await self._acquire_seen(part.node_id, lacking, bundle, deadline)
-            except (SlotsUnavailable, TimeoutError):
-                raise SlotsUnavailable(
-                    f"Ray did not give {part.num_workers} slots of {bundle['GPU']:g} GPU, each on "
-                    f"another GPU of one node, within {self._spec.start_timeout_s:g} s; others may "
-                    "be using the GPUs"
-                ) from None
-            again = [slots for slots, gpu in found if kept.setdefault(gpu, slots) is not slots]
-            await self._remove(again)
-            await self._block(part.node_id, len(again), set(kept), deadline)
-        return list(kept.values())
-
-    async def _block(self, node_id: str, number: int, gpus: Set[str], deadline: float) -> None:
-        """Take so many parts of these GPUs, or fewer where there is no more room on them."""
-        known = list(self.slots)
-        part = {"GPU": self._spec.bundle["GPU"]}
-        soon = min(deadline, time.monotonic() + BLOCK_LIMIT_S)
-        blocking: list[Slots] = []
-        with contextlib.suppress(SlotsUnavailable, TimeoutError):
-            found = await self._acquire_seen(node_id, number, part, soon)
-            blocking = [slots for slots, gpu in found if gpu in gpus]
-        await self._remove([s for s in self.slots if s not in known and s not in blocking])
-
-    async def _acquire_seen(
-        self, node_id: str, number: int, bundle: Mapping[str, float], deadline: float
-    ) -> list[tuple[Slots, str]]:
-        """So many slots with a part of a GPU, one placement group for each, and their GPUs."""
-        limit_s = max(0.0, deadline - time.monotonic())
-        asked = await self._acquire([Slice(node_id, 1)] * number, limit_s, bundle=bundle)
-        async with asyncio.timeout(max(PROBE_LIMIT_S, deadline - time.monotonic())):
-            gpus = await asyncio.gather(*map(self._gpu_of, asked))
-        return list(zip(asked, gpus, strict=True))
-
-    async def _acquire(
-        self,
-        slices: Sequence[Slice],
-        timeout_s: float,
-        *,
-        is_held: bool = True,
-        bundle: Mapping[str, float] | None = None,
-    ) -> list[Slots]:
-        """bundle: of one slot, where it is not a worker's."""
-        spec, asked = self._spec, []
-        for part in slices:
-            group = placement_group(
-                [dict(bundle or spec.bundle)] * part.num_workers,
-                strategy="STRICT_PACK",
-                name=placement_groups.slots_name(spec.job_id, spec.attempt, self._num_slots_ever),
-                lifetime="detached",
-                bundle_label_selector=[{"ray.io/node-id": part.node_id}] * part.num_workers,
-            )
-            self._num_slots_ever += 1
-            asked.append(Slots(part, group, is_held))
-            self.slots.append(asked[-1])
-        deadline = time.monotonic() + timeout_s
-        waits = [
-            # Ray counts this in whole seconds and cuts off the rest.
-            asyncio.to_thread(slots.group.wait, math.ceil(max(deadline - time.monotonic(), 0.0)))
-            for slots in asked
-        ]
-        if not all(await asyncio.gather(*waits)):
-            num = sum(part.num_workers for part in slices)
-            raise SlotsUnavailable(
-                f"Ray did not give {num} slots within {timeout_s:g} s; "
-                "others may be using the cluster"
-            )
-        return asked
-
-    async def _gpu_of(self, slots: Slots) -> str:
-        """The GPU that Ray has chosen for a slot, by an actor that looks and ends."""
-        strategy = PlacementGroupSchedulingStrategy(slots.group, placement_group_bundle_index=0)
-        looks = RankActor.options(  # type: ignore[attr-defined]
-            num_cpus=0, num_gpus=self._spec.bundle["GPU"], scheduling_strategy=strategy
-        ).remote("", str(self._spec.spec["name"]), self._timings)
-        try:
-            (gpu,) = await looks.gpus.remote()
-            return str(gpu)
-        finally:
-            ray.kill(looks)
+        """Reserve the slots: all of them, or SlotsUnavailable; `release` gives back what was
+        reserved."""
+        await self._slots.acquire()
 
     async def start(self) -> None:
         """Start the rendezvous store, the rank actors and the training processes."""
@@ -273,7 +155,8 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_node(self) -> list[list[Slots]]:
-        if self._spec.silo_sources:  # a silo is known by its place among the slices
+        # A silo is known by its place among the slices, and servers are the last ones.
+        if self._spec.silo_sources or self._spec.servers is not None:
             return [[slots] for slots in self.slots]
         by_node: dict[str, list[Slots]] = {}
         for slots in self.slots:
@@ -296,12 +179,12 @@ class WorkerGroup:
     def _create_actor(self, seat: int, incarnation: int, slots: Slots, bundle: int) -> Any:
         spec = self._spec
         name = rank_name(spec.job_id, spec.attempt, ROLE, seat, incarnation)
-        resources = {k: v for k, v in spec.bundle.items() if k not in _NAMED_RESOURCES}
+        resources = {k: v for k, v in slots.bundle.items() if k not in _NAMED_RESOURCES}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,
-            num_cpus=spec.bundle.get("CPU", 0),
-            num_gpus=spec.bundle.get("GPU", 0),
-            memory=spec.bundle.get("memory"),
+            num_cpus=slots.bundle.get("CPU", 0),
+            num_gpus=slots.bundle.get("GPU", 0),
+            memory=slots.bundle.get("memory"),
             resources=resources,
             max_concurrency=16,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -313,7 +196,13 @@ class WorkerGroup:
         """Fork a process for the member; after the first round it learns its place later."""
         member.incarnation = round_number
         socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
-        await member.actor.start.remote(self._task(member), socket_path, self._store_secret)
+        try:
+            await member.actor.start.remote(self._task(member), socket_path, self._store_secret)
+        except BaseException:
+            # Whether a process runs is not known, so that another one needs another actor.
+            member.exit = asyncio.get_running_loop().create_future()
+            member.exit.set_result(RankExit.of(member.rank, None))
+            raise
         member.exit = asyncio.ensure_future(self._exit_of(member))
 
     def _task(self, member: Member) -> RankTask:
@@ -374,8 +263,8 @@ class WorkerGroup:
     async def replace(self, members: Sequence[Member], round_number: int) -> None:
         """Give each of these members another process; what runs in its place still is ended.
 
-        A member whose actor is gone too gets another actor in the same slot. Raises RayActorError
-        or ForkFailed if one can't be replaced.
+        A member whose actor is gone too, or did not start a process when it was asked, gets another
+        actor in the same slot. Raises RayActorError or ForkFailed if one can't be replaced.
         """
 
         async def replace_one(member: Member) -> None:
@@ -401,7 +290,7 @@ class WorkerGroup:
         known = list(self.slots)
         try:
             limit_s = self._pace.stretched(self._timings.grow_limit_s)
-            asked = await self._acquire(slices, limit_s, is_held=False)
+            asked = await self._slots.ask(slices, limit_s, is_held=False)
             members = [m for slots in asked for m in self._create_members([slots], 0)]
             for member in members:
                 member.is_placed = False
@@ -422,7 +311,7 @@ class WorkerGroup:
                 ray.kill(member.actor)
         self.members = [member for member in self.members if member not in members]
         await asyncio.gather(*(member.exit for member in members if member.exit is not None))
-        await self._remove(lost)
+        await self._slots.give_back(lost)
         return members
 
     async def give_back(self, slots: Sequence[Slots]) -> None:
@@ -448,14 +337,9 @@ class WorkerGroup:
         free = [each for each in slots if each.part.node_id not in busy]
         for each in slots:
             each.is_held = each not in free
-        await self._remove(free)
+        await self._slots.give_back(free)
         self._going = [member for member in self._going if member.slots in self.slots]
         return bool(free)
-
-    async def _remove(self, slots: Sequence[Slots]) -> None:
-        """Give slots back in which nothing runs."""
-        await placement_groups.give_back([each.group for each in slots])
-        self.slots = [each for each in self.slots if each not in slots]
 
     async def announce(self, round_number: int, batch_size: int | None) -> None:
         """Announce to every member that runs and has a place its rank in the next round, and the
@@ -527,7 +411,7 @@ class WorkerGroup:
         Slots whose processes can't be ended stay with their node's agent (`quarantine`). May be
         repeated when it failed. The slots come last: they are offered to others at once.
         """
-        if not self._num_slots_ever:
+        if not self._slots.num_ever:
             return  # nothing runs without a slot
         for member in self.members:
             with contextlib.suppress(RayActorError):

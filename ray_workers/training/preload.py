@@ -24,7 +24,7 @@ _MODULES = (
     "sklearn.datasets",
     "runpy",
     "ray_workers.recipes",
-    "ray_workers.training.loop.rank_main",
+    "ray_workers.training.process.rank_main",
     "ray_workers.training.loop.trainer",
     "ray_workers.training.elastic.store_server",
     "dray.train.prepared.loader",

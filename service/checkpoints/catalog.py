@@ -11,7 +11,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.spec.recipes import MINIMISED
+from dray.spec.program.recipes import MINIMISED
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as repository
 from service.domain.attempts.lineage import last_steps

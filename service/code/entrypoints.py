@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 
 from dray.spec import Script
-from dray.spec.roles import Framework
+from dray.spec.program.roles import Framework
 from service.code.uploads import CodeUploads, StoredFile, code_not_found
 from service.domain.errors import CodeNotFound, CodeUnfit
 

@@ -30,8 +30,8 @@ from dray.code.manifest import (
 )
 from service.config.settings import Settings
 from service.db.models import CodeRow
-from service.db.repositories import code as repository
-from service.db.repositories.code import PartPlace
+from service.db.repositories.submission import code as repository
+from service.db.repositories.submission.code import PartPlace
 from service.db.session import Database
 from service.domain.errors import BadUpload, CodeNotFound, StorageUnavailable, UploadTooLarge
 from service.storage.quota import refuse_if_full

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dray import units
+from dray.input import units
 
 LABEL = "label:"
 """A node's label as if it were a resource, `label:KEY=VALUE`, of which each worker that asks for it

@@ -11,9 +11,9 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from service.db.models import AttemptCostRow, AttemptRow, JobRow
-from service.db.repositories import costs as repository
+from service.db.repositories.scheduling import costs as repository
 from service.domain.costs.prices import Prices, cost_of
-from service.lifecycle import held_slots
+from service.lifecycle import held_slots, resizing
 
 
 def charge(
@@ -23,7 +23,8 @@ def charge(
     held_slots.settle(attempt, until)
     if prices is None or attempt.held_until is None or attempt.started_at is None:
         return
-    cost = cost_of(prices, attempt.bundle, held_slots.of(attempt), attempt.slot_seconds or {})
+    bundle = resizing.held_request(attempt.slices, attempt.bundle, attempt.servers).mean_bundle
+    cost = cost_of(prices, bundle, held_slots.of(attempt), attempt.slot_seconds or {})
     repository.put(
         session,
         AttemptCostRow(

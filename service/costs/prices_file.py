@@ -16,9 +16,9 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from dray.documents import parse_yaml
 from dray.errors import SpecError
-from dray.names import unfit
+from dray.input.names import unfit
+from dray.input.validation import Fault, check_as, check_values
 from dray.spec.fields import Document, Number, wrong
-from dray.validation import Fault, check_as, check_values
 from service.config.start_refusals import StartRefused
 from service.domain.costs.prices import PriceRule, Prices, unreachable
 

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from dray import views
 from service.costs.prices_file import PricesFile
 from service.db.models import NodeRow
-from service.db.repositories import cluster as cluster_repository
-from service.db.repositories import costs as repository
+from service.db.repositories.scheduling import cluster as cluster_repository
+from service.db.repositories.scheduling import costs as repository
 from service.db.session import Database
 from service.domain.costs.budgets import month_of
 from service.domain.costs.prices import Prices

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from service.costs.prices_file import PricesFile
-from service.db.repositories import costs as repository
+from service.db.repositories.scheduling import costs as repository
 from service.domain.costs.budgets import QueueSpending, month_of, next_month, used_up, with_budget
 from service.domain.scheduling.rules.queues import Queue
 

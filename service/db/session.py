@@ -125,17 +125,11 @@ def normalise_url(url: str) -> URL:
 class Database:
     """Owns the connections and the threads that use them."""
 
-    def __init__(
-        self,
-        url: str,
-        signals: Signals | None = None,
-        *,
-        clock: Callable[[], datetime] = utc_now,
-    ) -> None:
+    def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self.clock = clock
         """The clock of this process; where other processes write, too, decide by `time` instead."""
         self.url = normalise_url(url)
-        self.signals = signals or Signals()
+        self.signals = Signals()
         self.meter = Meter()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.damage: str | None = None

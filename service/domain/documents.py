@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from dray.input.validation import Fault, check
 from dray.spec import SPEC_VERSION, JobSpec
-from dray.validation import Fault, check
 
 Document = dict[str, Any]
 

@@ -2,68 +2,6 @@
 
 Each class has a stable `code` that programs match on; `message` says what was wrong, `hint` what
 to do, and `pointer` (a JSON pointer) which field of the document is at fault.
-
-    DomainError
-      NotFound              job_not_found
-        ArtifactNotFound    artifact_not_found
-        CheckpointNotFound  checkpoint_not_found
-        DrillNotFound       drill_not_found
-        CodeNotFound        code_not_found
-        QueueNotFound       queue_not_found
-        DecisionNotFound    decision_not_found
-        ArrayNotFound       array_not_found
-        SweepNotFound       sweep_not_found
-        ExperimentNotFound  experiment_not_found
-        WebhookNotFound     webhook_not_found
-        DownloadLinkNotFound  download_link_not_found
-        ClientNotFound      client_not_found
-      JoinTokenUnknown      unauthorized
-      Conflict
-        JobFinished         job_finished
-        JobLive             job_live
-        JobNotRunning       job_not_running
-        JobNotWaiting       job_not_waiting
-        QueueFull           queue_full
-        QueueInUse          queue_in_use
-        CheckpointInUse     checkpoint_in_use
-        AnnotationsChanged  annotations_changed
-        IdempotencyInFlight idempotency_in_flight
-        TooManyWebhooks     too_many_webhooks
-        WebhookDisabled     webhook_disabled
-        NotFederated        not_federated
-        TooManyClients      too_many_clients
-        RoundOver           round_over
-        UpdateRefused       update_refused
-      Unsatisfiable         unsatisfiable
-        OutOfMemory         out_of_memory
-      NotPlannable          not_plannable
-      DrillImpossible       drill_impossible
-      DataSourceForbidden   data_source_forbidden
-      WebhookUrlForbidden   webhook_url_forbidden
-      IdempotencyMismatch   idempotency_key_reused
-      BadUpload             bad_upload
-      BadUpdate             bad_update
-      UploadTooLarge        upload_too_large
-      CodeUnfit             code_unfit
-      UnknownQueue          unknown_queue
-      PriorityTooHigh       priority_too_high
-      InvalidQueue          invalid_queue
-      ArrayTooLarge         array_too_large
-      InvalidTrial          invalid_trial
-      SamplerUnavailable    sampler_unavailable
-      DependencyNotFound    dependency_not_found
-      DependencyNeverSatisfied  dependency_never_satisfied
-      InitFromNotFound      init_from_not_found
-      InitFromDiffers       init_from_differs
-      QuotaExceeded         quota_exceeded
-      InvalidSearch         invalid_search
-      NotComparable         not_comparable
-      TooManyTags           too_many_tags
-      BadCursor             bad_cursor
-      Unavailable
-        DatabaseUnavailable database_unavailable
-        StorageUnavailable  storage_unavailable
-          FolderSpoilt
 """
 
 from __future__ import annotations
@@ -76,6 +14,10 @@ class DomainError(Exception):
 
     code: ClassVar[str] = "error"
 
+    def __init_subclass__(cls, *, code: str = "") -> None:
+        if code:
+            cls.code = code
+
     def __init__(self, message: str, *, pointer: str | None = None, hint: str | None = None):
         super().__init__(message)
         self.message = message
@@ -83,354 +25,238 @@ class DomainError(Exception):
         self.hint = hint
 
 
-class NotFound(DomainError):
+class NotFound(DomainError, code="job_not_found"):
     """There is no such job."""
 
-    code = "job_not_found"
 
-
-class ArtifactNotFound(NotFound):
+class ArtifactNotFound(NotFound, code="artifact_not_found"):
     """The job exists, the artifact does not."""
 
-    code = "artifact_not_found"
 
-
-class CheckpointNotFound(NotFound):
+class CheckpointNotFound(NotFound, code="checkpoint_not_found"):
     """The job exists, the checkpoint or its file does not."""
 
-    code = "checkpoint_not_found"
 
-
-class DrillNotFound(NotFound):
+class DrillNotFound(NotFound, code="drill_not_found"):
     """The job exists, the drill does not."""
 
-    code = "drill_not_found"
 
-
-class CodeNotFound(NotFound):
+class CodeNotFound(NotFound, code="code_not_found"):
     """The caller has uploaded no such code, or the job has none."""
 
-    code = "code_not_found"
 
-
-class QueueNotFound(NotFound):
+class QueueNotFound(NotFound, code="queue_not_found"):
     """There is no queue of this name."""
 
-    code = "queue_not_found"
 
-
-class DecisionNotFound(NotFound):
+class DecisionNotFound(NotFound, code="decision_not_found"):
     """No round of the scheduler of this number is kept, or it can't be read."""
 
-    code = "decision_not_found"
 
-
-class ArrayNotFound(NotFound):
+class ArrayNotFound(NotFound, code="array_not_found"):
     """There is no array of this id, or none of its jobs is left."""
 
-    code = "array_not_found"
 
-
-class SweepNotFound(NotFound):
+class SweepNotFound(NotFound, code="sweep_not_found"):
     """There is no sweep of this id, or none of its trials is left."""
 
-    code = "sweep_not_found"
 
-
-class ExperimentNotFound(NotFound):
+class ExperimentNotFound(NotFound, code="experiment_not_found"):
     """No job has this experiment."""
 
-    code = "experiment_not_found"
 
-
-class WebhookNotFound(NotFound):
+class WebhookNotFound(NotFound, code="webhook_not_found"):
     """There is no webhook of this id, or it is another user's."""
 
-    code = "webhook_not_found"
 
-
-class DownloadLinkNotFound(NotFound):
+class DownloadLinkNotFound(NotFound, code="download_link_not_found"):
     """The link has been used, is too old, or never was."""
 
-    code = "download_link_not_found"
 
-
-class ClientNotFound(NotFound):
+class ClientNotFound(NotFound, code="client_not_found"):
     """The federated job has no client of this number."""
 
-    code = "client_not_found"
 
-
-class JoinTokenUnknown(DomainError):
+class JoinTokenUnknown(DomainError, code="unauthorized"):
     """The token is not one of the job's clients, or was revoked."""
 
-    code = "unauthorized"
 
-
-class Conflict(DomainError):
+class Conflict(DomainError, code="conflict"):
     """The job's state does not allow what was asked."""
 
-    code = "conflict"
 
-
-class NotFederated(Conflict):
+class NotFederated(Conflict, code="not_federated"):
     """The job has no clients outside of the cluster."""
 
-    code = "not_federated"
 
-
-class TooManyClients(Conflict):
+class TooManyClients(Conflict, code="too_many_clients"):
     """As many clients are invited as the job's document has."""
 
-    code = "too_many_clients"
 
-
-class RoundOver(Conflict):
+class RoundOver(Conflict, code="round_over"):
     """The round of a federated job is not open (any more)."""
 
-    code = "round_over"
 
-
-class UpdateRefused(Conflict):
+class UpdateRefused(Conflict, code="update_refused"):
     """The client is not asked for an update in the round, or has sent it."""
 
-    code = "update_refused"
 
-
-class BadUpdate(DomainError):
+class BadUpdate(DomainError, code="bad_update"):
     """The update of a client has not the size of the model, or lacks a part."""
 
-    code = "bad_update"
 
-
-class JobFinished(Conflict):
+class JobFinished(Conflict, code="job_finished"):
     """The job has ended, so it can be neither cancelled nor changed."""
 
-    code = "job_finished"
 
-
-class JobLive(Conflict):
+class JobLive(Conflict, code="job_live"):
     """The job has not ended, so it can't be deleted."""
 
-    code = "job_live"
 
-
-class JobNotRunning(Conflict):
+class JobNotRunning(Conflict, code="job_not_running"):
     """The job does not run (any more, or yet), so that nothing can happen to its processes."""
 
-    code = "job_not_running"
 
-
-class JobNotWaiting(Conflict):
+class JobNotWaiting(Conflict, code="job_not_waiting"):
     """The job does not wait, so it can be neither held nor moved."""
 
-    code = "job_not_waiting"
 
-
-class QueueFull(Conflict):
+class QueueFull(Conflict, code="queue_full"):
     """As many jobs wait in the queue as its rules allow."""
 
-    code = "queue_full"
 
-
-class QueueInUse(Conflict):
+class QueueInUse(Conflict, code="queue_in_use"):
     """Jobs that have not ended are in the queue, or it is the default one: it can't be deleted."""
 
-    code = "queue_in_use"
 
-
-class CheckpointInUse(Conflict):
+class CheckpointInUse(Conflict, code="checkpoint_in_use"):
     """A live job starts from a checkpoint of this one, so it can't be deleted."""
 
-    code = "checkpoint_in_use"
 
-
-class AnnotationsChanged(Conflict):
+class AnnotationsChanged(Conflict, code="annotations_changed"):
     """Somebody changed the tags or notes since they were read."""
 
-    code = "annotations_changed"
 
-
-class TooManyWebhooks(Conflict):
+class TooManyWebhooks(Conflict, code="too_many_webhooks"):
     """The user has as many webhooks as a user may have."""
 
-    code = "too_many_webhooks"
 
-
-class WebhookDisabled(Conflict):
+class WebhookDisabled(Conflict, code="webhook_disabled"):
     """The webhook is disabled, so nothing is sent to it."""
 
-    code = "webhook_disabled"
 
-
-class Unsatisfiable(DomainError):
+class Unsatisfiable(DomainError, code="unsatisfiable"):
     """The cluster could not run the job even if it were empty."""
 
-    code = "unsatisfiable"
 
-
-class OutOfMemory(Unsatisfiable):
+class OutOfMemory(Unsatisfiable, code="out_of_memory"):
     """The job needs more memory than its workers have."""
 
-    code = "out_of_memory"
 
-
-class NotPlannable(DomainError):
+class NotPlannable(DomainError, code="not_plannable"):
     """Nothing can be said of the job before its data are read, or it leaves no way to divide it."""
 
-    code = "not_plannable"
 
-
-class DrillImpossible(DomainError):
+class DrillImpossible(DomainError, code="drill_impossible"):
     """The job is none on which this drill makes sense."""
 
-    code = "drill_impossible"
 
-
-class DataSourceForbidden(DomainError):
+class DataSourceForbidden(DomainError, code="data_source_forbidden"):
     """The job names data that the operator lets nobody read."""
 
-    code = "data_source_forbidden"
 
-
-class WebhookUrlForbidden(DomainError):
+class WebhookUrlForbidden(DomainError, code="webhook_url_forbidden"):
     """The operator lets no webhook be sent to this address."""
 
-    code = "webhook_url_forbidden"
 
-
-class IdempotencyMismatch(DomainError):
+class IdempotencyMismatch(DomainError, code="idempotency_key_reused"):
     """The idempotency key was used before, for another request."""
 
-    code = "idempotency_key_reused"
 
-
-class BadUpload(DomainError):
+class BadUpload(DomainError, code="bad_upload"):
     """The uploaded files can't be those of one folder."""
 
-    code = "bad_upload"
 
-
-class UploadTooLarge(DomainError):
+class UploadTooLarge(DomainError, code="upload_too_large"):
     """More was uploaded than one owner may."""
 
-    code = "upload_too_large"
 
-
-class CodeUnfit(DomainError):
+class CodeUnfit(DomainError, code="code_unfit"):
     """The job names code that is not there, or that has no such entrypoint."""
 
-    code = "code_unfit"
 
-
-class UnknownQueue(DomainError):
+class UnknownQueue(DomainError, code="unknown_queue"):
     """The job names a queue that does not exist."""
 
-    code = "unknown_queue"
 
-
-class PriorityTooHigh(DomainError):
+class PriorityTooHigh(DomainError, code="priority_too_high"):
     """The job's priority is above its queue's `max_priority`."""
 
-    code = "priority_too_high"
 
-
-class InvalidQueue(DomainError):
+class InvalidQueue(DomainError, code="invalid_queue"):
     """The rules of a queue contradict each other."""
 
-    code = "invalid_queue"
 
-
-class ArrayTooLarge(DomainError):
+class ArrayTooLarge(DomainError, code="array_too_large"):
     """The array has more jobs than the operator allows."""
 
-    code = "array_too_large"
 
-
-class InvalidTrial(DomainError):
+class InvalidTrial(DomainError, code="invalid_trial"):
     """The values of a trial do not go together: its document would be refused."""
 
-    code = "invalid_trial"
 
-
-class SamplerUnavailable(DomainError):
+class SamplerUnavailable(DomainError, code="sampler_unavailable"):
     """The sampler of the sweep is not installed on this server."""
 
-    code = "sampler_unavailable"
 
-
-class DependencyNotFound(DomainError):
+class DependencyNotFound(DomainError, code="dependency_not_found"):
     """A job or array that the job is to start after does not exist."""
 
-    code = "dependency_not_found"
 
-
-class DependencyNeverSatisfied(DomainError):
+class DependencyNeverSatisfied(DomainError, code="dependency_never_satisfied"):
     """A job after whose success the job is to start has ended otherwise."""
 
-    code = "dependency_never_satisfied"
 
-
-class InitFromNotFound(DomainError):
+class InitFromNotFound(DomainError, code="init_from_not_found"):
     """The checkpoint that the job is to start from does not exist."""
 
-    code = "init_from_not_found"
 
-
-class InitFromDiffers(DomainError):
+class InitFromDiffers(DomainError, code="init_from_differs"):
     """The checkpoint is of another model, or, taken whole, of another kind of training."""
 
-    code = "init_from_differs"
 
-
-class QuotaExceeded(DomainError):
+class QuotaExceeded(DomainError, code="quota_exceeded"):
     """The storage is full by the operator's settings: no job is taken."""
 
-    code = "quota_exceeded"
 
-
-class InvalidSearch(DomainError):
+class InvalidSearch(DomainError, code="invalid_search"):
     """The search expression can't be read; the message begins with the column at fault."""
 
-    code = "invalid_search"
 
-
-class NotComparable(DomainError):
+class NotComparable(DomainError, code="not_comparable"):
     """There is nothing to compare the jobs with, or the baseline is no job of the experiment."""
 
-    code = "not_comparable"
 
-
-class TooManyTags(DomainError):
+class TooManyTags(DomainError, code="too_many_tags"):
     """The job would have more tags than a job can have."""
 
-    code = "too_many_tags"
 
-
-class IdempotencyInFlight(Conflict):
+class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
     """The first request with this idempotency key has not been answered yet."""
 
-    code = "idempotency_in_flight"
 
-
-class BadCursor(DomainError):
+class BadCursor(DomainError, code="bad_cursor"):
     """The cursor is not one that this call gave out."""
 
-    code = "bad_cursor"
 
-
-class Unavailable(DomainError):
+class Unavailable(DomainError, code="unavailable"):
     """Something the service stands on does not answer; asking again later may work."""
 
-    code = "unavailable"
+
+class DatabaseUnavailable(Unavailable, code="database_unavailable"): ...
 
 
-class DatabaseUnavailable(Unavailable):
-    code = "database_unavailable"
-
-
-class StorageUnavailable(Unavailable):
-    code = "storage_unavailable"
+class StorageUnavailable(Unavailable, code="storage_unavailable"): ...
 
 
 class FolderSpoilt(StorageUnavailable):

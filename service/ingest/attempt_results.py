@@ -20,10 +20,11 @@ from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome, Phase
 from service.costs import charging
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import chunks as chunks_repository
+from service.db.repositories import events as events_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
+from service.db.repositories.telemetry import chunks as chunks_repository
 from service.db.session import measure, notify, touch
 from service.domain import meter
 from service.domain.attempts import ledger
@@ -108,7 +109,7 @@ def record(
     attempts = attempts_repository.live_of(session, job_ids)
     drilled = faults_repository.with_open_drills(session, job_ids)
     ending = [one.job_id for one in received if one.reply.outcome is not None]
-    lacking = repository.with_event(session, ending, LEFT_OUT)
+    lacking = events_repository.with_event(session, ending, LEFT_OUT)
     known = known or KnownAttempts()
     ends = Ends()
     recorded = []

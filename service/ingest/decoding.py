@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec import MAX_WORKERS, OnDivergence
-from dray.spec.federated import MAX_CLIENTS
+from dray.spec.federated.parts import MAX_CLIENTS
 from dray.views import DrillState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Slice
 from ray_workers.shared.frames import (

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Frame
 from service.db.models import JobRow
-from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import events as events_repository
 from service.domain.text import clean
 from service.lifecycle.transitions import remark
 from service.telemetry.log_lines import MAX_TIME_S
@@ -50,7 +50,7 @@ class Refusals:
     def tell(self, session: Session, job: JobRow, now: datetime) -> None:
         """Leave an event of them, once for each job."""
         type_ = "frames_refused"
-        if not self._counts or jobs_repository.has_event(session, job.id, type_):
+        if not self._counts or events_repository.has_event(session, job.id, type_):
             return
         what, _ = self._counts.most_common(1)[0]
         remark(

@@ -28,7 +28,7 @@ from ray_workers.shared.frames import (
 )
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import events as events_repository
 from service.domain.ids import artifact_id
 from service.domain.series import TIMES, Points
 from service.ingest import metric_columns, resume_reports, rounds, step_times
@@ -281,7 +281,7 @@ class RankFrames:
             return
         self._watches_script = False
         attempt = self._attempt.attempt
-        if jobs_repository.has_event(self._session, self._job.id, DIVERGENCE, attempt):
+        if events_repository.has_event(self._session, self._job.id, DIVERGENCE, attempt):
             return
         key = min(found, key=found.__getitem__)
         at = found[key]

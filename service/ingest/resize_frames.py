@@ -46,9 +46,11 @@ def store_resized(
         if count_of(held.slices) == num_before:
             attempt.recall_after = now + rules.KEEPING_PAUSE
     attempt.grow_after = None if pause is None else now + pause
-    attempt.lacking, attempt.growth = lacking, None
-    attempt.world_size = job.world_size = world_size
     message = report.message or f"goes on with {workers(world_size)}"
+    attempt.lacking, attempt.growth = lacking, None
+    if not lacking and resizing.trains_with_fewer(job, world_size):
+        attempt.growth = {"code": "resized", "message": message, "blocked_by": []}
+    attempt.world_size = job.world_size = world_size
     remark(
         session,
         job,

@@ -32,22 +32,9 @@ def store(
         # After a restart the storage tells what has come in, and not what was begun.
         repository.forget_sent(session, job.id, report.name, report.received)
     closes_at = at + timedelta(seconds=report.deadline_s)
-    row = FederatedRoundRow(
-        job_id=job.id,
-        attempt=attempt.attempt,
-        number=report.number,
-        name=report.name,
-        is_open=report.is_open,
-        clients=None if report.clients is None else list(report.clients),
-        quorum=report.quorum,
-        closes_at=closes_at if before is None or not is_same or is_new_phase else before.closes_at,
-        num_elements=report.num_elements,
-        awaits=report.awaits,
-        update_bytes=report.update_bytes,
-        model_sha256=report.model_sha256,
-        model_size_bytes=report.model_size_bytes,
-        form_sha256=report.form_sha256,
-        form_size_bytes=report.form_size_bytes,
-    )
+    if before is not None and is_same and not is_new_phase:
+        closes_at = before.closes_at
+    told = {k: v for k, v in report.body().items() if k not in ("deadline_s", "received")}
+    row = FederatedRoundRow(job_id=job.id, attempt=attempt.attempt, closes_at=closes_at, **told)
     repository.put_round(session, row)
     notify(session, rounds_of(job.id))

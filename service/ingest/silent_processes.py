@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import ProcessKind, SilentProcess
 from service.db.models import AttemptRow, JobRow
-from service.db.repositories import cluster as cluster_repository
+from service.db.repositories.scheduling import cluster as cluster_repository
 from service.domain.progress import without_rates
 from service.lifecycle.transitions import remark
 

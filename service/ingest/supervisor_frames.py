@@ -157,6 +157,7 @@ class SupervisorFrames:
         if report.recovery_s is not None:
             measure(self._session, meter.RECOVERY, report.recovery_s, "in_place")
         values = {"recoveries": self._job.recoveries + 1, "world_size": world_size}
+        self._attempt.growth = None
         if self._job.state == JobState.RECOVERING:
             move(
                 self._session,

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from dray.spec import Sweep
 from service.db.models import JobRow, TrialRow
-from service.db.repositories import sweeps as repository
+from service.db.repositories.submission import sweeps as repository
 from service.domain.series import Points
 from service.domain.states import STOPPED_EARLY, Trigger
 from service.domain.sweeps import halving

@@ -16,11 +16,12 @@ from dray.views import JobState
 from service.checkpoints import init_from
 from service.config.settings import Settings
 from service.db.models import JobRow
-from service.db.repositories import arrays as repository
-from service.db.repositories import document_values
+from service.db.repositories import events as events_repository
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import sweeps as sweeps_repository
 from service.db.repositories.bulk import CHUNK, in_chunks
+from service.db.repositories.catalog import document_values
+from service.db.repositories.submission import arrays as repository
+from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.documents import MAX_SEED
@@ -95,7 +96,7 @@ def insert(
         row.array_index = 0
         row.array_max_running = many.max_running
     jobs_repository.insert(session, row, spec.labels)
-    jobs_repository.add_events(session, [event])
+    events_repository.add_events(session, [event])
     moves.note(session, [event])
     if many is None:
         shared = defaults()

@@ -14,7 +14,7 @@ from dray.requests import JobChangeRequest
 from dray.views import JobState
 from service.db.models import JobRow
 from service.db.notifications import QUEUE
-from service.db.repositories import queues as queues_repository
+from service.db.repositories.scheduling import queues as queues_repository
 from service.db.session import Database, notify
 from service.domain.errors import JobFinished, JobNotWaiting
 from service.domain.events import ACTOR, ANONYMOUS

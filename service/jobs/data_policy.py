@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dray.spec import Environment, Gpt, Imported, JobSpec
-from dray.spec.code import RemoteCode
+from dray.spec.program.code import RemoteCode
 from ray_workers.shared.net_policy import (
     Address,
     AllowedHosts,

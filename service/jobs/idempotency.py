@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from service.db.models import IdempotencyRow
-from service.db.repositories import idempotency as repository
+from service.db.repositories.submission import idempotency as repository
 from service.domain.errors import IdempotencyInFlight, IdempotencyMismatch
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.views import JobState
-from service.db.repositories import listing as repository
+from service.db.repositories.catalog import listing as repository
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor

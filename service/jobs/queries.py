@@ -15,11 +15,13 @@ from service.config.settings import Settings
 from service.db.models import AttemptRow, CheckpointRow
 from service.db.notifications import Signals
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import cluster as cluster_repository
-from service.db.repositories import costs as costs_repository
+from service.db.repositories import events as events_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories import storage as storage_repository
+from service.db.repositories.scheduling import cluster as cluster_repository
+from service.db.repositories.scheduling import costs as costs_repository
+from service.db.repositories.scheduling import planned_jobs
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.attempts.lineage import NO_END
@@ -178,7 +180,7 @@ class Queries:
         def work(session: Session) -> views.EventPage:
             found(session, job_id)
             count = max(1, min(limit, MAX_EVENTS))
-            rows = repository.events_after(session, job_id, min(after_seq, MAX_SEQ), count)
+            rows = events_repository.events_after(session, job_id, min(after_seq, MAX_SEQ), count)
             return views.EventPage(
                 items=[serializers.event(row) for row in rows],
                 next_seq=rows[-1].seq if rows else after_seq,
@@ -296,10 +298,10 @@ class Queries:
             message = "; ".join(filter(None, (row.reason_message, size, silent, away, hang)))
             start, end = forecasts.of_job(session, row)
             position = row.position if is_queued else None
-            ahead = [] if position is None else repository.first_in_queue(session, position)
+            ahead = [] if position is None else planned_jobs.first_in_queue(session, position)
             waits_for = blocked_by or in_its_way
             running = (
-                repository.holding_slots(session, waits_for, MAX_NAMED)
+                planned_jobs.holding_slots(session, waits_for, MAX_NAMED)
                 if is_queued or waits_for
                 else []
             )
@@ -307,7 +309,7 @@ class Queries:
                 state=row.state,
                 reason=views.Reason(code=row.reason_code, message=message),
                 position=position,
-                queue_length=repository.count_queued(session) if is_queued else None,
+                queue_length=planned_jobs.count_queued(session) if is_queued else None,
                 blocked_by=waits_for,
                 ahead=[serializers.other_job(other) for other in ahead],
                 running=[serializers.other_job(other) for other in running if other.id != job_id],
@@ -412,6 +414,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             row.job_id,
             resizing.as_slices(row.slices),
             row.bundle,
+            servers=resizing.as_servers(row.servers),
         )
         for row in live
     ]
@@ -439,7 +442,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
 
 def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:
     """The choice of `sync: auto`, which the job's first event has."""
-    first = repository.events_after(session, job_id, 0, 1)
+    first = events_repository.events_after(session, job_id, 0, 1)
     found = first[0].data.get(SYNC_PLAN) if first else None
     return None if found is None else views.SyncPlan.model_validate(found)
 

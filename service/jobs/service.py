@@ -21,10 +21,10 @@ from service.config.node_types import LABEL
 from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.notifications import QUEUE, Signals, events_of
-from service.db.repositories import arrays as arrays_repository
-from service.db.repositories import code as code_repository
-from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import jobs as repository
+from service.db.repositories.submission import arrays as arrays_repository
+from service.db.repositories.submission import code as code_repository
+from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain.errors import (
@@ -44,7 +44,7 @@ from service.domain.states import Trigger
 from service.jobs import arrays, data_policy, listing, serializers, silos, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.jobs.listing import JobQuery
-from service.lifecycle import dependencies
+from service.lifecycle import dependencies, resizing
 from service.lifecycle.transitions import move
 from service.nodes import node_table
 from service.nodes.gpu_capabilities import refuse_missing_precision
@@ -203,7 +203,7 @@ class Jobs:
         spec = prepared.resolved.spec
         if prepared.resolved.refusal is not None:
             raise prepared.resolved.refusal
-        request = silos.at_home(slots.request_of(spec.resources, spec.elastic), spec)
+        request = silos.at_home(slots.request_of(spec.resources, spec.elastic, spec.sync), spec)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
         _refuse_impossible(session, request, self._settings)
@@ -376,7 +376,8 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
     """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
     an autoscaler may add; or if no level of the topology has the name that it asks for."""
     has_labels = any(name.startswith(LABEL) for name in request.bundle)
-    is_placed = has_labels or bool(request.homes) or request.required_level is not None
+    is_spread = bool(request.homes) or request.servers is not None
+    is_placed = has_labels or is_spread or request.required_level is not None
     known = node_table.usable if is_placed else node_table.totals
     usable = known(session, settings.autoscale_nodes)
     topology = Topology(settings.topology, (usable or ()) if is_placed else ())
@@ -392,10 +393,18 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
         )
 
 
+def _num_like(request: policy.Request) -> int:
+    """Workers that are no servers with other resources."""
+    return request.num_workers - (0 if request.servers is None else request.servers.number)
+
+
 def _pointer_of_lack(request: policy.Request, usable: Sequence[policy.Node]) -> str:
     """The field of a request that these nodes could never meet."""
     if (homeless := policy.homeless_worker(request, usable)) is not None:
         return f"/federated/silos/{homeless}/node_labels"
+    workers = replace(request, num_workers=_num_like(request), servers=None)
+    if request.servers is not None and policy.can_ever_fit(workers, usable) is None:
+        return "/sync/server_resources"
     anywhere = replace(request, required_level=None)
     if request.required_level and (not usable or policy.can_ever_fit(anywhere, usable) is None):
         return "/resources/required_topology"
@@ -436,6 +445,7 @@ def _new_row(
         bundle=dict(request.bundle),
         required_topology=request.required_level,
         homes=[list(labels) for labels in request.homes] or None,
+        servers=resizing.servers_row(request.servers),
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,

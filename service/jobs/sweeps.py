@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.spec import Sweep
 from service.db.models import SweepRow
-from service.db.repositories import sweeps as repository
+from service.db.repositories.submission import sweeps as repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor

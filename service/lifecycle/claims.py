@@ -17,15 +17,17 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import Phase, Slice
+from ray_workers.shared.contracts import Phase, ServerSlots, Slice
 from service.checkpoints import init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.db.models import CodeRow
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import cluster as cluster_repository
-from service.db.repositories import code as code_repository
+from service.db.repositories import events as events_repository
 from service.db.repositories import jobs as repository
-from service.db.repositories import sweeps as sweeps_repository
+from service.db.repositories.scheduling import cluster as cluster_repository
+from service.db.repositories.scheduling import planned_jobs
+from service.db.repositories.submission import code as code_repository
+from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import measure
 from service.domain import meter
 from service.domain.attempts.retries import ROLLBACK_FACTOR
@@ -33,7 +35,7 @@ from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
 from service.domain.scheduling.placement.slots import workers
 from service.domain.states import Trigger, transition
-from service.lifecycle import held_slots, moves
+from service.lifecycle import held_slots, moves, resizing
 from service.lifecycle.transitions import changes_of, move, runtime_left_s, state_event, tell_moved
 
 
@@ -46,6 +48,7 @@ class Wanted:
     queue_seen: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
+    servers: ServerSlots | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def claim(
 ) -> list[Claimed | None]:
     """Begin the next attempts of these jobs; None for one that is no longer as it was seen, and for
     a trial that has no values yet. A job that can't start any more fails."""
-    rows = repository.lock_waiting(session, [one.job_id for one in wanted])
+    rows = planned_jobs.lock_waiting(session, [one.job_id for one in wanted])
     in_arrays = [row.id for row in rows.values() if row.array_id is not None]
     parameters = sweeps_repository.parameters(session, in_arrays)
     startable = []
@@ -157,6 +160,7 @@ def _begin(
                 "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
                 "held": held_slots.on_nodes(slices, labels),
                 "bundle": dict(each.wanted.bundle),
+                "servers": resizing.servers_row(each.wanted.servers),
                 "world_size": change["world_size"],
                 "cluster_session": cluster_session,
                 "cursor": {},
@@ -164,9 +168,9 @@ def _begin(
                 "created_at": now,
             }
         )
-    repository.change_waiting(session, changes)
+    planned_jobs.change_waiting(session, changes)
     attempts_repository.insert(session, attempts)
-    repository.add_events(session, events)
+    events_repository.add_events(session, events)
     moves.note(session, events)
     for each in startable:
         tell_moved(session, each.row)

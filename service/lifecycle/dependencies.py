@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.db.notifications import QUEUE, events_of
-from service.db.repositories import arrays as arrays_repository
-from service.db.repositories import dependencies as repository
-from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import events as events_repository
+from service.db.repositories.submission import arrays as arrays_repository
+from service.db.repositories.submission import dependencies as repository
 from service.db.session import notify
 from service.domain.errors import DependencyNeverSatisfied, DependencyNotFound
 from service.domain.scheduling.rules.dependencies import Prospect, never_satisfied, prospect
@@ -171,7 +171,7 @@ def _end(
         "data": dict(data),
     }
     rows = [{**told, "job_id": row.id, "seq": row.event_seq} for row in changed]
-    jobs_repository.add_events(session, rows)
+    events_repository.add_events(session, rows)
     moves.note(session, rows)
     if rows:
         moves.ended(session, state, len(rows))

@@ -17,13 +17,14 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Grant, Phase, Recall, Slice
+from ray_workers.shared.contracts import Grant, Phase, Recall, ServerSlots, Slice
+from ray_workers.supervision.rules.recovery_rules import goes_on_without_lost
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
+from service.db.repositories.scheduling import cluster as cluster_repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic import resizing as rules
@@ -44,6 +45,25 @@ def as_rows(slices: Sequence[Slice]) -> list[dict[str, Any]]:
     return [{"node_id": part.node_id, "num_workers": part.num_workers} for part in slices]
 
 
+def as_servers(row: Mapping[str, Any] | None) -> ServerSlots | None:
+    """Of the column `servers` of a job or attempt."""
+    return None if row is None else ServerSlots(row["number"], row["bundle"])
+
+
+def servers_row(servers: ServerSlots | None) -> dict[str, Any] | None:
+    return None if servers is None else {"number": servers.number, "bundle": dict(servers.bundle)}
+
+
+def held_request(
+    slices: Sequence[Mapping[str, Any]],
+    bundle: Mapping[str, float],
+    servers: Mapping[str, Any] | None,
+) -> policy.Request:
+    """The slots that an attempt holds, by these columns of it, as a request."""
+    number = count_of(as_slices(slices))
+    return policy.Request(number, bundle, servers=as_servers(servers))
+
+
 def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
     """Ids of all nodes that may have files or processes of the attempt."""
     here = (part["node_id"] for part in attempt.slices)
@@ -54,7 +74,7 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
     """The request of a job that was submitted."""
     homes = tuple(tuple(labels) for labels in job.homes or ())
     size = job.num_workers, job.bundle, job.min_workers
-    return policy.Request(*size, job.required_topology, homes)
+    return policy.Request(*size, job.required_topology, homes, as_servers(job.servers))
 
 
 def growing(
@@ -81,6 +101,8 @@ def growing(
         request=request_of(job),
         slices=slices,
         lacking=attempt.lacking,
+        # Only ranks that need no other in particular train while some of them are lacking.
+        trains=attempt.lacking > 0 and job.state == JobState.RUNNING,
         queue=job.queue,
         owner=job.owner,
     )
@@ -324,5 +346,17 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
         at = f"{attempt.recall_after:%H:%M:%S} UTC"
         return f"kept slots that it was asked to give back, and is not asked again before {at}", []
     if attempt.growth is None:
-        return "", []
+        return _why_fewer_train(job), []
     return attempt.growth["message"], list(attempt.growth["blocked_by"])
+
+
+def trains_with_fewer(job: JobRow, world_size: int) -> bool:
+    """Whether it is a job that trains on with so few while its lost ranks are replaced."""
+    return world_size < job.num_workers and goes_on_without_lost(job.spec)
+
+
+def _why_fewer_train(job: JobRow) -> str:
+    if job.state != JobState.RUNNING or not trains_with_fewer(job, job.world_size):
+        return ""
+    of_all = f"trains on with {job.world_size} of {workers(job.num_workers)}"
+    return f"{of_all}; a replacement joins once it is ready"

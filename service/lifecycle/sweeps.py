@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from dray.spec import Sweep
 from service.db.models import JobRow
-from service.db.repositories import sweeps as repository
+from service.db.repositories.submission import sweeps as repository
 from service.domain.states import TOO_MANY_FAILED
 from service.lifecycle import dependencies
 

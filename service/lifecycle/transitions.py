@@ -16,10 +16,12 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db.models import JobRow
 from service.db.notifications import ATTEMPTS, QUEUE, events_of
-from service.db.repositories import dependencies as dependencies_repository
+from service.db.repositories import events as events_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
+from service.db.repositories.scheduling import planned_jobs
+from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.limits import BUDGET_USED_UP, HELD
@@ -46,7 +48,7 @@ class Ends:
     def settle(self, session: Session, now: datetime) -> None:
         if not self._jobs:
             return
-        repository.add_events(session, self._events)
+        events_repository.add_events(session, self._events)
         moves.note(session, self._events)
         ids = [job.id for job, _ in self._jobs]
         message = "the job ended before it was seen to train on"
@@ -99,7 +101,7 @@ def move(
         if ends is None:
             settled.settle(session, now)
     else:
-        repository.add_events(session, [event])
+        events_repository.add_events(session, [event])
         moves.note(session, [event])
     tell_moved(session, job)
     return True
@@ -175,7 +177,7 @@ def remark(
     """An event that leaves the state as it is."""
     event = {
         "job_id": job.id,
-        "seq": repository.count_event(session, job),
+        "seq": events_repository.count_event(session, job),
         "time": now,
         "type": type_,
         "from_state": None,
@@ -185,7 +187,7 @@ def remark(
         "message": message,
         "data": dict(data or {}),
     }
-    repository.add_events(session, [event])
+    events_repository.add_events(session, [event])
     notify(session, job.id, events_of(job.id))
 
 
@@ -196,7 +198,7 @@ def runtime_left_s(job: JobRow | Row[Any]) -> float | None:
 def waits_with_news(session: Session, waits: Sequence[policy.Wait]) -> list[policy.Wait]:
     """Those that `note_waiting` would store, so that a long queue is not read while others wait to
     write."""
-    queued = repository.waiting_notes(session)
+    queued = planned_jobs.waiting_notes(session)
     return [wait for wait in waits if _is_news(queued.get(wait.job_id), wait)]
 
 
@@ -217,7 +219,7 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
     since it keeps jobs back for long. A row that would not change is not written.
     """
     stopped: dict[str, str] = {}
-    queued = repository.waiting_notes_of(session, [wait.job_id for wait in waits])
+    queued = planned_jobs.waiting_notes_of(session, [wait.job_id for wait in waits])
     notes: list[dict[str, Any]] = []
     for wait in waits:
         row = queued.get(wait.job_id)
@@ -236,7 +238,7 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
         }
         new = {f"new_{name}": value for name, value in note.items()}
         notes.append({"job_id": wait.job_id, **new})
-    repository.note_waiting(session, notes)
+    planned_jobs.note_waiting(session, notes)
     _tell_stopped(session, stopped, now)
     touch(session, *(note["job_id"] for note in notes))
     return len(notes)
@@ -252,7 +254,7 @@ def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) 
         "code": BUDGET_USED_UP,
         "data": {},
     }
-    changed = repository.count_events_of_waiting(session, list(messages), BUDGET_USED_UP)
+    changed = planned_jobs.count_events_of_waiting(session, list(messages), BUDGET_USED_UP)
     rows = [
         {
             **told,
@@ -263,7 +265,7 @@ def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) 
         }
         for row in changed
     ]
-    repository.add_events(session, rows)
+    events_repository.add_events(session, rows)
     notify(session, *(topic for row in changed for topic in (row.id, events_of(row.id))))
 
 
@@ -284,13 +286,9 @@ def fail_impossible(
     job_id: str,
     reason: policy.Reason,
     now: datetime,
-    *,
-    attempt_seen: int | None = None,
 ) -> bool:
     """Fail a waiting job that the cluster can never run; False if it is no longer waiting."""
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED:
-        return False
-    if attempt_seen is not None and job.attempt != attempt_seen:
         return False
     return move(session, job, Trigger.IMPOSSIBLE, code=reason.code, message=reason.message, now=now)

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from service.db.repositories import leases as repository
+from service.db.repositories.scheduling import leases as repository
 from service.db.session import Database, notify, touch
 from service.domain import leases
 from service.domain.leases import Lease

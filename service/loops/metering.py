@@ -12,8 +12,8 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.repositories import service_metrics as repository
 from service.db.repositories import webhooks as webhooks_repository
+from service.db.repositories.telemetry import service_metrics as repository
 from service.db.session import Database, touch
 from service.domain.meter import Cell
 from service.loops.shared.timings import LoopTimings

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
 
-from service.db.repositories import mlflow_exports as repository
-from service.db.repositories import tracking
+from service.db.repositories.catalog import mlflow_exports as repository
+from service.db.repositories.catalog import tracking
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.tracking.mlflow.parts import ArtifactFile, JobPart, next_part

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from service.config.settings import Settings
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import chunks as chunks_repository
 from service.db.repositories import storage as repository
+from service.db.repositories.telemetry import chunks as chunks_repository
 from service.db.session import Database
 from service.domain.errors import CheckpointInUse, FolderSpoilt, NotFound, StorageUnavailable
 from service.domain.scheduling.rules.shares import REMEMBERED_S

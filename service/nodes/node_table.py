@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from service.cluster.port import ClusterSnapshot
 from service.config.node_types import NodeType
 from service.db.models import ClusterRow, NodeRow
-from service.db.repositories import cluster as repository
 from service.db.repositories import surroundings
+from service.db.repositories.scheduling import cluster as repository
 from service.domain.scheduling import autoscaling, policy
 from service.domain.text import clean
 from service.nodes import quarantine

@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.views import JobState
 from service.db.models import JobRow
-from service.db.repositories import forecasts as repository
-from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import queues as queues_repository
+from service.db.repositories.scheduling import forecasts as repository
+from service.db.repositories.scheduling import planned_jobs
+from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.counterfactuals import Choices, Counterfactual, JobQuestions
@@ -96,7 +96,7 @@ class Answers:
         """As `explain` would answer of a job that was submitted now. row: as it would be stored;
         after: the jobs and arrays that it would wait for."""
         newest = self._current(session, now)
-        queue_length = jobs_repository.count_queued(session) + 1
+        queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:
             return views.Explanation(state=row.state, reason=NO_FORECAST, queue_length=queue_length)
         waits_for = tuple(Dependency(each, on, "has not ended") for each, on in after)

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray import views
-from service.db.repositories import decisions as repository
+from service.db.repositories.scheduling import decisions as repository
 from service.db.session import touch
 from service.domain.errors import DecisionNotFound
 from service.domain.scheduling import policy

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.views import JobState
 from service.db.models import ForecastRow, JobRow
-from service.db.repositories import forecasts as repository
 from service.db.repositories.bulk import in_chunks
-from service.db.repositories.forecasts import ForecastOf
+from service.db.repositories.scheduling import forecasts as repository
+from service.db.repositories.scheduling.forecasts import ForecastOf
 from service.db.session import touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.simulation import Expected

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.requests import PlanRequest
 from dray.spec import AutoSync, JobSpec
-from dray.spec.parallel import AXES
+from dray.spec.training.parallel import AXES
 from service.db.session import Database
 from service.domain.errors import NotPlannable, OutOfMemory
 from service.nodes import gpu_capabilities

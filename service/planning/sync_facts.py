@@ -28,6 +28,8 @@ MOST_RANKS = 64
 """Of a job, whose paces are read."""
 LEAST_STEPS = 10
 MOST_POINTS = 100
+LEAST_COMPUTE_S = 1e-3
+"""Of a step, which the smallest models take in Python and in the optimizer."""
 SPOT = label_resources({"ray.io/market-type": "spot"})
 
 
@@ -59,7 +61,7 @@ def facts_of(
     work = Work(
         num_ranks=num_workers,
         weights_bytes=weights_bytes(traces_of(alike, shapes, on_gpu=False)),
-        compute_s=step_time(alike, shapes, machine).compute_s,
+        compute_s=max(LEAST_COMPUTE_S, step_time(alike, shapes, machine).compute_s),
         bandwidth_bytes_per_s=bandwidth,
         latency_s=machine.latency_s,
         paces=paces,

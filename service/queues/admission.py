@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from dray.validation import nearest
-from service.db.repositories import queues as repository
+from dray.input.validation import nearest
+from service.db.repositories.scheduling import queues as repository
 from service.domain.errors import PriorityTooHigh, QueueFull, UnknownQueue, Unsatisfiable
 from service.domain.scheduling.placement.slots import Request
 from service.domain.scheduling.rules.limits import why_never

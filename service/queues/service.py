@@ -15,7 +15,7 @@ from dray.requests import QueueChangeRequest, QueueRequest
 from service.costs import spending
 from service.costs.prices_file import PricesFile
 from service.db.notifications import QUEUE
-from service.db.repositories import queues as repository
+from service.db.repositories.scheduling import queues as repository
 from service.db.session import Database, notify, touch
 from service.domain.costs.budgets import with_budget
 from service.domain.costs.prices import Prices

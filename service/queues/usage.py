@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from sqlalchemy.orm import Session
 
 from dray import views
-from service.db.repositories import queues as repository
-from service.domain.scheduling.placement.slots import amounts
+from service.db.repositories.scheduling import queues as repository
+from service.domain.scheduling.placement.slots import amounts_of
 from service.domain.scheduling.rules.queues import Queue
+from service.lifecycle import resizing
 
 
 def of_users(
@@ -20,9 +21,8 @@ def of_users(
     rules = {queue.name: queue for queue in queues}
     waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, only)}
     held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-    for name, owner, slices, bundle in repository.running(session, only):
-        num_workers = sum(part["num_workers"] for part in slices)
-        held[name, owner].append(amounts(bundle, num_workers))
+    for name, owner, *slots in repository.running(session, only):
+        held[name, owner].append(amounts_of(resizing.held_request(*slots)))
     users: dict[str, list[views.QueueUser]] = {}
     for name, owner in sorted({*waiting, *held}):
         num_waiting, num_held = waiting.get((name, owner), (0, 0))

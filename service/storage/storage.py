@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 import fsspec
 
-from dray.names import unfit
+from dray.input.names import unfit
 from service.domain.errors import FolderSpoilt, StorageUnavailable
 
 OF_THE_PATH = frozenset(
@@ -72,10 +72,6 @@ class Storage:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._folder = self._folder.resolve()
-
-    @property
-    def is_local(self) -> bool:
-        return self._folder is not None
 
     @property
     def folder(self) -> Path | None:

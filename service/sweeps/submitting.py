@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from dray.input.validation import Fault, check
 from dray.spec import JobSpec, Sweep
-from dray.validation import Fault, check
 from service.db.models import SweepRow
-from service.db.repositories import sweeps as repository
+from service.db.repositories.submission import sweeps as repository
 from service.domain.errors import InvalidTrial, SamplerUnavailable
 from service.domain.sweeps.sampling import values_of
 from service.sweeps import optuna_sampler

@@ -7,8 +7,8 @@ from typing import Any
 
 from dray.views import MetricValue
 from service.db.models import MetricChunkRow
-from service.db.repositories.chunks import MetricChunk
-from service.db.repositories.open_chunks import OpenChunk
+from service.db.repositories.telemetry.chunks import MetricChunk
+from service.db.repositories.telemetry.open_chunks import OpenChunk
 from service.domain.series import Summary
 
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from service.db.repositories import chunks, open_chunks, recent_metrics, system_metrics
+from service.db.repositories.telemetry import chunks, open_chunks, recent_metrics, system_metrics
 from service.domain.series import TIMES, Summary, summarise
 from service.domain.series_rows import Series, unpack_row
 

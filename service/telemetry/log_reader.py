@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from service.db.models import LogChunkRow
-from service.db.repositories import chunks as repository
+from service.db.repositories.telemetry import chunks as repository
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor, FolderSpoilt, StorageUnavailable
 from service.storage.storage import Storage

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import AttemptRow, JobRow, LogChunkRow
-from service.db.repositories import chunks as repository
+from service.db.repositories.telemetry import chunks as repository
 from service.domain.errors import FolderSpoilt, StorageUnavailable
 from service.lifecycle.transitions import remark
 from service.storage.storage import Storage

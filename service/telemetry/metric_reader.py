@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 from dray import views
 from service.checkpoints.catalog import began_at_step
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import chunks as repository
-from service.db.repositories import recent_metrics
-from service.db.repositories.chunks import MetricChunk
+from service.db.repositories.telemetry import chunks as repository
+from service.db.repositories.telemetry import recent_metrics
+from service.db.repositories.telemetry.chunks import MetricChunk
 from service.domain.attempts.lineage import NO_END, last_steps
 from service.domain.series import (
     BLOCK_POINTS,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from sqlalchemy.orm import Session
 
-from service.db.repositories import metric_summaries as repository
-from service.db.repositories.metric_summaries import MetricSummary
+from service.db.repositories.telemetry import metric_summaries as repository
+from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.domain.series import Summary
 from service.telemetry import metric_reader
 from service.telemetry.chunk_columns import columns_of

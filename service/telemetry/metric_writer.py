@@ -13,10 +13,10 @@ from operator import lt
 from sqlalchemy.orm import Session
 
 from service.db.models import AttemptRow, JobRow
-from service.db.repositories import chunks as repository
-from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import open_chunks, recent_metrics
-from service.db.repositories.open_chunks import OpenChunk
+from service.db.repositories import events as events_repository
+from service.db.repositories.telemetry import chunks as repository
+from service.db.repositories.telemetry import open_chunks, recent_metrics
+from service.db.repositories.telemetry.open_chunks import OpenChunk
 from service.domain.series import (
     CHUNK_POINTS,
     TIMES,
@@ -195,7 +195,7 @@ class MetricStore:
         return steps, values
 
     def _remark_once(self, type_: str, message: str) -> None:
-        if not jobs_repository.has_event(self._session, self._job.id, type_):
+        if not events_repository.has_event(self._session, self._job.id, type_):
             remark(
                 self._session, self._job, type_=type_, code=type_, message=message, now=self._now
             )

@@ -13,8 +13,9 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from service.db.models import JobRow, LogChunkRow
-from service.db.repositories import chunks as repository
+from service.db.repositories import events as events_repository
 from service.db.repositories import jobs as jobs_repository
+from service.db.repositories.telemetry import chunks as repository
 from service.db.session import touch
 from service.domain.errors import StorageUnavailable
 from service.lifecycle.transitions import remark
@@ -32,7 +33,7 @@ REFUSED, DROPPED = "log_refused", "log_dropped"
 def bound(session: Session, job: JobRow, refusal: StorageUnavailable, now: datetime) -> None:
     """Say once for each attempt that its log is refused, and drop the oldest lines beyond
     `MAX_BYTES`."""
-    if not jobs_repository.has_event(session, job.id, REFUSED, job.attempt):
+    if not events_repository.has_event(session, job.id, REFUSED, job.attempt):
         message = (
             f"{refusal.message}; the service keeps the newest {MAX_BYTES} bytes of this log's full "
             "parts until the storage takes them"

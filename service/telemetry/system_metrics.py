@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from ray_workers.shared.frames import SystemMetricsReport
 from service.db.models import SystemMetricsRow
-from service.db.repositories import system_metrics as repository
+from service.db.repositories.telemetry import system_metrics as repository
 from service.domain.series import downsample
 from service.domain.system_metrics import (
     LONE_SAMPLES,

@@ -18,9 +18,9 @@ from ray_workers.shared.contracts import (
 )
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import metric_summaries
-from service.db.repositories import tracking as repository
-from service.db.repositories.metric_summaries import MetricSummary
+from service.db.repositories.catalog import tracking as repository
+from service.db.repositories.telemetry import metric_summaries
+from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.domain import documents
 from service.domain.errors import NotComparable
 from service.domain.topologies import topology_of

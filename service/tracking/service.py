@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
@@ -12,9 +11,10 @@ from dray import views
 from dray.requests import MAX_TAGS, AnnotationRequest
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import metric_summaries, mlflow_exports
-from service.db.repositories import tracking as repository
-from service.db.repositories.metric_summaries import MetricSummary
+from service.db.repositories.catalog import mlflow_exports
+from service.db.repositories.catalog import tracking as repository
+from service.db.repositories.telemetry import metric_summaries
+from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.db.session import Database, touch
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
@@ -42,9 +42,9 @@ SCOPE = "experiments"
 class Tracking:
     """The use cases, each in one transaction. All callers may read and annotate all jobs."""
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._clock = clock or database.clock
+        self._clock = database.clock
 
     async def compare(self, job_ids: Sequence[str]) -> views.Comparison:
         """NotFound if one of the jobs is not there, NotComparable of one job without a baseline."""

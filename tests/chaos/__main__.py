@@ -21,6 +21,7 @@ from benchmarks import machine
 from tests.chaos import plan, report
 from tests.chaos.ground import GROUNDS
 from tests.chaos.kinds import kinds
+from tests.chaos.promises import Learned
 from tests.chaos.turn import Result, Runner
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "chaos.md"
@@ -31,7 +32,7 @@ def main() -> int:
     began = time.monotonic()
     grounds = [asked.ground] if asked.ground else list(GROUNDS)
     results: list[Result] = []
-    weights: dict[str, str] = {}
+    learned: dict[str, Learned | None] = {}
     with tempfile.TemporaryDirectory(prefix="dray-chaos-") as folder:
         known = kinds(Path(folder))
         for name in grounds:
@@ -39,7 +40,7 @@ def main() -> int:
             home.mkdir()
             print(f"on the ground {name}, seed {asked.seed}", flush=True)
             with GROUNDS[name](home) as ground:
-                runner = Runner(ground, known, weights)
+                runner = Runner(ground, known, learned)
                 for turn in _chosen(asked, name):
                     results.append(runner.play(turn))
                     _tell(results[-1], time.monotonic() - began)

@@ -19,6 +19,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.checkpoint.direct_io import folders
 from tests.chaos import crowding, memory
 from tests.chaos.ground import PASSING, patiently
+from tests.chaos.kinds import OUTSIDE_DEADLINE_S
 from tests.chaos.scene import STORE, Missed, Scene, pid_of
 from tests.chaos.stopping import STOPPABLE, stop, stop_briefly
 from tests.integration.harness import eventually, training_pids
@@ -28,6 +29,7 @@ FULL_AT_BYTES = 96 << 10
 than what its metrics need."""
 REPLACED_WITHIN_S = 40.0
 """A rank that was stopped is killed first, by the watchdog."""
+CLIENT_STOPPED_S = 1.5 * OUTSIDE_DEADLINE_S
 BUSY_PER_CPU, OVERLOADED_S = 30, 40.0
 """Processes that want to run all the time, and for how long a machine has them."""
 BUSY = """
@@ -104,6 +106,19 @@ def await_replacement(scene: Scene, seat: int, dead: int) -> int:
     return found[-1]
 
 
+def kill_client(scene: Scene) -> None:
+    """Of those outside of the cluster; it is started again."""
+    clients, number = scene.client_outside()
+    clients.replace(number)
+
+
+def stop_client(scene: Scene) -> None:
+    """For longer than a round has, which then waits for it."""
+    clients, number = scene.client_outside()
+    with clients.stopped(number):
+        time.sleep(CLIENT_STOPPED_S)
+
+
 def overload(scene: Scene) -> None:
     """Far more wants to run than there are CPUs, for a while that goes on beside what comes next.
 
@@ -163,8 +178,8 @@ def _said_no_room(scene: Scene) -> bool:
 def drill(scene: Scene, kind: str, rank: int) -> None:
     try:
         scene.client.drill(scene.job_id, kind=kind, rank=rank, wait=False)
-    except (errors.JobNotRunning, *PASSING) as error:
-        raise Missed(str(error)) from None
+    except (errors.JobNotRunning, errors.DrillImpossible, *PASSING) as error:
+        raise Missed(str(error)) from None  # a group that has shrunk may lack the rank
 
 
 def cancel(scene: Scene) -> None:
@@ -209,6 +224,10 @@ def drain_node(scene: Scene) -> None:
 FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "rank 0 killed": lambda s: send(s, s.first(), signal.SIGKILL),
     "rank killed": lambda s: send(s, s.other(), signal.SIGKILL),
+    "silo killed": lambda s: send(s, s.other(), signal.SIGKILL),
+    "aggregator killed": lambda s: send(s, s.first(), signal.SIGKILL),
+    "client killed": kill_client,
+    "client stopped": stop_client,
     "rank segfaults": lambda s: send(s, s.any(), signal.SIGSEGV),
     "rank out of memory": out_of_memory,
     "loader killed": lambda s: os.kill(s.loader(), signal.SIGKILL),
@@ -251,7 +270,7 @@ HARMLESS = frozenset(f"{kind} stopped briefly" for kind in STOPPABLE)
 UNDISTURBED = frozenset(
     {
         *("gateway killed", "service killed", "service restarted", "database restarted"),
-        *("disk full", "loader killed"),
+        *("disk full", "loader killed", "client killed", "client stopped"),
         *("gateway stopped", "service stopped", "rank's init stopped", "worker parent stopped"),
         *HARMLESS,
     }

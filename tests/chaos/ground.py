@@ -29,6 +29,7 @@ from tests.integration.harness import (
     free_port,
     training_pids,
 )
+from tests.integration.silos import LABEL
 from tests.postgres import new_postgres
 
 DRAINED_WITHIN_S = 60
@@ -40,6 +41,8 @@ MIN_RUN_S = 1.0
 RULES = {**SILENCE, "DRAY_MIN_RUN_S": f"{MIN_RUN_S:g}"}
 PASSING = (errors.TransportError, errors.Unavailable)
 """What a client meets while the service or its database is away."""
+SILO_NAMES = ("north", "south")
+"""Silos that a cluster has a node for each of, and one node more, where they are aggregated."""
 T = TypeVar("T")
 
 
@@ -183,6 +186,8 @@ class RayCluster:
             },
         )
         self._drained: list[Any] = []
+        self._silo_of: dict[Any, str] = {}
+        """By node."""
         for _ in range(self.NUM_NODES - 1):
             self.add_node()
 
@@ -191,11 +196,23 @@ class RayCluster:
         return str(self._cluster.address)
 
     @property
+    def logs(self) -> Path:
+        """The folder of the logs of Ray on this machine."""
+        return self._temp_dir / "ray" / "session_latest" / "logs"
+
+    @property
     def dashboard_address(self) -> str:
         return str(self._cluster.webui_url)
 
     def add_node(self) -> None:
-        self._cluster.add_node(**self._options)
+        """One for a silo that has none, if there is such a silo."""
+        there = [node for node in self._cluster.worker_nodes if node not in self._drained]
+        served = [self._silo_of[node] for node in there if node in self._silo_of]
+        silo = next((name for name in SILO_NAMES if name not in served), None)
+        labels = {} if silo is None else {LABEL: silo}
+        node = self._cluster.add_node(**self._options, labels=labels)
+        if silo is not None:
+            self._silo_of[node] = silo
 
     def kill_node(self, job_id: str) -> None:
         """SIGKILL all of a node that has a rank of the job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from dray.views import JobState
-from tests.chaos.plan import GOSSIP, SERVERS
+from tests.chaos.ground import SILO_NAMES
+from tests.chaos.plan import GOSSIP, OUTSIDE, SERVERS, SILOS
+from tests.integration import silos
 from tests.integration.harness import digits, script
+from tests.unit.api.federated_rounds import tables
 
 ALL, SOME = "takes all", "takes some"
 """Kinds of jobs that come while others hold the slots: as many as there are, and as an elastic
@@ -40,6 +44,10 @@ class Kind:
     """A recipe's weights must be those of a run without faults, to the bit."""
     reports_all: bool = True
     """Each step has a `train/loss`; else those that one of several workers took."""
+    repeats: tuple[str, ...] = ()
+    """Series, or how their names begin, that must be those of a run without faults, to the bit."""
+    tables: tuple[Path, ...] = ()
+    """Data of clients outside of the cluster."""
     cancel: bool = False
     """It is cancelled when all faults have struck."""
     is_trial: bool = False
@@ -47,7 +55,20 @@ class Kind:
 
     @property
     def num_ranks(self) -> int:
+        if self.silos:
+            return len(self.silos) + 1
         return int(self.spec["resources"]["num_workers"])
+
+    @property
+    def federated(self) -> Mapping[str, Any]:
+        """Empty where the job is none."""
+        found: Mapping[str, Any] = self.spec.get("federated", {})
+        return found
+
+    @property
+    def silos(self) -> Sequence[str]:
+        """Their names."""
+        return [silo["name"] for silo in self.federated.get("silos", ())]
 
     @property
     def is_sweep(self) -> bool:
@@ -75,6 +96,11 @@ def _digits(name: str, num_workers: int, epochs: int, every_steps: int, **more: 
 
 
 CLIENT_ROUNDS = 600
+SILO_ROUNDS = 400
+OUTSIDE_ROUNDS = 60
+NUM_OUTSIDE = 2
+OUTSIDE_DEADLINE_S = 8.0
+"""Less than a client of `tests.chaos.faults` is stopped for."""
 NUM_LARGE = 18_000
 LARGE_SHAPE = (64, 64)
 LARGE_STEPS = 900
@@ -107,7 +133,52 @@ def _clients() -> Kind:
         "dropout_rate": 0.1,
         "evaluate_every": 50,
     }
-    return replace(kind, num_steps=CLIENT_ROUNDS)
+    return replace(kind, num_steps=CLIENT_ROUNDS, repeats=("train/loss", "federated/"))
+
+
+OF_ROUNDS = ("train/loss", "val/", "federated/", "silo/", "silos/")
+"""Series of a federated job in which a round waits for all clients."""
+
+
+def _silos(name: str, sources: Mapping[str, str]) -> Kind:
+    """With `SILOS[0]` each round waits for all silos, else for those that are there."""
+    waits_for_all = name == SILOS[0]
+    federated = {
+        "rounds": SILO_ROUNDS,
+        "quorum": len(SILO_NAMES) if waits_for_all else 1,
+        "evaluate_every": 10,
+        "metrics": ["train/loss", "val/accuracy"],
+    }
+    spec = silos.job_of(sources, **federated)
+    spec |= {"name": name, "checkpoint": {"every_steps": 25}, "max_retries": 20}
+    repeats = OF_ROUNDS if waits_for_all else ()
+    return Kind(name, spec, SILO_ROUNDS, keeps_weights=waits_for_all, repeats=repeats)
+
+
+def _outside(folder: Path) -> Kind:
+    """Clients over HTTP, all of which a round waits for, also beyond its deadline."""
+    spec = {
+        "name": OUTSIDE,
+        "recipe": "tabular_classification",
+        "model": {"name": "mlp", "width": 8},
+        "data": {"source": "sklearn://wine"},
+        "train": {"optimizer": {"name": "sgd", "lr": 0.05}},
+        "resources": {"num_workers": 1},
+        "federated": {
+            "clients": NUM_OUTSIDE,
+            "clients_per_round": NUM_OUTSIDE,
+            "rounds": OUTSIDE_ROUNDS,
+            "quorum": NUM_OUTSIDE,
+            "batch_size": 16,
+            "evaluate_every": 5,
+            "deadline_s": OUTSIDE_DEADLINE_S,
+            "http": {},
+        },
+        "checkpoint": {"every_steps": 3},
+        "max_retries": 20,
+    }
+    found = tuple(tables(folder, NUM_OUTSIDE))
+    return Kind(OUTSIDE, spec, OUTSIDE_ROUNDS, repeats=OF_ROUNDS, tables=found)
 
 
 def _gossip(mode: str) -> Kind:
@@ -117,11 +188,14 @@ def _gossip(mode: str) -> Kind:
 
 
 def _served(mode: str) -> Kind:
-    """Two workers, and two ranks that are parameter servers."""
+    """Two workers, and two ranks that are parameter servers: synchronous ones have replicas of each
+    other's shards."""
     is_synchronous = mode == "synchronous"
+    kept_by = "replica" if is_synchronous else "snapshot"
     promised = {"keeps_weights": is_synchronous, "reports_all": is_synchronous}
     kind = _digits(f"{mode} servers", 4, 16, 25, **promised)
-    kind.spec["sync"] = {"kind": "parameter_server", "servers": 2, "mode": mode}
+    sync = {"kind": "parameter_server", "servers": 2, "mode": mode, "shards_kept_by": kept_by}
+    kind.spec["sync"] = sync
     kind.spec["train"]["optimizer"] = {"name": "sgd", "lr": 0.05}
     return kind
 
@@ -149,6 +223,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
     """All of them by name; their scripts are written into `folder`."""
     for name, text in (("ticks", SHORT), ("long_ticks", LONG), ("raises", RAISES)):
         (folder / f"{name}.py").write_text(text)
+    sources = silos.write_sources(folder, SILO_NAMES)
     scripts = (
         Kind("script", script(folder / "ticks.py", max_retries=20), 100, is_recipe=False),
         Kind(
@@ -167,6 +242,8 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("often saved", 2, 20, 3),
         _read_by_loaders(folder),
         _clients(),
+        *(_silos(name, sources) for name in SILOS),
+        _outside(folder),
         *(_gossip(mode) for mode in GOSSIP),
         *(_served(name.removesuffix(" servers")) for name in SERVERS),
         # So long that what is stopped is noticed, and replaced, before its end.

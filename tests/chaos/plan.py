@@ -19,12 +19,14 @@ LONG = LONG_RECIPE | {"long script"}
 """What lasts until a process that is stopped has been replaced."""
 GOSSIP = ("d_psgd", "sgp", "ad_psgd")
 SERVERS = ("synchronous servers", "asynchronous servers")
+SILOS = ("silos", "silos of a quorum")
+OUTSIDE = "clients outside"
 RECIPES = READ_BY_LOADERS | {
     *("one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"),
-    *(*GOSSIP, *SERVERS),
+    *(*GOSSIP, *SERVERS, *SILOS, OUTSIDE),
 }
 ANY = RECIPES | {"script"}
-GROUPS = RECIPES - {"one rank"}
+GROUPS = RECIPES - {"one rank", OUTSIDE}
 
 ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("rank 0 killed",): RECIPES,
@@ -63,6 +65,10 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("outranked", "service killed"): ANY,
     ("quota claimed",): ANY,
     ("quota claimed", "supervisor killed"): ANY,
+    ("client killed",): frozenset({OUTSIDE}),
+    ("client stopped",): frozenset({OUTSIDE}),
+    ("client killed", "service killed"): frozenset({OUTSIDE}),
+    ("client killed", "rank killed"): frozenset({OUTSIDE}),
 }
 """What may strike, and whom, on either ground."""
 ON_EMBEDDED: Mapping[Blow, frozenset[str]] = {
@@ -85,6 +91,10 @@ ON_CLUSTER: Mapping[Blow, frozenset[str]] = {
     ("rank killed", "database restarted"): ANY,
     ("node killed", "service killed"): ANY,
     ("database restarted", "service killed"): ANY,
+    ("silo killed",): frozenset(SILOS),
+    ("aggregator killed",): frozenset(SILOS),
+    ("silo killed", "aggregator killed"): frozenset(SILOS),
+    ("silo killed", "service killed"): frozenset(SILOS),
 }
 STOPPABLE_ON_BOTH: Mapping[str, frozenset[str]] = {
     "rank": LONG_RECIPE | RECIPES,
@@ -100,7 +110,7 @@ STOPPABLE_ON_BOTH: Mapping[str, frozenset[str]] = {
 }
 STOPPABLE: Mapping[str, Mapping[str, frozenset[str]]] = {
     EMBEDDED: {**STOPPABLE_ON_BOTH, "worker parent": LONG, "raylet": LONG, "GCS": LONG},
-    CLUSTER: STOPPABLE_ON_BOTH,
+    CLUSTER: {**STOPPABLE_ON_BOTH, "silo": frozenset(SILOS), "aggregator": frozenset(SILOS)},
 }
 """Processes that may be stopped (SIGSTOP), and of whom, on each ground. Those of Ray itself come
 last: while they stand, nothing else of it is found; nor is an agent whose forkserver stands."""
@@ -126,11 +136,17 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
     }
     for ground, more in ((EMBEDDED, ON_EMBEDDED), (CLUSTER, ON_CLUSTER))
 }
-VICTIMS = (
-    *("two ranks", "long", "four ranks", "often saved", "long script", "elastic"),
-    *("long", "read by loaders", "one rank", "long", "script", "clients"),
-    *(*GOSSIP, *SERVERS),
+VICTIMS_ON_BOTH = (
+    *("two ranks", "long", "four ranks", "long script", "often saved", "elastic"),
+    *("read by loaders", "long", "one rank", "long", "script", "clients"),
+    *(OUTSIDE, *GOSSIP, *SERVERS),
 )
+"""Jobs that are long come at odd numbers, at which a turn may end early (`LAST`)."""
+VICTIMS: Mapping[str, Sequence[str]] = {
+    EMBEDDED: VICTIMS_ON_BOTH,
+    CLUSTER: (*VICTIMS_ON_BOTH, *SILOS),
+}
+"""On each ground, in turn. Silos have nodes of their own."""
 BYSTANDERS = ("short", "sweep", "fails", "cancelled", "script")
 TURNS = 24
 """Of a whole run, on each ground."""
@@ -189,14 +205,21 @@ def drawn(card: Blow, ground: str, victim: str, rng: random.Random) -> Blow:
 
 
 def turns(seed: int, ground: str, only: str = "") -> Iterator[Turn]:
-    """Without end; the same for the same seed. only: a word that each blow has to have."""
+    """Without end, unless nothing fits; the same for the same seed. only: a word that each blow has
+    to have."""
     rng = random.Random(f"{seed} {ground}")
     blows = {**BLOWS[ground], **DRAWN}
     cards = [blow for blow in blows if only in " ".join(blow)]
     deck = Deck(cards, rng)
     last = Deck([blow for blow in LAST if only in " ".join(blow)], rng)
     # Of a few blows, whom most of them fit.
-    victims = [v for v in VICTIMS if not only or 2 * sum(v in blows[c] for c in cards) > len(cards)]
+    victims = [
+        victim
+        for victim in VICTIMS[ground]
+        if not only or 2 * sum(victim in blows[card] for card in cards) > len(cards)
+    ]
+    if not victims:
+        return
     number = 0
     while True:
         victim = victims[number % len(victims)]

@@ -10,7 +10,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import httpx
 
 from dray import Client
 from dray.train.checkpoints import CheckpointRef
-from dray.views import Attempt, Event, Job, JobState
+from dray.views import Attempt, Event, Job, JobState, Series
 from ray_workers.node.forkserver.client import ForkFailed, list_tasks
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.checkpoint.checkpoint_files import SkippedCheckpoint
+from tests.chaos import rounds
 from tests.chaos.ground import Ground, patiently
 from tests.chaos.kinds import Kind
 from tests.integration.harness import (
@@ -55,7 +57,9 @@ def breaches(
         yield f"it ended as {job.state}, not {kind.ends_as}: {job.reason}"
     yield from of_attempts(patiently(lambda: client.attempts(job_id)))
     yield from of_events(patiently(lambda: list(client.events(job_id))))
-    yield from of_series(client, job, kind)
+    series = patiently(lambda: all_metrics(client, job_id))
+    yield from of_series(series, job, kind)
+    yield from rounds.breaches(ground, client, job, kind, series)
     yield from of_newest_checkpoint(client, job_id, kind.num_steps)
     yield from of_what_is_left(ground, job, let_go_at)
 
@@ -78,8 +82,7 @@ def of_events(events: list[Event]) -> Iterator[str]:
         yield f"I4: the job moved through {[str(state) for state in moves]}"
 
 
-def of_series(client: Client, job: Job, kind: Kind) -> Iterator[str]:
-    series = patiently(lambda: all_metrics(client, job.id))
+def of_series(series: Mapping[str, Series], job: Job, kind: Kind) -> Iterator[str]:
     for key, one in series.items():
         if one.steps != sorted(set(one.steps)):
             yield f"I5: {key} has steps twice, or out of order"
@@ -168,12 +171,33 @@ def of_sweep(client: Client, sweep_id: str) -> Iterator[str]:
             yield f"trial {trial.index} of {sweep_id} was cancelled: {trial.reason.message}"
 
 
-def weights(client: Client, job_id: str) -> str:
-    """Hash of what a job has learned."""
+@dataclass(frozen=True)
+class Learned:
+    """What a job has learned, and how it came there."""
+
+    weights: str
+    """Their hash."""
+    series: Mapping[str, tuple[Sequence[int], Sequence[float | str]]]
+    """Steps and values of those that `Kind.repeats` names."""
+
+
+def learned(client: Client, job_id: str, kind: Kind) -> Learned:
     with tempfile.TemporaryDirectory() as folder:
         files = patiently(lambda: client.download(job_id, folder))
         (model,) = [path for path in files if path.name == "model.safetensors"]
-        return hashlib.sha256(Path(model).read_bytes()).hexdigest()
+        digest = hashlib.sha256(Path(model).read_bytes()).hexdigest()
+    series = patiently(lambda: all_metrics(client, job_id))
+    kept = {key: one for key, one in series.items() if key.startswith(kind.repeats)}
+    return Learned(digest, {key: (one.steps, one.values) for key, one in kept.items()})
+
+
+def of_learned(found: Learned, undisturbed: Learned) -> Iterator[str]:
+    """Same numbers: whatever struck the job changed how fast it learned, and not what."""
+    if found.weights != undisturbed.weights:
+        yield "the weights are not those of a run without faults"
+    for key in sorted(found.series.keys() | undisturbed.series.keys()):
+        if found.series.get(key) != undisturbed.series.get(key):
+            yield f"{key} is not that of a run without faults"
 
 
 class Onlooker:

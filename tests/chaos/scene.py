@@ -13,6 +13,7 @@ from dray import Client
 from ray_workers.shared.processes.procfs import started_ticks
 from tests.chaos.ground import Ground
 from tests.chaos.kinds import Kind
+from tests.chaos.outside import OutsideClients
 from tests.integration.harness import children_of, training_pids
 
 STORE = -1
@@ -59,6 +60,8 @@ class Scene:
     """Of a checkpoint that was damaged: whoever resumes must pass over it."""
     stopped: list[Stopped] = field(default_factory=list)
     """What was stopped, and not let go."""
+    outside: OutsideClients | None = None
+    """Clients of the job outside of the cluster, if it has any."""
 
     def seats(self) -> list[int]:
         """What the ranks that run now are called, in order of their ranks."""
@@ -68,16 +71,22 @@ class Scene:
         return found
 
     def first(self) -> int:
-        """Rank 0, which saves and tells."""
+        """Rank 0, which saves and tells, and aggregates what silos and other clients send."""
         return self.seats()[0]
 
     def other(self) -> int:
-        """One that is not rank 0, where there are several."""
+        """One that is not rank 0, where there are several: of silos, one of them."""
         seats = self.seats()
         return self.rng.choice(seats[1:] or seats)
 
     def any(self) -> int:
         return self.rng.choice(self.seats())
+
+    def client_outside(self) -> tuple[OutsideClients, int]:
+        """The clients, and the number of one that runs."""
+        if self.outside is None:
+            raise Missed("the job has no clients outside of the cluster")
+        return self.outside, self.outside.one_at_work(self.rng)
 
     def loader(self) -> int:
         """Pid of a process that reads for a rank."""

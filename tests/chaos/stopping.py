@@ -19,6 +19,8 @@ LONG_S = 1.25 * SILENCE_LIMIT_S
 
 STOPPABLE: Mapping[str, Callable[[Scene], int]] = {
     "rank": lambda s: pid_of(s, s.any()),
+    "silo": lambda s: pid_of(s, s.other()),
+    "aggregator": lambda s: pid_of(s, s.first()),
     "rank's init": lambda s: parent_of(pid_of(s, s.any()), "ray_workers.node.forkserver"),
     "loader": lambda s: s.loader(),
     "rank actor": lambda s: s.actor(f"worker:{s.any()}:"),
@@ -56,7 +58,7 @@ worker parent is asked only when a worker is to start, which may be in a later t
 REPLACED_WITHIN_S = {"raylet": 240.0}
 """Where `promises.NOTHING_LEFT_WITHIN_S` is too short: Ray takes a minute to call a node dead, and
 dray waits for two more until it starts another Ray (docs/faults.md)."""
-assert set(plan.STOPPABLE[plan.EMBEDDED]) == set(STOPPABLE)
+assert set().union(*plan.STOPPABLE.values()) == set(STOPPABLE)
 
 
 def stop(scene: Scene, *, kind: str) -> None:

@@ -51,6 +51,30 @@ STOPPED = Turn(
     seed=SEED,
 )
 
+OUTSIDE = Turn(
+    number=3,
+    victim=plan.OUTSIDE,
+    bystander="fails",
+    strikes=(
+        Strike(("client killed",), 0.1),
+        Strike(("client killed", "rank killed"), 0.3),
+        Strike(("client stopped",), 0.5),
+        Strike(("client killed", "service killed"), 0.6),
+    ),
+    seed=SEED,
+)
+
+
+@SOAK
+def test_rounds_of_clients_that_are_killed_and_stopped_count_each_update_once(
+    embedded: Service, tmp_path: Path
+) -> None:
+    result = Runner(Ground(plan.EMBEDDED, embedded), kinds(tmp_path), {}).play(OUTSIDE)
+    print(report.table([result]))
+    assert result.breaches == []
+    hows = [blown.how for blown in result.blown]
+    assert hows == [UNTOUCHED, FROM_CHECKPOINT, UNTOUCHED, UNTOUCHED], result.missed
+
 
 @SOAK
 def test_jobs_come_through_faults_and_no_promise_is_broken(

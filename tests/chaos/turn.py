@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 import traceback
@@ -15,8 +16,9 @@ from tests.chaos import crowding, promises
 from tests.chaos.faults import CROWDED, HARMLESS, UNDISTURBED, strike
 from tests.chaos.ground import Ground, patiently
 from tests.chaos.kinds import Kind
+from tests.chaos.outside import OutsideClients, of_exits
 from tests.chaos.plan import Blow, Turn
-from tests.chaos.promises import Onlooker
+from tests.chaos.promises import Learned, Onlooker
 from tests.chaos.scene import Missed, Scene
 from tests.chaos.stopping import (
     NOT_REPLACED,
@@ -67,19 +69,22 @@ class Result:
 class Runner:
     """Plays turns on one ground."""
 
-    def __init__(self, ground: Ground, kinds: Mapping[str, Kind], weights: dict[str, str]) -> None:
-        """weights: of runs without faults, by kind; what is missing is found out."""
+    def __init__(
+        self, ground: Ground, kinds: Mapping[str, Kind], learned: dict[str, Learned | None]
+    ) -> None:
+        """learned: in runs without faults, by kind; what is missing is found out. None of a kind
+        whose trials alone have learned something."""
         self._ground = ground
         self._kinds = kinds
-        self._weights = weights
+        self._learned = learned
         self._scenes: list[Scene] = []
 
     def play(self, turn: Turn) -> Result:
         result = Result(turn)
         self._ground.await_nodes()
         with self._ground.service.client as client:
-            self._ensure_weights(client, turn.victim)
-            self._ensure_weights(client, turn.bystander)
+            self._ensure_learned(client, turn.victim)
+            self._ensure_learned(client, turn.bystander)
             with Onlooker(self._ground.service) as onlooker:
                 try:
                     self._play(client, turn, result, onlooker)
@@ -101,6 +106,16 @@ class Runner:
         rng = random.Random(turn.seed)
         scene = Scene(self._ground, client, job_id, kind, rng, self._kinds)
         self._scenes.append(scene)
+        with outside_clients(client, job_id, kind) as scene.outside:
+            self._play_scene(scene, jobs, turn, result)
+        result.breaches += [
+            breach for sweep_id in onlooker.arrays for breach in promises.of_sweep(client, sweep_id)
+        ]
+
+    def _play_scene(
+        self, scene: Scene, jobs: list[tuple[str, Kind]], turn: Turn, result: Result
+    ) -> None:
+        client, kind = scene.client, scene.kind
         cancelled = False
         blows: list[tuple[Blown, Mark]] = []
         for each in turn.strikes:
@@ -116,6 +131,8 @@ class Runner:
         jobs += scene.came
         result.num_jobs = len(jobs)
         ended = [self._await_end(client, job_id, kind) for job_id, kind in jobs]
+        if scene.outside is not None:
+            result.breaches += of_exits(scene.outside.exit_codes(), ended[0])
         result.breaches += of_telling(scene, blows)
         result.breaches += of_stopped(scene)
         let_go_at = time.time() if scene.stopped else 0.0
@@ -124,9 +141,6 @@ class Runner:
             if kind.is_trial or (cancelled and kind is scene.kind):
                 kind = cancelled_kind(kind, state)
             result.breaches += self._of_end(client, job_id, kind, state, let_go_at)
-        result.breaches += [
-            breach for sweep_id in onlooker.arrays for breach in promises.of_sweep(client, sweep_id)
-        ]
 
     def _kinds_of(self, turn: Turn) -> tuple[Kind, Kind]:
         return self._kinds[turn.victim], self._kinds[turn.bystander]
@@ -162,10 +176,9 @@ class Runner:
         """Breaches of a job that has ended."""
         found = list(promises.breaches(self._ground, client, job_id, kind, let_go_at=let_go_at))
         found += crowding.breaches(client, job_id)
-        if ended is JobState.SUCCEEDED and kind.name in self._weights:
-            learned = promises.weights(client, job_id)
-            if learned != self._weights[kind.name]:
-                found.append("the weights are not those of a run without faults")
+        undisturbed = self._learned.get(kind.name)
+        if ended is JobState.SUCCEEDED and undisturbed is not None:
+            found += promises.of_learned(promises.learned(client, job_id, kind), undisturbed)
         return [f"{job_id} ({kind.name}): {breach}" for breach in found]
 
     def _of_damage(self, scene: Scene) -> list[str]:
@@ -178,16 +191,17 @@ class Runner:
             return [f"I6: resumed at {newest.resume_step}, from a damaged checkpoint"]
         return []
 
-    def _ensure_weights(self, client: Client, name: str) -> None:
+    def _ensure_learned(self, client: Client, name: str) -> None:
         kind = self._kinds[name]
         has_weights = kind.is_recipe and kind.keeps_weights and not kind.cancel
-        if not has_weights or name in self._weights:
+        if not has_weights or name in self._learned:
             return
         for job_id, each in submit(client, to_the_end(kind)):
-            job = client.wait(job_id, timeout_s=ENDS_WITHIN_S)
-            assert job.state is JobState.SUCCEEDED, job.reason
-            self._weights[each.name] = promises.weights(client, job.id)
-        self._weights.setdefault(name, "")
+            with outside_clients(client, job_id, each):
+                state = await_end(client, job_id)
+            assert state is JobState.SUCCEEDED, client.get(job_id).reason
+            self._learned[each.name] = promises.learned(client, job_id, each)
+        self._learned.setdefault(name, None)
 
     def _clear(self, client: Client) -> None:
         """What failed must not hold the slots of the next turn, nor leave it without a service."""
@@ -205,6 +219,15 @@ def submit(client: Client, kind: Kind) -> list[tuple[str, Kind]]:
         return [(job.id, kind)]
     assert job.array_id is not None
     return [(each.job_id, kind.trial(each.index)) for each in client.trials(job.array_id)]
+
+
+def outside_clients(
+    client: Client, job_id: str, kind: Kind
+) -> contextlib.AbstractContextManager[OutsideClients | None]:
+    """Those of the job, as long as it lasts."""
+    if not kind.tables:
+        return contextlib.nullcontext()
+    return OutsideClients(client, job_id, kind.tables)
 
 
 def arrays_of(client: Client, job_ids: list[str]) -> list[str]:

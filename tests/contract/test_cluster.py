@@ -24,8 +24,6 @@ from tests.contract.grounds import (
 )
 from tests.marks import SOAK
 
-pytestmark = pytest.mark.anyio
-
 PHASES = list(Phase)
 
 

@@ -26,6 +26,7 @@ from ray_workers.shared.contracts import (
     PollReply,
     Recall,
     Slice,
+    by_bundle,
 )
 from ray_workers.supervision.rules.failure_attribution import RankExit, judge
 from tests.fakes.node import FakeNode, Pulse
@@ -121,6 +122,8 @@ class FakeAttempt:
         self._leave_asked = False
         self._drills: set[str] = set()
         self._held: list[Slice] = []
+        self._taken: list[tuple[Slice, Mapping[str, float]]] = []
+        """The same, with the resources of each of their workers."""
         self._grants = 0
         """Number of the newest grant that it knows."""
         self._ranks: dict[int, FakeRank] = {}
@@ -190,6 +193,7 @@ class FakeAttempt:
             if node is not None and node.take(self.spec.bundle, part.num_workers):
                 self._nodes[part.node_id] = node
                 self._held.append(part)
+                self._taken.append((part, self.spec.bundle))
         self.resized()
 
     def recall(self, recall: Recall) -> None:
@@ -199,6 +203,7 @@ class FakeAttempt:
         self._grants = recall.number
         for part in recall.slices:
             self._held.remove(part)
+            self._taken.remove((part, self.spec.bundle))
             self._nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
         left = sum(part.num_workers for part in self._held)
         for rank in sorted(self._ranks)[left:]:
@@ -234,6 +239,7 @@ class FakeAttempt:
         if node_id in self._nodes:
             self._nodes[node_id] = FakeNode({})  # its slots and its spools are no more
             self._held = [part for part in self._held if part.node_id != node_id]
+            self._taken = [each for each in self._taken if each[0].node_id != node_id]
             for rank in [r for r in self._ranks.values() if r.node_id == node_id]:
                 self.kill(rank.rank, exit_code=None)
 
@@ -282,14 +288,15 @@ class FakeAttempt:
     async def _acquire(self) -> Outcome | None:
         """Hold every slice; an Outcome if that was not to be."""
         deadline = time.monotonic() + self.spec.start_timeout_s
-        wanted = list(self.spec.slices)
+        wanted = by_bundle(self.spec.slices, self.spec.bundle, self.spec.servers)
         while True:
             if self._stop_asked:
                 return Outcome.of(Cause.STOPPED, "stopped before it started")
-            for part in list(wanted):
-                if self._nodes[part.node_id].take(self.spec.bundle, part.num_workers):
+            for part, bundle in list(wanted):
+                if self._nodes[part.node_id].take(bundle, part.num_workers):
                     self._held.append(part)
-                    wanted.remove(part)
+                    self._taken.append((part, bundle))
+                    wanted.remove((part, bundle))
             if not wanted:
                 return None
             if not await self._pulse.wait(deadline):
@@ -368,9 +375,9 @@ class FakeAttempt:
     async def _end_group(self, exit_code: int) -> None:
         """End the processes, then give the slots back: never before."""
         await self._end_processes(exit_code)
-        for part in self._held:
-            self._nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
-        self._held = []
+        for part, bundle in self._taken:
+            self._nodes[part.node_id].give_back(bundle, part.num_workers)
+        self._held, self._taken = [], []
         self._pulse.beat()
 
     def _errors(self) -> dict[int, Frame]:

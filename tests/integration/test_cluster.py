@@ -89,16 +89,6 @@ def gang(**changes: Any) -> dict[str, Any]:
     return digits(**(wanted | changes))
 
 
-def wait_for_event(client: Client, job_id: str, type_: str) -> dict[str, Any]:
-    def told() -> dict[str, Any] | None:
-        found = [event.data for event in client.events(job_id) if event.type == type_]
-        return found[-1] if found else None
-
-    data = eventually(told, why=f"{job_id} never told of {type_}")
-    assert data is not None
-    return data
-
-
 def assert_ended_well(client: Client, job: Job) -> None:
     assert job.state is JobState.SUCCEEDED, job.reason
     assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]

@@ -153,6 +153,29 @@ def test_a_killed_rank_is_replaced_and_no_step_is_lost(
 
 
 @SOAK
+@pytest.mark.parametrize("mode", ["sgp", "ad_psgd"])
+def test_peers_that_die_at_once_are_both_replaced_while_the_others_train_on(
+    embedded: Service, client: Client, mode: str
+) -> None:
+    sync = {"kind": "gossip", "mode": mode, "graph": "ring"}
+    train = {"epochs": 400, "eval_every_epochs": 100}
+    asked = digits(sync=sync, train=train, resources={"num_workers": 4}, max_retries=0)
+    job = client.submit(asked)
+    wait_for_step(client, job.id, KILL_AT_STEP)
+    pids = training_pids(job.id)
+    for rank in (1, 2):
+        os.kill(pids[rank], signal.SIGKILL)
+    job = client.wait(job.id, timeout_s=300)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    events = list(client.events(job.id))
+    assert [event for event in events if event.code == "recovered"]
+    sizes = [event.data["world_size"] for event in events if event.code == "resized"]
+    assert sizes[-1:] == [4], "both are back"
+    assert_promises(embedded, client, job.id)
+
+
+@SOAK
 def test_a_killed_supervisor_costs_only_the_way_back_to_the_checkpoint(
     embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:

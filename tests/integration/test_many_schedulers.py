@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from dray import Client
 from dray.views import JobState
-from service.db.repositories import leases
+from service.db.repositories.scheduling import leases
 from service.db.session import Database
 from tests.integration.harness import (
     ROOT,

@@ -40,7 +40,6 @@ from tests.unit.api.serving import wait_until
 from tests.unit.service.helpers import START, Service, metrics, spec
 
 pytestmark = [
-    pytest.mark.anyio,
     SOAK,
     pytest.mark.skipif(
         not any(importlib.metadata.distributions(name="mlflow")),

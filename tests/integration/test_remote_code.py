@@ -10,7 +10,7 @@ import pytest
 from dray.errors import CodeNotFound
 from dray.views import JobState
 from tests.integration.harness import Service, assert_promises
-from tests.unit.workers.node.git_server import GitServer, git, repository, serving
+from tests.unit.workers.node.folders.git_server import GitServer, git, repository, serving
 
 pytestmark = pytest.mark.ray
 

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from dray import Client, errors
 from dray.views import Job, JobState
@@ -26,29 +24,25 @@ from tests.integration.harness import (
     training_pids,
     wait_for_step,
 )
+from tests.integration.silos import (
+    CANARY,
+    LABEL,
+    everything_shown,
+    files_with,
+    job_of,
+    write_sources,
+)
 from tests.integration.test_cluster import HEALTH_CHECKS
 from tests.marks import SOAK
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), SOAK]
-CANARY = "Kanarie"
 NAMES = ("north", "south", "west")
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By silo; names of files and folders have the canary."""
-    folder = tmp_path_factory.mktemp(CANARY)
-    digits = load_digits()
-    found = {}
-    for number, name in enumerate(NAMES):
-        path = folder / f"{CANARY}-{name}.npz"
-        images = digits.images[number::3].astype(np.float32) / 16
-        np.savez(path, x=images, y=digits.target[number::3])
-        found[name] = path.as_uri()
-    public = folder.parent / "public.npz"
-    images = digits.images[::7].astype(np.float32) / 16
-    np.savez(public, x=images, y=digits.target[::7])
-    return {**found, "public": public.as_uri()}
+    """By silo."""
+    return write_sources(tmp_path_factory.mktemp("data"), NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +53,7 @@ def hospitals(
     cluster = RayByHand(
         tmp_path_factory.mktemp("ray"),
         environment=HEALTH_CHECKS,
-        labels={name: f"hospital={name}" for name in NAMES},
+        labels={name: f"{LABEL}={name}" for name in NAMES},
         environments={"west": {"DRAY_SILO_SOURCE": sources["west"]}},
     )
     try:
@@ -96,32 +90,9 @@ def undisturbed(client: Client, sources: dict[str, str]) -> Job:
     return client.wait(client.submit(job(sources)).id, timeout_s=300)
 
 
-def job(sources: dict[str, str], **federated: Any) -> dict[str, Any]:
-    silos = [{"name": name, "node_labels": {"hospital": name}} for name in NAMES]
-    for silo in silos[:2]:
-        silo["source"] = sources[str(silo["name"])]
-    return {
-        "recipe": "image_classification",
-        "model": {"name": "mlp", "width": 16},
-        "data": {"source": sources["public"]},
-        "train": {"optimizer": {"name": "sgd", "lr": 0.1}},
-        "federated": {
-            "silos": silos,
-            "rounds": 60,
-            "local_epochs": 3,
-            "quorum": 2,
-            "metrics": ["train/loss", "val/accuracy"],
-            **federated,
-        },
-        "max_retries": 0,
-    }
-
-
-def everything_shown(client: Client, job_id: str) -> str:
-    found: list[Any] = [client.get(job_id), client.explain(job_id), all_metrics(client, job_id)]
-    found += [list(client.logs(job_id)), list(client.events(job_id)), client.attempts(job_id)]
-    found += [client.artifacts(job_id), client.checkpoints(job_id), client.hangs(job_id)]
-    return repr(found)
+def job(sources: dict[str, str]) -> dict[str, Any]:
+    """Two of its three silos make a quorum."""
+    return job_of({**sources, "west": None}, quorum=2)
 
 
 def assert_done(client: Client, done: Job) -> None:
@@ -131,13 +102,6 @@ def assert_done(client: Client, done: Job) -> None:
     steps = all_metrics(client, done.id)["federated/updates"].steps
     assert steps == list(range(1, 61)), "each round once"
     eventually(lambda: not training_pids(done.id), within_s=60)
-
-
-def files_with(folder: Path, text: str) -> list[str]:
-    """Names of the files that have a text, in a folder that has files."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert files
-    return [path.name for path in files if text.encode() in path.read_bytes()]
 
 
 def assert_ends_as(client: Client, disturbed: str, undisturbed: Job) -> None:
@@ -160,8 +124,10 @@ def test_nothing_of_a_silos_data_is_shown_anywhere(
     assert float(metrics["silo/west/val/accuracy"].values[-1]) > 0.6
     assert set(metrics["federated/updates"].values) == {3.0}
     session = Path(tempfile.gettempdir(), f"dray-test-{hospitals.port}", "session_latest", "logs")
-    assert files_with(session, CANARY) == [], "Ray passes on what its logs have"
-    assert files_with(service.home, f"{CANARY}-west") == [], "the service is not told by an owner"
+    assert files_with(session.rglob("*"), CANARY) == [], "Ray passes on what its logs have"
+    assert files_with(service.home.rglob("*"), f"{CANARY}-west") == [], (
+        "the service is not told by an owner"
+    )
 
 
 def test_an_error_in_a_silo_is_told_by_its_cause_alone(
@@ -253,7 +219,7 @@ def test_a_preempted_job_of_silos_resumes(
 
 def test_a_silo_without_a_node_is_refused(client: Client, sources: dict[str, str]) -> None:
     document = job(sources)
-    document["federated"]["silos"][1]["node_labels"] = {"hospital": "east"}
+    document["federated"]["silos"][1]["node_labels"] = {LABEL: "east"}
     with pytest.raises(errors.Unsatisfiable, match="hospital=east"):
         client.submit(document)
 

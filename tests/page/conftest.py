@@ -106,9 +106,6 @@ class Watched:
         self.page.wait_for_selector("h1")
         return self.page
 
-    def has_asked(self, what: str) -> bool:
-        return any(what in one for one in self.asked)
-
 
 @pytest.fixture
 def tab(browser: Browser, server: LiveServer) -> Iterator[Watched]:

@@ -14,7 +14,7 @@ from tests.page.site import PRICES, Site
 from tests.unit.api.serving import serving
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
-LARGE, PHONE = (1280, 860), (390, 760)
+WIDTH, HEIGHT = 1280, 860
 COLOURS = 128
 SETTLED_MS = 2500
 
@@ -28,22 +28,16 @@ def main() -> None:
         with serving(home / "home", prices_file=home / "prices.yaml") as server:
             site = Site(server)
             job_id = site.everything(12)
-            reading = server.ask("GET", "/v1/jobs?text=baseline").json()["items"]
             trials = server.ask("GET", "/v1/jobs?text=digits-sweep").json()["items"]
-            chosen = ",".join(job["id"] for job in reading)
             places = {
-                "jobs": ("jobs", LARGE, "light"),
-                "job": (f"jobs/{job_id}?ranks=1&smooth=0.9", LARGE, "light"),
-                "logs": (f"jobs/{job_id}?tab=logs&attempt=1", LARGE, "dark"),
-                "cluster": ("cluster", LARGE, "dark"),
-                "submit": ("submit", LARGE, "light"),
-                "compare": (f"compare?jobs={chosen}&smooth=0.95", LARGE, "dark"),
-                "sweep": (f"compare?sweep={trials[0]['array_id']}", LARGE, "light"),
-                "phone": ("jobs", PHONE, "dark"),
+                "jobs": ("jobs", "light"),
+                "job": (f"jobs/{job_id}?ranks=1&smooth=0.9", "light"),
+                "cluster": ("cluster", "dark"),
+                "sweep": (f"compare?sweep={trials[0]['array_id']}", "light"),
             }
-            for name, (place, (width, height), scheme) in places.items():
+            for name, (place, scheme) in places.items():
                 context = browser.new_context(
-                    viewport={"width": width, "height": height}, color_scheme=scheme
+                    viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme
                 )
                 page = context.new_page()
                 page.goto(f"{server.url}/#/{place}")

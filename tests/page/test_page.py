@@ -503,7 +503,7 @@ def test_an_address_of_nothing_is_told(tab: Watched) -> None:
 def test_a_token_is_asked_for(browser: Browser, server: LiveServer, job_id: str) -> None:
     context = browser.new_context()
     tab = Watched(context.new_page(), server, statuses={401})
-    page = tab.open()
+    page = tab.open("jobs?text=gpt-small")
     page.get_by_label("Token").fill("wrong")
     page.keyboard.press("Enter")
     is_shown(page, re.compile("not one of this server's"))

@@ -53,7 +53,7 @@ def costs(
 def _show(report: CostReport) -> None:
     from dray.cli.display.output import cell, say
     from dray.cli.display.tables import table
-    from dray.units import money
+    from dray.input.units import money
 
     say(f"from {cell(report.since)} to {cell(report.until)}")
     table(
@@ -76,7 +76,7 @@ def _show(report: CostReport) -> None:
 
 def _show_prices(prices: list[Price]) -> None:
     from dray.cli.display.tables import table
-    from dray.units import money
+    from dray.input.units import money
 
     table(
         ("RESOURCE", "PER HOUR", "ON NODES WITH"),

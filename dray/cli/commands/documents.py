@@ -34,7 +34,7 @@ def init(
 ) -> None:
     """Write a job document to begin with, each field with a comment."""
     from dray.cli.display.output import say, write
-    from dray.spec.starting import KINDS, starting_document
+    from dray.spec.authoring.starting import KINDS, starting_document
 
     script = kind if kind.endswith(".py") else None
     if script is None and kind not in KINDS:
@@ -66,6 +66,6 @@ def schema() -> None:
     `# yaml-language-server: $schema=URL`, as the documents of `dray init` do.
     """
     from dray.cli.display.output import write_data
-    from dray.spec.schema import job_schema
+    from dray.spec.authoring.schema import job_schema
 
     write_data(job_schema())

@@ -300,7 +300,7 @@ def _costs(queue: Queue) -> list[tuple[str, object]]:
 
 
 def _of_budget(budget: float | None, spent: float | None, currency: str) -> str:
-    from dray.units import money
+    from dray.input.units import money
 
     most = "none" if budget is None else money(budget, currency).rstrip()
     return most if spent is None else f"{most}, {money(spent, currency)} spent"

@@ -61,7 +61,7 @@ async def _run(job_ids: Sequence[str], logdir: Path, port: int | None) -> None:
     import sys
 
     from dray.aio import AsyncClient
-    from dray.tensorboard import write_jobs
+    from dray.tensorboard.writer import write_jobs
 
     async with AsyncClient(server_url()) as client:
         if port is None:

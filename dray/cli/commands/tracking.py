@@ -87,7 +87,7 @@ def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
 def _about(found: Comparison) -> Iterator[tuple[object, ...]]:
     """Rows that say which jobs they are and how they did, if they say something of one."""
     from dray.cli.display.output import duration
-    from dray.units import money
+    from dray.input.units import money
 
     def row(name: str, values: Sequence[object]) -> Iterator[tuple[object, ...]]:
         if any(value not in (None, "") for value in values):

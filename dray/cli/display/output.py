@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dray.cli.display import terminal
-from dray.units import money
+from dray.input.units import money
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

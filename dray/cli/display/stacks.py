@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+) in (\S+)')
-_RUNNER = re.compile(r"/ray_workers/training/loop/(script|fresh_main|rank_main)\.py$")
+_RUNNER = re.compile(r"/ray_workers/training/[a-z]+/(script|fresh_main|rank_main)\.py$")
 _RUNPY = re.compile(r"(^<frozen runpy>|/runpy\.py)$")
 _NOT_THE_USERS = re.compile(
     r"^<|/(site|dist)-packages/|/lib(64)?/python3\.\d+/|/ray_workers/|/dray/train/"

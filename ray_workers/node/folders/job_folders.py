@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dray.names import unfit
+from dray.input.names import unfit
 from dray.train import files, storage_room
 from dray.train.spool import SpoolWriter
 from ray_workers.shared import spool_reader

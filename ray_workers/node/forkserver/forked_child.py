@@ -88,7 +88,7 @@ def _stand_back() -> None:
 
 def _operation(request: dict[str, Any]) -> Callable[[], int]:
     if request["op"] == "rank":
-        from ray_workers.training.loop import rank_main
+        from ray_workers.training.process import rank_main
 
         task = RankTask.from_json(json.dumps(request["task"]))
         return lambda: rank_main.main(task)

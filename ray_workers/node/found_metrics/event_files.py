@@ -1,10 +1,10 @@
-"""Scalars in the event files of TensorBoard, which `dray.event_files` describes."""
+"""Scalars in the event files of TensorBoard, which `dray.tensorboard.event_files` describes."""
 
 from __future__ import annotations
 
 import struct
 
-from dray.event_files import (
+from dray.tensorboard.event_files import (
     EVENT_STEP,
     EVENT_SUMMARY,
     SUMMARY_VALUE,

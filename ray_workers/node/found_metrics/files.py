@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dray.event_files import Damaged, records
+from dray.tensorboard.event_files import Damaged, records
 from ray_workers.node.found_metrics.event_files import scalars
 from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in, step_in
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dray.patterns import compile_pattern
+from dray.input.patterns import compile_pattern
 from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in, step_in
 
 SEARCHES_PER_S = 20_000

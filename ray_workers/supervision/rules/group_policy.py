@@ -116,6 +116,8 @@ class GroupPolicy:
     is_elastic: bool
     has_servers: bool = False
     """Whether ranks of a recipe go on by themselves, beside parameter servers."""
+    at_own_pace: bool = False
+    """Whether a slow rank takes fewer shares, and so passes several steps at once (`ad_psgd`)."""
 
     def decide(
         self, seen: GroupObservation, memory: GroupMemory, now: float
@@ -152,7 +154,8 @@ class GroupPolicy:
             if since is not None or seen.is_ending_hang or not seen.is_whole:
                 return actions, memory
             if not seen.num_through:
-                memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
+                steps = memory.steps.after(seen.ranks, now, at_own_pace=self.at_own_pace)
+                memory = replace(memory, steps=steps)
             hang = find_hang(seen.ranks, self._limits(seen, memory), are_last=seen.num_through > 0)
         if hang is None:
             return actions, memory

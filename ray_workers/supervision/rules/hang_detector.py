@@ -64,8 +64,11 @@ class StepTimes:
     def slowest_s(self) -> float:
         return max(self.slow_s, default=0.0)
 
-    def after(self, observations: Sequence[RankObservation], now: float) -> StepTimes:
-        """With another observation of the group. now: seconds at the machines' usual pace."""
+    def after(
+        self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
+    ) -> StepTimes:
+        """With another observation of the group. now: seconds at the machines' usual pace.
+        at_own_pace: a slow rank may pass several steps with one share, whose time counts."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation
@@ -74,7 +77,7 @@ class StepTimes:
             return replace(self, last=(number, step, now))
         if step == self.last[1]:
             return self
-        took_s = (now - self.last[2]) / (step - self.last[1])
+        took_s = (now - self.last[2]) / (1 if at_own_pace else step - self.last[1])
         return StepTimes((*self.slow_s, took_s)[-REMEMBERED:], (number, step, now))
 
 

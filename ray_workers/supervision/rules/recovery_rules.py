@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ray_workers.shared.contracts import Cause, Frame, Grant, Slice
@@ -79,7 +80,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     num_workers: how many the job has now, or may have again.
 
     On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
-    launched upon a gradient that never came cannot be told from a good one.
+    launched upon a gradient that never came cannot be told from a good one. Workers of parameter
+    servers have no part in either.
     """
     if document.script is not None and document.is_divided:
         return "ranks of a script that hold a model together do not recover in place"
@@ -87,7 +89,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
         return "a script recovers in place only if it calls dray.train.prepare()"
     if num_workers == 1:
         return "a single rank does not recover in place, because nobody else holds its state"
-    if has_gpus:
+    has_servers = document.num_ranks_that_train < document.resources.num_workers
+    if has_gpus and not has_servers:
         return "a group on GPUs does not recover in place, because its state may be half a step on"
     if document.num_replicas == 1:
         return (
@@ -117,6 +120,11 @@ def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
     return (document.get("sync") or {}).get("kind") == "gossip"
 
 
+def at_own_pace(document: Mapping[str, Any]) -> bool:
+    """Whether a rank that is slow takes fewer shares than others, and keeps nobody waiting."""
+    return (document.get("sync") or {}).get("mode") == "ad_psgd"
+
+
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
     """Whether the running processes of a script follow their group into the next round. A process
     that has not called `train.prepare` yet is no obstacle where another one has: it runs the same
@@ -135,17 +143,27 @@ def refused(
     num_holders: int,
     without_a_step: int,
     servers: Set[int] = frozenset(),
+    replicas: Mapping[int, int] = MappingProxyType({}),
+    recovering: Iterable[int] = (),
 ) -> str | None:
     """Why ranks that ended are not replaced; None if they are.
 
     lost: the ends of these ranks, none of them good. errors: the ERROR frames that they left.
     num_holders: how many other ranks hold the state.
     without_a_step: recoveries since the group last took a step.
-    servers: ranks that alone hold their part of the state.
+    servers: ranks that alone hold their part of the state, but for the replicas.
+    replicas: by rank, of servers, the rank with the replica.
+    recovering: ranks that were lost before, and have not taken a step since.
     """
-    for rank in lost:
-        if rank.rank in servers:
-            return f"rank {rank.rank} is a server, and nobody else holds its part of the state"
+    gone = {*(rank.rank for rank in lost), *recovering}
+    for server in sorted(gone & servers):
+        keeper = replicas.get(server)
+        if keeper is None:
+            return f"rank {server} is a server, and nobody else holds its part of the state"
+        if keeper in gone:
+            return (
+                f"rank {server} is a server, and rank {keeper}, which has its replica, is lost too"
+            )
     if num_holders == 0:
         return "nobody is left who holds the state"
     if without_a_step >= MOST_WITHOUT_A_STEP:

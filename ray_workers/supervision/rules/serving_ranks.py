@@ -14,8 +14,9 @@ def has_silos(document: Mapping[str, Any]) -> bool:
 
 
 def irreplaceable_ranks(document: Mapping[str, Any]) -> frozenset[int]:
-    """Ranks of a recipe that alone hold their part of the state. The others are in no group with
-    them, and go on by themselves when one of their own number is lost."""
+    """Ranks of a recipe that hold their part of the state alone, or with a replica on another of
+    them. The others are in no group with them, and go on by themselves when one of their own number
+    is lost."""
     if document.get("script"):
         return frozenset()
     return frozenset({AGGREGATOR}) if has_silos(document) else serving_ranks(document)
@@ -32,8 +33,17 @@ def serving_ranks(document: Mapping[str, Any]) -> frozenset[int]:
     if not roles:
         return frozenset()
     # Every worker process would take a quarter of a second for the import.
-    from dray.spec import roles as of_script
+    from dray.spec.program import roles as of_script
 
     return of_script.serving_ranks(
         {name: of_script.Role.model_validate(role) for name, role in roles.items()}
     )
+
+
+def replica_ranks(document: Mapping[str, Any]) -> Mapping[int, int]:
+    """By each parameter server that has a replica, the rank of the server that holds it."""
+    sync = document.get("sync") or {}
+    if sync.get("shards_kept_by") != "replica":
+        return {}
+    servers = sorted(serving_ranks(document))
+    return dict(zip(servers, [*servers[1:], servers[0]], strict=True))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from dray.spec import EarlyStopping
-from dray.spec.recipes import MINIMISED
+from dray.spec.program.recipes import MINIMISED
 
 
 def sign_of(metric: str) -> float:

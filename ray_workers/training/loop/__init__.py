@@ -1,1 +1,1 @@
-"""The training loop of one rank, from its first line to its exit code."""
+"""The training loop of one rank of a recipe, and what it measures and reports."""

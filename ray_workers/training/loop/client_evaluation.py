@@ -12,7 +12,7 @@ from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import process_group
 from ray_workers.training.loop.evaluation import Evaluation
 from ray_workers.training.parallel import DataPart, FederatedStrategy, Strategy, StrategyContext
-from ray_workers.training.parallel.federated.partition import Numbers
+from ray_workers.training.parallel.federated.simulation.partition import Numbers
 
 ClientBatch = list[tuple[int, Tensor]]
 """Clients, each with the numbers of some of its samples."""

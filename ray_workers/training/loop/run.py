@@ -8,15 +8,13 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log
 from ray_workers.training.core.errors import LeaveRequested
+from ray_workers.training.core.finished import tell_finished
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop.served_worker import train_served
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.federated.silos.aggregator import SiloAggregator
-from ray_workers.training.parallel.federated.silos.server import (
-    AGGREGATOR_KEY,
-    FINISHED_KEY,
-)
+from ray_workers.training.parallel.federated.silos.server import AGGREGATOR_KEY
 
 
 def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) -> None:
@@ -43,7 +41,7 @@ def aggregate(trainer: Trainer, strategy: SiloAggregator, rendezvous: Rendezvous
     address = trainer.task.master_addr
     with listening(store, AGGREGATOR_KEY, address, strategy.server.serve):
         train(trainer, rendezvous)
-        store.set(FINISHED_KEY, "1")
+        tell_finished(store, trainer.progress.step)
 
 
 def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Final
 
 from dray.train.kv.connection import ConnectionLost
 from ray_workers.shared import heartbeat
 from ray_workers.shared.heartbeat import RankPhase, TimeCategory
 from ray_workers.training.core.compat_torch import Store
+from ray_workers.training.core.finished import finish_if_told, tell_finished
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
 
-FINISHED_KEY: Final = "parameter-servers-finished"
-"""In the attempt's store once the result is stored: then servers may be gone."""
-
 
 def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
     """Train with the servers' weights until no batch is left.
 
-    Preempted if the rank was asked to leave. ConnectionLost if a server is gone: its part of the
-    weights is in the newest checkpoint.
+    Preempted if the rank was asked to leave. ConnectionLost if a server without a replica is gone:
+    its part of the weights is in the newest checkpoint.
     """
     strategy = trainer.strategy
     assert isinstance(strategy, ParameterServerWorker)
@@ -31,10 +28,11 @@ def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
         try:
             _train(trainer, strategy, rendezvous, store)
         except ConnectionLost:
-            if not store.check([FINISHED_KEY]):
+            # Servers may be gone once the others are done.
+            if not finish_if_told(store, trainer.page, rendezvous.place.generation):
                 raise
-            # The others are done, and this worker came, or came back, too late for a batch.
-        trainer.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
+        else:
+            trainer.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
     finally:
         trainer.close()
 
@@ -54,7 +52,7 @@ def _train(
         _compute_batches(trainer, strategy)
     if trainer.rank == CHIEF:
         trainer.finish()
-        store.set(FINISHED_KEY, "1")
+        tell_finished(store, trainer.progress.step)
         strategy.servers.finish()
 
 

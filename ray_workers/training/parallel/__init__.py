@@ -9,9 +9,10 @@ from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, p
 from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
 from ray_workers.training.parallel.data_parallel.zero1 import zero1
-from ray_workers.training.parallel.federated.federated import FederatedStrategy, rounds_of
-from ray_workers.training.parallel.federated.outside_clients import OutsideStrategy
+from ray_workers.training.parallel.federated.aggregation.privacy import rounds_of
+from ray_workers.training.parallel.federated.outside.strategy import OutsideStrategy
 from ray_workers.training.parallel.federated.silos.aggregator import SiloAggregator
+from ray_workers.training.parallel.federated.simulation.strategy import FederatedStrategy
 from ray_workers.training.parallel.gossip.asynchronous import asynchronous_gossip
 from ray_workers.training.parallel.gossip.synchronous import synchronous_gossip
 from ray_workers.training.parallel.model_parallel.model_parallel import sharded

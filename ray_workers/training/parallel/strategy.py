@@ -23,6 +23,12 @@ from ray_workers.training.parallel.gradients import GradientEngine
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The precision of a forward pass."""
+    dtype = AUTOCAST.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
 @dataclass(frozen=True)
 class StrategyContext:
     """The job that a strategy trains, and the rank that it runs on."""
@@ -39,8 +45,7 @@ class StrategyContext:
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of the forward pass."""
-        dtype = AUTOCAST.get(self.spec.train.precision)
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        return autocast(self.spec.train.precision, self.device)
 
 
 @dataclass(frozen=True)

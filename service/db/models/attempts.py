@@ -42,6 +42,8 @@ class AttemptRow(Base):
     were held up to `held_until`."""
     held_until: Mapped[datetime | None]
     bundle: Mapped[dict[str, Any]]
+    servers: Mapped[dict[str, Any] | None]
+    """As of its job."""
     world_size: Mapped[int]
     cluster_session: Mapped[str]
     cursor: Mapped[dict[str, Any]]
@@ -58,7 +60,8 @@ class AttemptRow(Base):
     ledger_at: Mapped[datetime | None]
     """When the supervisor reported `slot_seconds`, by its clock."""
     lacking: Mapped[int] = mapped_column(server_default=text("0"))
-    """Workers without which the group can't train on: it stands by for them."""
+    """Workers without which the group can't train on, so that it stands by for them. Gossip trains
+    while slots are asked for these."""
     grants: Mapped[int] = mapped_column(server_default=text("0"))
     """How often the attempt was granted slots or asked to give some back: the newest number."""
     granted: Mapped[list[Any] | None]

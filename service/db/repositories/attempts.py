@@ -87,7 +87,8 @@ def live(session: Session) -> list[AttemptRow]:
 
 
 _HELD = (
-    *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "cluster_session"),
+    *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "servers"),
+    "cluster_session",
     *("lacking", "granted", "recalled", "recalled_at", "grow_after", "recall_after"),
     *("grown_at", "shrunk_at"),
     *("batch_size", "batch_at", "preempt_asked_at", "created_at", "started_at", "running_at"),
@@ -193,7 +194,8 @@ def _ended_slots_of() -> tuple[Select[Any], ...]:
 
 
 _ENDED = (
-    *("job_id", "attempt", "queue", "owner", "slices", "bundle", "created_at", "finished_at"),
+    *("job_id", "attempt", "queue", "owner", "slices", "bundle", "servers"),
+    *("created_at", "finished_at"),
 )
 
 

@@ -64,12 +64,8 @@ def _standing() -> Select[Any]:
 
 def note_joined(session: Session, token_sha256: str, now: datetime) -> None:
     row = FederatedClientRow
-    _run(
-        session,
-        update(row)
-        .where(row.token_sha256 == token_sha256, row.joined_at.is_(None))
-        .values(joined_at=now),
-    )
+    query = update(row).where(row.token_sha256 == token_sha256, row.joined_at.is_(None))
+    session.execute(query.values(joined_at=now).execution_options(synchronize_session=False))
 
 
 def note_sent(
@@ -99,8 +95,7 @@ def note_sent(
 
 def forget_sent(session: Session, job_id: str, round_name: str, received: Collection[int]) -> None:
     """Have clients send their updates of a round again whose updates the storage has not."""
-    there = set(received)
-    row = FederatedClientRow
+    row, there = FederatedClientRow, set(received)
     query = select(row).where(row.job_id == job_id, row.sent_round == round_name)
     for client in session.scalars(query):
         if client.number not in there:
@@ -115,7 +110,3 @@ def newest_round(session: Session, job_id: str) -> FederatedRoundRow | None:
 def put_round(session: Session, row: FederatedRoundRow) -> None:
     session.merge(row)
     session.flush()
-
-
-def _run(session: Session, statement: Any) -> None:
-    session.execute(statement.execution_options(synchronize_session=False))

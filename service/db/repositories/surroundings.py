@@ -9,7 +9,7 @@ from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
 
 from service.db.models import ClusterRow, StorageStateRow, WebhookRow
-from service.db.repositories.cluster import THE_CLUSTER
+from service.db.repositories.scheduling.cluster import THE_CLUSTER
 from service.db.repositories.storage import THE_STORAGE
 
 _FOUND = "surroundings"

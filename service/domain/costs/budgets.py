@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dray.units import money
+from dray.input.units import money
 from service.domain.scheduling.rules.queues import Queue
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dray.spec import Federated, Gossip, JobSpec
-from dray.spec.federated import Privacy
+from dray.spec.federated.parts import Privacy
 from dray.spec.fields import Document
-from dray.spec.train import Optimizer
+from dray.spec.training.train import Optimizer
 
 _FREE: Final = frozenset({"lr", "state_dtype", "offload"})
 """Fields of an optimizer that each step reads from the document, or that say how its state is

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from service.cluster.port import Cluster, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
 from service.db.models import AutoscalingRow
-from service.db.repositories import cluster as repository
+from service.db.repositories.scheduling import cluster as repository
 from service.db.session import touch
 from service.domain.scheduling import autoscaling, policy
 from service.domain.scheduling.placement.slots import EPSILON

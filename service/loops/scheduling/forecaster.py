@@ -16,7 +16,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from service.db.notifications import QUEUE, Signals
-from service.db.repositories import forecasts as repository
+from service.db.repositories.scheduling import forecasts as repository
 from service.db.session import touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.simulation import Expected, Simulation

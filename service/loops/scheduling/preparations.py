@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dray.spec import Environment
-from dray.spec.code import RemoteCode
+from dray.spec.program.code import RemoteCode
 from ray_workers.shared.node_needs import (
     BuildState,
     EnvironmentPolicy,

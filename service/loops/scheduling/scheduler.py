@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, ServerSlots
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
@@ -26,9 +26,9 @@ from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.spending import UsedUpBudgets
 from service.db.notifications import ATTEMPTS, QUEUE, Signals
-from service.db.repositories import queues as queues_repository
 from service.db.repositories import surroundings
 from service.db.repositories.bulk import in_chunks
+from service.db.repositories.scheduling import queues as queues_repository
 from service.db.session import touch
 from service.domain import meter
 from service.domain.scheduling import policy
@@ -362,6 +362,7 @@ class Scheduler:
             spec=claimed.document,
             slices=claimed.wanted.slices,
             bundle=without_labels(bundle),
+            servers=_without_labels(claimed.wanted.servers),
             storage_url=self._settings.storage_url,
             resume_from=claimed.resume_from,
             init_from=claimed.init_from,
@@ -406,7 +407,12 @@ def _withdraw_recalls(
 
 
 def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
-    return Wanted(job.job_id, job.attempt, job.queue, start.slices, job.request.bundle)
+    asked = job.request
+    return Wanted(job.job_id, job.attempt, job.queue, start.slices, asked.bundle, asked.servers)
+
+
+def _without_labels(servers: ServerSlots | None) -> ServerSlots | None:
+    return None if servers is None else replace(servers, bundle=without_labels(servers.bundle))
 
 
 def _recovers_in_place(claimed: Claimed, bundle: Mapping[str, float]) -> bool:
@@ -432,7 +438,9 @@ def _snapshot(
     live: tuple[queue_view.LiveAttempt, ...],
 ) -> policy.Snapshot:
     """The queue and the cluster as plain data for the plan."""
-    holders = tuple(policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner) for a in live)
+    holders = tuple(
+        policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner, a.servers) for a in live
+    )
     if cluster is None:
         return policy.Snapshot(waiting, (), connected=False, holders=holders)
     bundles = (*(job.request.bundle for job in waiting), *(each.bundle for each in holders))

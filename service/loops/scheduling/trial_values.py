@@ -13,14 +13,14 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy.orm import Session
 
+from dray.input.validation import Fault, check
 from dray.spec import Sweep
 from dray.spec.sweep import with_values
-from dray.validation import Fault, check
 from dray.views import JobState
 from service.db.notifications import QUEUE, Signals
-from service.db.repositories import document_values
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import sweeps as repository
+from service.db.repositories.catalog import document_values
+from service.db.repositories.submission import sweeps as repository
 from service.domain.scheduling import policy
 from service.domain.states import STOPPED_EARLY
 from service.domain.text import clean

@@ -9,10 +9,8 @@ from typing import Any
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import Slice
 from service.db.repositories import attempts as repository
-from service.domain.scheduling import policy
-from service.domain.scheduling.placement import slots
+from service.domain.scheduling.placement.slots import Request, count, share_of
 from service.domain.scheduling.rules.shares import REMEMBERED_S, Account, Used
 from service.lifecycle import resizing
 from service.loops.shared.queue_view import LiveAttempt
@@ -57,18 +55,12 @@ class UsedShares:
         used = self._used.seconds(now.timestamp())
         for attempt in live:
             account = attempt.queue, attempt.owner
-            held_s = _share(attempt.slices, attempt.bundle, total) * attempt.age_s
+            held = Request(count(attempt.slices), attempt.bundle, servers=attempt.servers)
+            held_s = share_of(held, total) * attempt.age_s
             used[account] = used.get(account, 0.0) + held_s
         return used
 
     def _add(self, row: Row[Any], total: Mapping[str, float]) -> None:
-        share = _share(resizing.as_slices(row.slices), row.bundle, total)
+        share = share_of(resizing.held_request(row.slices, row.bundle, row.servers), total)
         held_s = max(0.0, (row.finished_at - row.created_at).total_seconds())  # clocks are set
         self._used.add((row.queue, row.owner), share * held_s, row.finished_at.timestamp())
-
-
-def _share(
-    slices: Sequence[Slice], bundle: Mapping[str, float], total: Mapping[str, float]
-) -> float:
-    num_workers = sum(part.num_workers for part in slices)
-    return slots.share_of(policy.Request(num_workers, bundle), total)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
-from service.db.repositories import leases as repository
+from service.db.repositories.scheduling import leases as repository
 from service.db.session import Database
 from service.domain import leases
 from service.domain.meter import Meter

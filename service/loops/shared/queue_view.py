@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -16,11 +16,11 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Drill, DrillKind, Grant, Recall, Slice
+from ray_workers.shared.contracts import Drill, DrillKind, Grant, Recall, ServerSlots, Slice
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
-from service.db.repositories import jobs as repository
+from service.db.repositories.scheduling import planned_jobs
+from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
@@ -71,6 +71,7 @@ class LiveAttempt:
     owner: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
+    servers: ServerSlots | None
     cluster_session: str
     age_s: float
     """Seconds since the claim."""
@@ -97,7 +98,7 @@ def snapshot(
 
     earlier: what is known of jobs that are done; None where nobody asks how long these have left.
     """
-    jobs = repository.in_state(session, UNFINISHED)
+    jobs = planned_jobs.in_state(session, UNFINISHED)
     runs = {} if earlier is None else earlier
     after = _dependencies(session, jobs)
     waiting = tuple(
@@ -161,6 +162,7 @@ def _live(
             owner=by_id[row.job_id].owner,
             slices=resizing.as_slices(row.slices),
             bundle=row.bundle,
+            servers=resizing.as_servers(row.servers),
             cluster_session=row.cluster_session,
             age_s=max(0.0, (now - row.created_at).total_seconds()),
             started_at=row.started_at,
@@ -188,9 +190,8 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         job_id=job.id,
         priority=job.priority,
         seq=job.number,
-        request=policy.Request(
-            sum(part.num_workers for part in slices),
-            attempt.bundle,
+        request=replace(
+            resizing.held_request(attempt.slices, attempt.bundle, attempt.servers),
             required_level=job.required_topology,
         ),
         slices=slices,

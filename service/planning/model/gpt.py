@@ -55,7 +55,7 @@ def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu
         hidden = _block(trace, hidden, model, share, low, on_gpu)
     if share.is_last:
         trace.begin(is_block=False)
-        _head(trace, hidden, model, vocabulary, share, low, on_gpu)
+        _head(trace, hidden, model, vocabulary, share, low)
     elif share.is_stage:
         trace.add([hidden], 0.0, saves=[hidden], gradient=stream, passes_on=True)
     if not trace.segments[0].ops:
@@ -114,13 +114,7 @@ def _block(
 
 
 def _head(
-    trace: OpTrace,
-    hidden: int,
-    model: Gpt,
-    vocabulary: int,
-    share: StageShare,
-    low: int,
-    on_gpu: bool,
+    trace: OpTrace, hidden: int, model: Gpt, vocabulary: int, share: StageShare, low: int
 ) -> None:
     places = share.samples * model.context_length / share.context
     values = places * model.width

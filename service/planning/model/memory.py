@@ -65,13 +65,13 @@ def pieces_of(spec: JobSpec) -> Pieces:
     return Pieces(-(-share // count), count)
 
 
-def memory_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool | None = None) -> Memory:
+def memory_of(spec: JobSpec, shapes: Shapes) -> Memory:
     """The memory of the rank that holds the most, as the document divides the model."""
-    gpu = spec.resources.gpus_per_worker > 0 if on_gpu is None else on_gpu
+    on_gpu = spec.resources.gpus_per_worker > 0
     return max(
         (
             _of_rank(spec, traces, at)
-            for at, traces in enumerate(traces_of(spec, shapes, on_gpu=gpu))
+            for at, traces in enumerate(traces_of(spec, shapes, on_gpu=on_gpu))
         ),
         key=lambda each: each.total,
     )

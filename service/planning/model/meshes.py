@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dray.spec import JobSpec, Parallel
-from dray.spec.parallel import AXES, MODELS_OF
+from dray.spec.training.parallel import AXES, MODELS_OF
 
 
 def meshes(spec: JobSpec) -> list[JobSpec]:

@@ -133,9 +133,9 @@ class OpTrace:
 class MemoryUse:
     """The bytes that are held now, and the most that were held at once."""
 
-    def __init__(self, trace: OpTrace, before: float = 0.0) -> None:
+    def __init__(self, trace: OpTrace) -> None:
         self._tape = trace
-        self.now = self.peak = before
+        self.now = self.peak = 0.0
         self._held: Counter[int] = Counter()
 
     def take(self, size: float) -> None:

@@ -1,19 +1,21 @@
 """The choice of `sync: auto`: all-reduce, unless another way is expected to be much faster.
 
 Only what is known counts as a reason: the paces of ranks that an earlier job has measured, and a
-bandwidth that somebody has given. A default for the network gives times, and decides nothing.
+bandwidth that somebody has given. A default for the network, and the time that a message takes,
+which is always one, give times and decide nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from dray.input.validation import Fault, check_as
 from dray.spec import AutoSync, JobSpec, Sync
-from dray.validation import Fault, check_as
 from service.domain.topologies import name_of_sync
 from service.planning.model.choice import human, spoken
 from service.planning.model.meshes import document_with
@@ -75,20 +77,20 @@ def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
         only = _only_all_reduce(spec, facts)
         return SyncChoice((only,), only, ())
     costs = sync_costs(facts.work)
-    first, *others = costs
+    first, gains = costs[0], _gains(costs, facts)
     tried = [_tried(spec, cost, facts) for cost in costs]
     able = [
         cost
-        for cost, (found, _) in zip(others, tried[1:], strict=True)
-        if found is not None and _gain(first, cost, facts) >= GAIN
+        for cost, gain, (found, _) in zip(costs, gains, tried, strict=True)
+        if found is not None and gain >= GAIN
     ]
     best = first
     if able:
         least = min(cost.step_time_s for cost in able)
         best = next(cost for cost in able if cost.step_time_s <= least * (1 + LONGEST))
     options = []
-    for cost, (found, against) in zip(costs, tried, strict=True):
-        why = against or _why(cost, best, first, facts)
+    for cost, gain, (found, against) in zip(costs, gains, tried, strict=True):
+        why = against or _why(cost, gain, best, first, facts)
         options.append(
             SyncCandidate(
                 name_of_sync(_SYNC.validate_python(cost.sync)), found, cost.sync, cost, why
@@ -116,7 +118,8 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
     try:
         found = check_as(JobSpec, document_with(spec, {"sync": dict(cost.sync)}))
     except Fault as fault:
-        return None, f"this document does not take it: {fault.detail}"
+        field = (fault.pointer or "").strip("/").replace("/", ".")
+        return None, f"this document does not take it: {field} {fault.detail}"
     optimizer, is_stale = spec.train.optimizer, cost.sync.get("mode") in ("asynchronous", "bounded")
     if is_stale and optimizer.name == "sgd" and optimizer.momentum > MOST_MOMENTUM:
         return None, (
@@ -131,28 +134,34 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
     return found, None
 
 
-def _gain(first: SyncCost, cost: SyncCost, facts: SyncFacts) -> float:
-    """How many times as fast as all-reduce, by what is known."""
-    gain = first.step_time_s / cost.step_time_s
-    if facts.knows_network:
-        return gain
-    return min(gain, first.compute_s / cost.compute_s)
+def _gains(costs: Sequence[SyncCost], facts: SyncFacts) -> list[float]:
+    """How many times as fast as all-reduce each way is, also if only what is known takes time."""
+    bandwidth = facts.work.bandwidth_bytes_per_s if facts.knows_network else math.inf
+    known = sync_costs(replace(facts.work, bandwidth_bytes_per_s=bandwidth, latency_s=0.0))
+    return [
+        min(costs[0].step_time_s / cost.step_time_s, known[0].step_time_s / sure.step_time_s)
+        for cost, sure in zip(costs, known, strict=True)
+    ]
 
 
-def _why(cost: SyncCost, best: SyncCost, first: SyncCost, facts: SyncFacts) -> str:
+def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: SyncFacts) -> str:
     takes = f"takes {spoken(cost.step_time_s)} a step"
     times = first.step_time_s / cost.step_time_s
     if cost is best:
         if cost is first:
-            return f"{takes}, and no other way is known to be {GAIN} times as fast"
+            return (
+                f"{takes}, and no way that the document takes is known to be {GAIN} times as fast"
+            )
         return f"{takes}, {times:.1f} times as fast as all-reduce: {_reason(first, facts)}"
     if cost is first:
         return f"{takes}: {_reason(first, facts)}"
     if times <= 1.0:
         return f"{takes}, no less than all-reduce"
-    if _gain(first, cost, facts) >= GAIN:
+    if gain >= GAIN:
         longer = cost.step_time_s / best.step_time_s
         return f"{takes}, {longer:.2f} times as long as the one that is chosen"
+    if times >= GAIN and facts.knows_network:
+        return f"{takes}, {times:.1f} times as fast as all-reduce, if a message takes as assumed"
     if times >= GAIN:
         return (
             f"{takes}, {times:.1f} times as fast as all-reduce, if the network is as assumed: give "
@@ -182,7 +191,9 @@ def _sentences(facts: SyncFacts, spec: JobSpec) -> tuple[str, ...]:
         f"in {spoken(work.compute_s)}",
         f"network: {human(work.bandwidth_bytes_per_s)}/s for each worker, {facts.network}",
     ]
-    if work.paces.job_id is None:
+    if spec.resources.gpus_per_worker:
+        found.append("the paces of the ranks count as equal: they are not measured on GPUs")
+    elif work.paces.job_id is None:
         found.append(
             "the paces of the ranks are not known, and count as equal: no job of this recipe and "
             "with `sync` has succeeded on CPU of late"

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from service.db.models import ArtifactRow, JobRow, MlflowExportRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories import mlflow_exports as repository
-from service.db.repositories import tracking
+from service.db.repositories.catalog import mlflow_exports as repository
+from service.db.repositories.catalog import tracking
 from service.domain.series import Points
 from service.jobs import serializers
 from service.telemetry import metric_reader

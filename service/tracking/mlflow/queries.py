@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.views import JobState
-from service.db.repositories import mlflow_search as repository
-from service.db.repositories import tracking
+from service.db.repositories.catalog import mlflow_search as repository
+from service.db.repositories.catalog import tracking
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor

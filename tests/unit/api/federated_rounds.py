@@ -39,7 +39,8 @@ DOCUMENT: dict[str, Any] = {
         "rounds": 3,
         "quorum": 2,
         "batch_size": 16,
-        "http": {"deadline_s": 60},
+        "deadline_s": 60,
+        "http": {},
     },
 }
 

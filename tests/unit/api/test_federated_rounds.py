@@ -16,11 +16,11 @@ from dray.views import JobState
 from ray_workers.shared import round_files
 from ray_workers.shared.contracts import Cause
 from ray_workers.shared.heartbeat import HeartbeatPage
-from ray_workers.training.loop.outside_client import LocalUpdate, MaskedAnswer, OutsideClient
+from ray_workers.training.clients.outside_client import LocalUpdate, MaskedAnswer, OutsideClient
 from ray_workers.training.loop.trainer import Preempted
-from ray_workers.training.parallel.federated import collecting, masked_collecting
-from ray_workers.training.parallel.federated.collecting import UpdateCollector
-from ray_workers.training.parallel.federated.outside_clients import OutsideEngine
+from ray_workers.training.parallel.federated.outside import masked_collector, update_collector
+from ray_workers.training.parallel.federated.outside.strategy import OutsideEngine
+from ray_workers.training.parallel.federated.outside.update_collector import UpdateCollector
 from tests.marks import soak
 from tests.unit.api.federated_rounds import DOCUMENT, Clients, FederatedRun, RankKilled
 from tests.unit.api.serving import LiveServer
@@ -28,7 +28,7 @@ from tests.unit.api.serving import LiveServer
 
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(collecting, "LOOK_S", 0.01)
+    monkeypatch.setattr(update_collector, "LOOK_S", 0.01)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -59,7 +59,7 @@ def trained(
 
 
 POINTS = {
-    "published": (UpdateCollector, "_wait", 2),
+    "published": (UpdateCollector, "_collect", 2),
     "collected": (OutsideEngine, "_update_of", 5),
     "aggregated": (OutsideEngine, "commit", 2),
 }
@@ -137,7 +137,7 @@ def test_a_quorum_ends_a_round_at_its_deadline(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that never comes holds nobody up for longer, and one that comes back goes on."""
-    monkeypatch.setattr(collecting, "time", Clock())
+    monkeypatch.setattr(update_collector, "time", Clock())
     job = FederatedRun(server, tmp_path)
     clients = Clients(job, tmp_path)
     clients.join(0, 2)
@@ -154,6 +154,7 @@ class JumpingClock:
     """In place of `time`: it stands still until somebody sets it."""
 
     seconds = 0.0
+    sleep = staticmethod(time.sleep)
 
     def monotonic(self) -> float:
         return self.seconds
@@ -208,7 +209,7 @@ def test_masked_updates_come_to_the_same_weights_and_the_server_sees_none_of_the
     clients = Clients(job, home)
     clients.join(0, 1, 2)
     kept: dict[int, list[bytes]] = {}
-    read_parts = masked_collecting.read_parts
+    read_parts = masked_collector.read_parts
 
     def keeping(folder: str, client: int, *given: Any) -> bytearray:
         found = read_parts(folder, client, *given)
@@ -217,7 +218,7 @@ def test_masked_updates_come_to_the_same_weights_and_the_server_sees_none_of_the
             raise RankKilled("in the second round")
         return found
 
-    monkeypatch.setattr(masked_collecting, "read_parts", keeping)
+    monkeypatch.setattr(masked_collector, "read_parts", keeping)
     with pytest.raises(RankKilled):
         job.train(monkeypatch)
     job.end(Cause.NODE_LOST)
@@ -244,7 +245,7 @@ def test_a_client_that_vanishes_in_a_masked_round_is_lost_to_it_alone(
             return MaskedAnswer(None, None, "has vanished")
         return answer(self, *given)
 
-    clock, read_parts, came = JumpingClock(), masked_collecting.read_parts, []
+    clock, read_parts, came = JumpingClock(), masked_collector.read_parts, []
 
     def counting(*given: Any) -> bytearray:
         came.append(given)
@@ -254,8 +255,8 @@ def test_a_client_that_vanishes_in_a_masked_round_is_lost_to_it_alone(
 
     monkeypatch.setattr(OutsideClient, "answer", vanishing)
     monkeypatch.setattr(federation, "GIVEN_UP_S", 0.05)
-    monkeypatch.setattr(masked_collecting, "read_parts", counting)
-    monkeypatch.setattr(masked_collecting, "time", clock)
+    monkeypatch.setattr(masked_collector, "read_parts", counting)
+    monkeypatch.setattr(update_collector, "time", clock)
     job = FederatedRun(server, tmp_path, {**MASKED, "federated": federated})
     clients = Clients(job, tmp_path)
     clients.join(0, 1, 2, 3)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from api import examples, openapi
 from api.problems import STATUS
-from api.routes import health
+from api.routes.server import health
 from dray import views
 from dray.spec import JobSpec
 

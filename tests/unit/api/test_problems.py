@@ -108,7 +108,6 @@ def test_an_unknown_parameter_is_told_which_there_are(http: httpx.Client) -> Non
     assert "wait_s" in http.get("/v1/jobs/job-x?wait=3").json()["hint"]
 
 
-@pytest.mark.anyio
 async def test_a_fault_of_the_server_is_a_problem_without_its_insides(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +128,6 @@ async def test_a_fault_of_the_server_is_a_problem_without_its_insides(
     assert "secret" not in json.dumps(response.json())
 
 
-@pytest.mark.anyio
 async def test_a_database_that_does_not_answer_is_a_503_that_says_when_to_come_back(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

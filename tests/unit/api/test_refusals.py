@@ -164,7 +164,6 @@ def test_a_home_that_takes_no_file_is_named_and_let_go(
     HomeLock.acquire(tmp_path).release()
 
 
-@pytest.mark.anyio
 async def test_a_home_is_free_again_after_a_start_that_was_refused(home: Path) -> None:
     _no_database(home / "dray.db")
     settings = Settings(home=home, database_url="", storage_url="")
@@ -173,7 +172,6 @@ async def test_a_home_is_free_again_after_a_start_that_was_refused(home: Path) -
     HomeLock.acquire(home).release()
 
 
-@pytest.mark.anyio
 async def test_damage_that_is_found_while_it_runs_makes_the_service_not_ready(home: Path) -> None:
     settings = Settings(home=home, database_url="", storage_url="")
     runtime = await Runtime.open(settings, loops=False)

@@ -149,7 +149,6 @@ def test_a_setting_that_is_wrong_is_named(
     assert name in refused(tmp_path, **{name: value})
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("asked_to_stop", [True, False])
 async def test_what_was_being_started_when_the_stop_came_is_stopped_too(
     asked_to_stop: bool,

@@ -16,13 +16,12 @@ from benchmarks.browsing import first_paint, open_pages, page_client, stores
 from benchmarks.browsing.browser import Visit
 from benchmarks.browsing.page_client import JOB_POLLS, LIST_POLLS, METRICS, Asked
 from benchmarks.machine import BenchmarkError
+from dray.views import JobState
 from service.config.settings import Settings
 from service.db.session import Database
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.storage.storage import Storage
-
-pytestmark = pytest.mark.anyio
 
 
 def turns(step_s: float) -> list[open_pages.Turn]:
@@ -71,12 +70,13 @@ def test_runs_of_mlflow_are_copied_with_all_that_they_have(tmp_path: Path) -> No
 
 def test_imitated_pages_ask_as_often_as_the_page() -> None:
     job = (FOLDER / "views/job.js").read_text() + (FOLDER / "views/job/annotations.js").read_text()
-    seldom = re.search(r"SELDOM_MS = (\d+);", job)
-    running = re.search(r"RUNNING_MS = (\d+);", job)
-    assert seldom
-    assert running
-    job = re.sub(r"job\.data\?\.state === 'running' \? RUNNING_MS : \d+", running[1], job)
-    text = job.replace("SELDOM_MS", seldom[1]).replace("usePoll(path", "usePoll(`x/annotations`")
+    periods = dict(re.findall(r"const (\w+_MS) = (\d+);", job))
+    text = job.replace(
+        f"job.data?.state === '{JobState.RUNNING}' ? RUNNING_MS : 10000", "RUNNING_MS"
+    )
+    text = re.sub(r"\(found\) => pace\(.*, (\w+)\)\);", r"\1);", text)
+    text = re.sub(r"\b\w+_MS\b", lambda name: periods.get(name[0], name[0]), text)
+    text = text.replace("usePoll(path", "usePoll(`x/annotations`")
     polls = re.findall(r"usePoll\(`[^`]*?(/\w+|)`, \{\}, ([1-9]\d+)\)", text)
     found = {part if part != "/${jobId}" else "": int(ms) / 1000 for part, ms in polls}
     every = r"const EVERY_MS = (\d+);"

@@ -18,8 +18,6 @@ from service.jobs.service import Jobs
 from service.jobs.status_cache import StatusCache
 from service.storage.storage import Storage
 
-pytestmark = pytest.mark.anyio
-
 ANSWERS = {
     b"/length": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
     b"/chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

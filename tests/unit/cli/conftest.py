@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.api.routes.test_checkpoints import saved
+from tests.unit.api.routes.reports.test_checkpoints import saved
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.cli.running import Cli
 from tests.unit.service.helpers import log, metrics

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import dray
-from dray.spec.schema import job_schema
-from dray.spec.starting import KINDS
+from dray.spec.authoring.schema import job_schema
+from dray.spec.authoring.starting import KINDS
 from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli
 

@@ -117,8 +117,8 @@ Stack (most recent call first):
   File "/jobs/job-1/train.py", line 9 in <module>
   File "<frozen runpy>", line 88 in _run_code
   File "<frozen runpy>", line 291 in run_path
-  File "/dray/ray_workers/training/loop/script.py", line 44 in run_script
-  File "/dray/ray_workers/training/loop/rank_main.py", line 77 in main
+  File "/dray/ray_workers/training/scripts/script.py", line 44 in run_script
+  File "/dray/ray_workers/training/process/rank_main.py", line 77 in main
   File "/dray/ray_workers/node/forkserver/forked_child.py", line 71 in run
 
 Thread 0x0001 [loader] (most recent call first):

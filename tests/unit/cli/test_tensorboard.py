@@ -13,9 +13,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from dray import event_files
-from dray.event_files import records
-from dray.tensorboard import DOCUMENT, FILE, EventFile, LogdirInUse
+from dray.tensorboard import event_files
+from dray.tensorboard.event_files import records
+from dray.tensorboard.writer import DOCUMENT, FILE, EventFile, LogdirInUse
 from dray.views import Point
 from ray_workers.node.found_metrics.event_files import scalars
 from tests.unit.api.serving import LiveServer, wait_until
@@ -127,7 +127,7 @@ def test_a_disk_that_is_full_ends_the_command_and_not_only_the_writing(
     cli: Cli, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the job goes on, so that nothing but the next point is waited for."""
-    monkeypatch.setattr("dray.tensorboard.FLUSH_S", 0.01)
+    monkeypatch.setattr("dray.tensorboard.writer.FLUSH_S", 0.01)
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(EventFile, "flush", Mock(side_effect=full))
     job_id = server.submit(name="full")

@@ -175,7 +175,7 @@ def results(s3: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_the_services_storage_on_s3(results: str) -> None:
     store = Storage(results)
-    assert not store.is_local
+    assert store.folder is None
     store.write_bytes("jobs/a/log", b"0123456789")
     assert store.read_bytes("jobs/a/log") == b"0123456789"
     assert store.read_bytes("jobs/a/log", 3, 5) == b"34"

@@ -18,7 +18,7 @@ from docker import check_service
 from service.config.settings import Settings
 from service.config.tokens_file import load_tokens
 from service.db.models import ClusterRow
-from service.db.repositories import cluster
+from service.db.repositories.scheduling import cluster
 from service.db.session import Database
 from tests.unit.packaging import compose
 

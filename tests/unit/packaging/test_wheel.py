@@ -222,7 +222,7 @@ def test_a_model_is_loaded_and_predicts_without_a_checkout(wheel: Path, tmp_path
         "model = dray.load('model')\n"
         "print(model.predict_proba(numpy.zeros((8, 8), dtype=numpy.uint8)).shape)\n"
         "print(ray_workers.__file__)\n"
-        "import ray_workers.training.loop.outside_client\n"  # of `dray[client]`, the same
+        "import ray_workers.training.clients.outside_client\n"  # of `dray[client]`, the same
     )
     said = python(target, code, tmp_path)
     assert said.returncode == 0, said.stderr

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from dray import Client
 from tests.unit.api.serving import LiveServer, serving
 
 
@@ -13,3 +14,9 @@ from tests.unit.api.serving import LiveServer, serving
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with serving(tmp_path_factory.mktemp("home")) as server:
         yield server
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[Client]:
+    with Client(server.url) as client:
+        yield client

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,13 @@ import pytest
 from dray import AsyncClient, Client, JobSpec, JobState, errors
 from dray._http.transport import Retry
 from ray_workers.shared.contracts import Cause
-from tests.unit.api.routes.test_checkpoints import saved
+from tests.unit.api.routes.reports.test_checkpoints import saved
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.sdk.lossy import Lossy
 from tests.unit.service.helpers import log, metrics, used
 
 JOB = {"recipe": "image_classification"}
 IMPATIENT = Retry(patience_s=0.0)
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.url) as client:
-        yield client
 
 
 def in_background(work: Callable[[], object]) -> threading.Thread:
@@ -43,12 +37,13 @@ def test_both_clients_have_the_same_methods_and_parameters() -> None:
     def surface(kind: type) -> dict[str, list[str]]:
         return {
             name: list(inspect.signature(method).parameters)
-            for name, method in vars(kind).items()
-            if inspect.isfunction(method) and not name.startswith("_")
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_")
         }
 
     blocking, asynchronous = surface(Client), surface(AsyncClient)
     assert blocking.pop("close") == asynchronous.pop("aclose")
+    assert "submit" in blocking
     assert blocking == asynchronous
 
 
@@ -287,7 +282,6 @@ async def collect(client: AsyncClient, job_id: str) -> list[JobState | None]:
     return [event.to_state async for event in client.follow(job_id)]
 
 
-@pytest.mark.anyio
 async def test_the_asynchronous_client_does_all_of_it_too(
     server: LiveServer, tmp_path: Path
 ) -> None:
@@ -330,7 +324,6 @@ def test_following_outlives_a_restart_of_the_server(
     assert len(seqs) >= 3
 
 
-@pytest.mark.anyio
 async def test_each_method_gives_the_same_awaited(
     client: Client, server: LiveServer, tmp_path: Path
 ) -> None:

@@ -12,18 +12,12 @@ import pytest
 from dray import AsyncClient, Client, errors
 from dray._http.downloads import destination
 from dray._http.transport import Retry
-from tests.unit.api.routes.test_checkpoints import saved
+from tests.unit.api.routes.reports.test_checkpoints import saved
 from tests.unit.api.serving import LiveServer
 
 BEGAN = "2026-01-01T00:00:00Z"
 MODEL = bytes(range(256)) * 100
 PATIENT = Retry(first_delay_s=0.01, max_delay_s=0.05)
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.url) as client:
-        yield client
 
 
 @pytest.fixture
@@ -231,7 +225,6 @@ def test_a_checkpoint_is_downloaded_whole(
     assert not (tmp_path / "eleven").exists()
 
 
-@pytest.mark.anyio
 async def test_the_asynchronous_client_downloads_too(
     server: LiveServer, trained: str, tmp_path: Path
 ) -> None:

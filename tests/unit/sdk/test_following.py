@@ -160,7 +160,6 @@ def test_who_stops_iterating_closes_the_stream(server: LiveServer) -> None:
         wait_until(lambda: not server.num_waiting(job_id), "the server to see it go")
 
 
-@pytest.mark.anyio
 async def test_who_stops_iterating_closes_the_stream_of_the_asynchronous_client_too(
     server: LiveServer,
 ) -> None:

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,6 @@ def helped(number: int) -> int:
 
 def locks() -> object:
     return LOCK
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.url) as client:
-        yield client
 
 
 def call(folder: Path, rank: int = 0) -> tuple[subprocess.CompletedProcess[str], Path]:

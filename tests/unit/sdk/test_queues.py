@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,6 @@ from tests.unit.api.serving import LiveServer
 from tests.unit.sdk.lossy import Lossy
 
 JOB = {"recipe": "image_classification"}
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Any:
-    with Client(server.url) as client:
-        yield client
 
 
 def test_a_queue_is_made_changed_listed_and_deleted(client: Client) -> None:

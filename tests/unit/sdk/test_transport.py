@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from dray import errors
+from dray._http.problems import from_response
 from dray._http.transport import Call, Connection, Flow, Retry, Send, Sleep, exchange, segment
 
 URL = "http://server:1"
@@ -155,7 +156,7 @@ def test_a_retry_after_may_be_a_date_and_nonsense_is_none() -> None:
     def asked(value: str) -> float | None:
         response = problem(503, **{"Retry-After": value})
         response.request = httpx.Request("GET", URL)
-        return errors.from_response(response).retry_after_s
+        return from_response(response).retry_after_s
 
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
     assert 95 < (asked(soon) or 0) <= 100
@@ -208,12 +209,12 @@ def test_a_problem_becomes_the_class_of_its_code_or_its_status(
 ) -> None:
     response = problem(status, code)
     response.request = httpx.Request("GET", URL)
-    assert type(errors.from_response(response)) is kind
+    assert type(from_response(response)) is kind
 
 
 def test_an_answer_of_something_else_is_described() -> None:
     response = httpx.Response(404, text="<html>nginx</html>", request=httpx.Request("GET", URL))
-    error = errors.from_response(response)
+    error = from_response(response)
     assert isinstance(error, errors.NotFound)
     assert "404" in str(error)
 
@@ -222,7 +223,7 @@ def test_an_error_reads_with_its_place_and_its_hint() -> None:
     body = {"type": "x", "title": "x", "status": 422, "detail": "no field 'a'"}
     body |= {"code": "invalid_document", "pointer": "/train/a", "hint": "did you mean 'b'?"}
     response = httpx.Response(422, json=body, request=httpx.Request("POST", URL))
-    error = errors.from_response(response)
+    error = from_response(response)
     assert str(error) == "/train/a: no field 'a' (did you mean 'b'?)"
     assert (error.pointer, error.hint, error.status) == ("/train/a", "did you mean 'b'?", 422)
 

@@ -10,7 +10,6 @@ from dray.secure_aggregation.messages import (
     MAX_MESSAGE_BYTES,
     ConsistencyCodes,
     KeyAdvertisement,
-    MaskingMessage,
     MaskingPhase,
     RevealedShares,
     SharedKeys,
@@ -22,9 +21,8 @@ NAME = "client 004"
 
 def refused(played: Round, message: bytes, reason: str, name: str = NAME) -> None:
     phase = played.server.phase
-    with pytest.raises(MessageRefused, match=rf"message of {name} is refused: .*{reason}") as error:
+    with pytest.raises(MessageRefused, match=rf"message of {name} is refused: .*{reason}"):
         played.server.receive(name, phase, message)
-    assert error.value.sender == name
 
 
 def good(played: Round) -> bytes:
@@ -115,12 +113,3 @@ def test_shares_that_nobody_can_read_name_their_client() -> None:
     played.phase(lost=[NAME])
     with pytest.raises(WrongShares, match=f"the shares of {NAME} .* 6 are needed, and 1 can be"):
         played.play()
-
-
-def test_messages_are_the_same_after_the_wire() -> None:
-    played = Round(3)
-    played.until(MaskingPhase.SHARE_KEYS)
-    sent = played.clients["client 000"].answer(played.messages["client 000"])
-    messages: list[MaskingMessage] = [played.settings, SharedKeys.from_bytes(sent, "client 000")]
-    for message in messages:
-        assert type(message).from_bytes(message.to_bytes(), "server") == message

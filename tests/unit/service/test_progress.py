@@ -18,7 +18,7 @@ from service.runtime import Runtime
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, metrics, regrouped, regrouping
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 Step = Callable[[Service, str], Awaitable[object]]
 

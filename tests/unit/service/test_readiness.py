@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
-import pytest
 
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.config.settings import Settings
 from service.runtime import READY_LIMIT_S, Runtime, refused_nodes
 
-pytestmark = pytest.mark.anyio
 PATIENCE_S = 30.0
 
 

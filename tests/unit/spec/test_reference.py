@@ -11,11 +11,11 @@ import pytest
 from api import job_document
 from dray.documents import check, load_document, parse_yaml
 from dray.errors import SpecError
-from dray.spec.describing import Part, parts
-from dray.spec.recipes import FORMATS_OF, RECIPES
-from dray.spec.schema import job_schema
-from dray.spec.starting import KINDS, starting_document
-from dray.spec.synonyms import MEANT
+from dray.spec.authoring.describing import Part, parts
+from dray.spec.authoring.schema import job_schema
+from dray.spec.authoring.starting import KINDS, starting_document
+from dray.spec.authoring.synonyms import MEANT
+from dray.spec.program.recipes import FORMATS_OF, RECIPES
 
 ROOT = Path(__file__).resolve().parents[3]
 EDITOR = jsonschema.Draft202012Validator(job_schema())

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from dray.spec import JobSpec
-from dray.spec.roles import role_of, serving_ranks
+from dray.spec.program.roles import role_of, serving_ranks
 
 SERVERS: dict[str, Any] = {"chief": {}, "worker": {"num_workers": 2}, "ps": {"args": ["--serve"]}}
 

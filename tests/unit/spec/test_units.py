@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import dray
-from dray import units
 from dray.errors import SpecError
+from dray.input import units
 
 
 @pytest.mark.parametrize(

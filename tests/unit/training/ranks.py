@@ -36,7 +36,7 @@ from ray_workers.shared.contracts import AWAITING, RankTask
 from ray_workers.shared.heartbeat import RankAssignment, RankPhase, RankStatus
 from ray_workers.shared.spool_reader import parse_key, spool_key
 from ray_workers.training.elastic.store_server import loopback_store
-from ray_workers.training.loop import rank_main
+from ray_workers.training.process import rank_main
 from tests.wire import rank_task
 
 DEADLINE_S = 200.0

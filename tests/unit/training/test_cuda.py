@@ -171,6 +171,16 @@ def test_two_ranks_on_a_gpu_learn_what_they_learn_on_a_cpu(
     _assert_learnt_the_same(there, here, document)
 
 
+def test_workers_of_a_parameter_server_learn_on_a_gpu_what_they_learn_on_a_cpu(
+    tmp_path: Path,
+) -> None:
+    document = jobs.served("synchronous")
+    here, there = tmp_path / "cpu", tmp_path / "gpu"
+    assert run_ranks(here, document, world_size=3, before=see_no_gpu) == [0] * 3
+    assert run_ranks(there, document, world_size=3, device="cuda") == [0] * 3
+    _assert_learnt_the_same(there, here, document)
+
+
 def _meet_by_gloo(task: RankTask) -> None:
     dist.Backend.default_device_backend_map["cuda"] = "gloo"
 

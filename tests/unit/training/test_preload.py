@@ -21,7 +21,7 @@ found = {
 }
 from pathlib import Path
 from ray_workers.shared.contracts import RankTask
-from ray_workers.training.loop import rank_main
+from ray_workers.training.process import rank_main
 preloaded = set(sys.modules)
 code = rank_main.main(RankTask.from_json(sys.argv[1]))
 print(json.dumps(found | {"code": code, "late": sorted(set(sys.modules) - preloaded)}))

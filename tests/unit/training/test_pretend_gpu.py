@@ -303,6 +303,30 @@ def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
         assert_same(weights(there, attempt=2), weights(here))
 
 
+def served(mode: str) -> dict[str, Any]:
+    """A job of two workers on GPUs and a server."""
+    sync = {"kind": "parameter_server", "mode": mode, "server_resources": {"cpus": 1}}
+    resources = {"num_workers": 3, "gpus_per_worker": 1}
+    return job(RESNET, {"sync": sync, "resources": resources}, optimizer={"name": "sgd"})
+
+
+@pytest.mark.parametrize("mode", ["synchronous", soak("asynchronous")])
+def test_workers_on_gpus_learn_from_servers_without_one_what_they_learn_on_a_cpu(
+    mode: str, tmp_path: Path
+) -> None:
+    document = served(mode)
+    here, there = tmp_path / "cpu", tmp_path / "pretend"
+    assert run_ranks(here, document, world_size=3) == [0] * 3
+    train = functools.partial(run_ranks, there, document, world_size=3, device=pretend_gpu.NAME)
+    assert train(before=pretend_gpu.install) == [0] * 3
+    if mode == "synchronous":
+        _assert_learnt_the_same(there, here)
+        after_2 = [ref for ref in checkpoint_refs(there) if ref.step == 2]
+        again = train(attempt=2, resume_from=after_2, before=pretend_gpu.install)
+        assert again == [0] * 3
+        assert_same(weights(there, attempt=2), weights(here))
+
+
 def run_pretended(
     home: Path,
     document: dict[str, Any],

@@ -50,5 +50,5 @@ def find(sessions: Sequence[Session]) -> dict[str, list[int]]:
 
 if __name__ == "__main__":
     stand_in("preload", preload=lambda: None)
-    stand_in("loop.rank_main", main=run)
+    stand_in("process.rank_main", main=run)
     forkserver.main(sys.argv[1], find)

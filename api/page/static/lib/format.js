@@ -12,6 +12,7 @@ export function number(value, digits = 4) {
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return WHOLE.format(value);
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 2);
+  if (size >= 1e4) return WHOLE.format(Math.round(value));
   return value.toPrecision(Math.max(digits, size >= 1000 ? 4 : 1)).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '');
 }
 

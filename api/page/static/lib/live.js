@@ -1,10 +1,15 @@
 // Keeping what is shown up to date: polls that rest while nobody looks, and catch up afterwards.
 
-import { ahead, connection, get, pause } from './api.js';
+import { ahead, connection, get, pause, serverNow } from './api.js';
 import { useCallback, useEffect, useRef, useState } from './html.js';
 import { useStore } from './stores.js';
 
 const RETRY_MS = [1000, 2000, 4000, 5000];
+const SOONEST_MS = 1000;
+
+// The period of asking for what changed at `since`, a time of the server's clock: soon after a change
+// the next one is near. It grows up to `most`. Where clocks differ, `since` may be yet to come.
+export const pace = (since, most) => Math.min(most, Math.max(SOONEST_MS, Math.abs(serverNow() - since) / 2));
 
 // Resolves once the page is looked at.
 function looked(signal) {
@@ -20,22 +25,26 @@ function looked(signal) {
   });
 }
 
-// Run `look(signal)` again and again until aborted: every `every` ms, sooner after a failure and
-// when the server is back. Errors go to `onError`; a look that answers true is the last.
+const periodOf = (every, found) => (typeof every === 'function' ? every(found) : every);
+
+// Run `look(signal)` again and again until aborted: every `every` ms, or as many as that answers if it is a
+// function; sooner after a failure and when the server is back. Errors go to `onError`; a look that
+// answers true is the last.
 export async function repeat(look, { every, signal, onError, wake }) {
   let failures = 0;
   while (!signal.aborted) {
     await looked(signal);
     if (signal.aborted) return;
-    let wait = every;
+    let wait;
     try {
       if (await look(signal)) return;
+      wait = periodOf(every);
       failures = 0;
       if (!signal.aborted) onError?.(null);
     } catch (error) {
       if (signal.aborted) return;
       onError?.(error);
-      wait = error.status && error.status < 500 ? Math.max(every, 5000) : RETRY_MS[Math.min(failures, 3)];
+      wait = error.status && error.status < 500 ? Math.max(periodOf(every), 5000) : RETRY_MS[Math.min(failures, 3)];
       failures += 1;
     }
     await rest(wait, signal, wake);
@@ -55,31 +64,36 @@ async function rest(milliseconds, signal, wake) {
   signal.removeEventListener('abort', stop);
 }
 
-// The newest answer of a GET, asked for every `every` ms: {data, error, refresh}. What was answered
-// last stays while the server is away. `every` of 0 asks once.
+// The newest answer of a GET, asked for every `every` ms, or as many as that answers for the newest
+// answer: {data, error, refresh}. What was answered last stays while the server is away. `every` of 0
+// asks once.
 export function usePoll(path, query, every = 3000) {
   const [state, setState] = useState({ data: null, error: null, key: null });
   const wake = useRef(null);
+  const period = useRef(null);
+  period.current = every;
+  const isOnce = every === 0;
   const key = path && JSON.stringify([path, query]);
   useEffect(() => {
     if (!key) return undefined;
     const controller = new AbortController();
     const { signal } = controller;
+    let data = null;
     repeat(
       async () => {
-        const data = await get(path, query, signal);
+        data = await get(path, query, signal);
         if (!signal.aborted) setState({ data, error: null, key });
-        return every === 0;
+        return isOnce;
       },
       {
-        every: every || 3000,
+        every: () => periodOf(period.current, data),
         signal,
         wake,
         onError: (error) => error && setState((was) => ({ data: was.key === key ? was.data : null, error, key })),
       },
     );
     return () => controller.abort();
-  }, [key, every]);
+  }, [key, isOnce]);
   const refresh = useCallback(() => wake.current?.(), []);
   const current = state.key === key ? state : { data: null, error: null };
   return { data: current.data, error: current.error, refresh };

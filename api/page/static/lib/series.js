@@ -102,7 +102,7 @@ export function sentOf(series) {
     const last = known.at(-1);
     if (step > last.step) known.push({ step, y: last.y + (step - last.step) * values[i] });
   });
-  return straight(known);
+  return known.length > 1 ? straight(known) : null;
 }
 
 // When a step was done, in Unix seconds: between moments that are known it is drawn straight.
@@ -117,9 +117,9 @@ export function clockOf(moments) {
   return straight(known.map(({ step, time }) => ({ step, y: time })));
 }
 
-// The line through points that are ordered by step, and on beyond them; null of less than two.
+// The line through points that are ordered by step, and on beyond them; through one it is level.
 function straight(known) {
-  if (known.length < 2) return null;
+  if (known.length < 2) return known.length ? () => known[0].y : null;
   return (step) => {
     let [i, end] = [1, known.length - 1];
     while (i < end) {

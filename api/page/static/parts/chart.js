@@ -2,11 +2,13 @@
 
 import { number } from '../lib/format.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
+import { placeText, shortNumber, shownRange, tickLabels, ticks } from '../lib/ticks.js';
 import uPlot from '../lib/uplot.js';
 import { useMedia, useSeen } from './virtual.js';
 
 export const NUM_COLOURS = 8;
 const SMOOTH_PARTS = 200;
+const VALUES_SIZE = 50;
 
 // The colour by which a picture shows the one of this number.
 export const Swatch = ({ n }) => html`<span class=${`keys colour-${n % NUM_COLOURS}`}><span class="swatch"></span></span>`;
@@ -48,8 +50,9 @@ export function Chart(props) {
 }
 
 // curves: [{name, xs, ys, band: {xs, low, high}}]; marks: [{x, said}], drawn as dashed lines.
-// range: [from, to] of x, or null for all. `onZoom([from, to])` is called when a part is drawn over.
-function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoom, isTime = false, sync, label }) {
+// axis: what x is, as in ticks.js. range: [from, to] of x, or null for all. `onZoom([from, to])` is
+// called when a part is drawn over.
+function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoom, axis = 'step', sync, label }) {
   const box = useRef(null);
   const plot = useRef(null);
   const drawn = useRef([]);
@@ -58,10 +61,10 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
   const current = useRef({});
   const data = useMemo(() => aligned(curves, smooth, log), [curves, smooth, log]);
   current.current = { marks, range, onZoom, data };
-  const shape = JSON.stringify([curves.map(({ name, band }) => [name, Boolean(band)]), log, isTime, Boolean(smooth), isDark, sync]);
+  const shape = JSON.stringify([curves.map(({ name, band }) => [name, Boolean(band)]), log, axis, Boolean(smooth), isDark, sync]);
 
   useLayoutEffect(() => {
-    const made = new uPlot(options(box.current, current, curves, { log, isTime, smooth, sync, setAt }), current.current.data, box.current);
+    const made = new uPlot(options(box.current, current, curves, { log, axis, smooth, sync, setAt }), current.current.data, box.current);
     plot.current = made;
     drawn.current = [data, range];
     const watch = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: box.current.clientHeight }));
@@ -95,15 +98,15 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
     else return;
     event.preventDefault();
   };
+  const { min, max } = plot.current?.scales.x ?? {};
+  const where = at !== null && placeText(axis, data[0][index], (max - min) / 200);
   const shown = curves.map((curve, n) => ({ name: curve.name, value: lastUpTo(data[1 + columnOf(curves, n, smooth)], index) }));
   // By a screen reader the values are read as the arrow keys go through them, and not as a mouse moves.
   return html`<div class="plot" ref=${box} role="application" aria-roledescription="curve" tabindex="0" aria-label=${`${label}. Arrow keys go through its values${onZoom ? ', + and - zoom' : ''}.`} onKeyDown=${key} onBlur=${() => setIsRead(false)}></div>
     <div class="keys" aria-live=${isRead ? 'polite' : 'off'}>${curves.length > 1
-      ? html`${at !== null && html`<span class="soft">${position(data[0][index], isTime)}</span>`}${shown.map(({ name, value }, n) => html`<span key=${name} class=${`colour-${n % NUM_COLOURS}`}><span class="swatch"></span>${name} <b>${number(value)}</b></span>`)}`
-      : shown.length === 1 && html`<span class="soft">${at === null ? 'last' : position(data[0][index], isTime)} <b>${number(shown[0].value)}</b></span>`}</div>`;
+      ? html`${where && html`<span class="soft">${where}</span>`}${shown.map(({ name, value }, n) => html`<span key=${name} class=${`colour-${n % NUM_COLOURS}`}><span class="swatch"></span>${name} <b>${number(value)}</b></span>`)}`
+      : shown.length === 1 && html`<span class="soft">${where || 'last'} <b>${number(shown[0].value)}</b></span>`}</div>`;
 }
-
-const position = (x, isTime) => (isTime ? new Date(1000 * x).toLocaleTimeString() : `step ${number(x)}`);
 
 function lastUpTo(values, index) {
   for (let i = index; i >= 0 && i > index - 400; i -= 1) if (values[i] !== null && values[i] !== undefined) return values[i];
@@ -125,7 +128,7 @@ function aligned(curves, smooth, log) {
   return tables.length === 1 ? tables[0] : uPlot.join(tables);
 }
 
-function options(box, current, curves, { log, isTime, smooth, sync, setAt }) {
+function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
   const text = colour('soft');
   const line = colour('grid-line');
   const series = [{}];
@@ -133,7 +136,7 @@ function options(box, current, curves, { log, isTime, smooth, sync, setAt }) {
   curves.forEach((_, n) => {
     const stroke = colour(`colour-${n % NUM_COLOURS}`);
     if (smooth) series.push({ stroke: faint(stroke, 0.3), width: 1, spanGaps: true, points: { show: false } });
-    series.push({ stroke, width: 1.6, spanGaps: true, points: { show: (u, i) => u.data[i].length < 30, size: 5 } });
+    series.push({ stroke, width: 1.6, spanGaps: true, points: { show: (u, i) => u.data[i].filter((value) => value !== null && value !== undefined).length < 30, size: 5 } });
   });
   curves.forEach(({ band }, n) => {
     if (!band) return;
@@ -141,21 +144,36 @@ function options(box, current, curves, { log, isTime, smooth, sync, setAt }) {
     bands.push({ series: [series.length, series.length + 1], fill: faint(stroke, 0.18) });
     for (let i = 0; i < 2; i += 1) series.push({ stroke: faint(stroke, 0.35), width: 1, spanGaps: true, points: { show: false } });
   });
-  const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
+  let widest = 0; // of the texts along x, which reach half beyond their marks
+  const look = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
   return {
     width: box.clientWidth || 300,
     height: box.clientHeight || 200,
     series,
     bands,
-    padding: [6, 14, 0, 0],
+    padding: [6, () => Math.max(14, 3 * widest), 0, 0],
     legend: { show: false },
     scales: {
-      x: { time: isTime, range: (u, low, high) => current.current.range ?? (low === high ? [low - 1, high + 1] : [low, high]) },
-      y: { distr: log ? 3 : 1 },
+      x: { time: false, range: (u, low, high) => shownRange(axis, ...(current.current.range ?? [low, high])) },
+      y: log ? { distr: 3 } : { range: (u, low, high) => (low || high ? uPlot.rangeNum(low, high, 0.1, true) : [0, 1]) },
     },
     axes: [
-      { ...axis, size: 26, values: (u, splits) => splits.map(isTime ? clockShort : short) },
-      { ...axis, size: 50, values: (u, splits) => splits.map((value) => (value === null ? '' : short(value))) },
+      {
+        ...look,
+        size: 26,
+        // Where there is one place alone, that is marked.
+        splits: (u, _, low, high) => (u.data[0][0] === u.data[0].at(-1) ? u.data[0].slice(0, 1) : ticks(axis, low, high, box.clientWidth - VALUES_SIZE)),
+        values: (u, places) => {
+          const texts = tickLabels(axis, places);
+          widest = Math.max(0, ...texts.map((said) => said.length));
+          return texts;
+        },
+      },
+      {
+        ...look,
+        size: (u, texts) => Math.max(VALUES_SIZE, 14 + 6.5 * Math.max(0, ...(texts ?? []).map((said) => said.length))),
+        values: (u, splits, _, space, difference) => splits.map((value) => (value === null ? '' : shortNumber(value, log ? null : difference))),
+      },
     ],
     cursor: {
       sync: sync ? { key: sync } : undefined,
@@ -195,15 +213,3 @@ function drawMarks(u, marks, stroke) {
 }
 
 const faint = (rgb, alpha) => `rgba(${rgb.match(/[\d.]+/g).slice(0, 3).join(', ')}, ${alpha})`;
-
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hour12: false });
-const clockShort = (time) => CLOCK.format(new Date(1000 * time));
-
-function short(value) {
-  const size = Math.abs(value);
-  if (size >= 1e9) return `${+(value / 1e9).toPrecision(3)}G`;
-  if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
-  if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
-  if (size !== 0 && size < 1e-3) return value.toExponential(0);
-  return String(+value.toPrecision(4));
-}

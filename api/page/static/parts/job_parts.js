@@ -43,7 +43,8 @@ export function Progress({ job }) {
   }
   const { step, total_steps: total, eta_s: eta } = progress;
   const share = total ? Math.min(1, step / total) : null;
-  const said = total ? `${whole(step)} of ${whole(total)} steps` : `step ${whole(step)}`;
+  const [one, several] = job.spec?.federated ? ['round', 'rounds'] : ['step', 'steps'];
+  const said = total ? `${whole(step)} of ${whole(total)} ${several}` : `${one} ${whole(step)}`;
   return html`<span class="progress">
     ${share !== null && html`<span class="meter" role="progressbar" aria-valuemin="0" aria-valuemax="100"
       aria-valuenow=${Math.round(100 * share)} aria-label=${said}><span style=${{ width: `${100 * share}%` }}></span></span>`}

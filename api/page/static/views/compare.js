@@ -80,7 +80,7 @@ function Comparison({ params }) {
       ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}</div>
     <div class="panels">${keys.map((key) => html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
       <${Chart} curves=${curveOf(key)}
-        log=${log} smooth=${smooth} range=${range} onZoom=${setRange} sync="compare" label=${`${key} of ${jobs.length} jobs`} /></section>`)}</div>
+        log=${log} smooth=${smooth} range=${range} onZoom=${setRange} axis=${x || 'step'} sync="compare" label=${`${key} of ${jobs.length} jobs`} /></section>`)}</div>
     <${KeepingInStep} jobs=${jobs} baseline=${baseline} sync=${found.sync} />
     <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference to the baseline,' : ''} and the best one, or the range, with steps.</p>
     <${Table} label="Metrics of each job" jobs=${jobs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />

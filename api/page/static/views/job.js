@@ -4,19 +4,22 @@ import { address, adjust, go, link } from '../lib/address.js';
 import { change, followEvents } from '../lib/api.js';
 import { clock, duration, exactly, plural, seconds, until } from '../lib/format.js';
 import { html, useEffect, useRef, useState } from '../lib/html.js';
-import { useNow, usePoll, useWhileLooked } from '../lib/live.js';
+import { pace, useNow, usePoll, useWhileLooked } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
+import { topologyOf } from '../lib/topology.js';
 import { Bar, Copy, Dialog, Fact, Failure, Loading, Tabs } from '../parts/common.js';
 import { ENDED, JobLink, Labels, Progress, RayLink, State, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
 import { Annotations } from './job/annotations.js';
+import { Clients } from './job/clients.js';
 import { Curves } from './job/curves.js';
 import { Document } from './job/document.js';
 import { Files } from './job/files.js';
 import { Logs } from './job/logs.js';
 import { Ranks } from './job/ranks.js';
-import { EventList, Timeline } from './job/timeline.js';
+import { EventList, Timeline, changedAt } from './job/timeline.js';
 
-const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document']];
+const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['clients', 'Clients'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document']];
+const JOB_MS = 3000;
 // Of what changes with an event, upon which it is asked for at once.
 const SELDOM_MS = 60000;
 // Of the explanation of a running job, which changes with its events, but for the time that is left.
@@ -28,15 +31,16 @@ const CLASSES = {
 
 export function JobPage({ path: [, jobId] }) {
   const { params } = useStore(address);
-  const job = usePoll(`v1/jobs/${jobId}`, {}, 3000);
-  const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, job.data?.state === 'running' ? RUNNING_MS : 10000);
-  const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, SELDOM_MS);
-  const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 30000);
   const { events, error } = useEvents(jobId, () => {
     for (const one of [job, explanation, attempts, checkpoints]) one.refresh();
   });
-  const tab = TABS.some(([name]) => name === params.get('tab')) ? params.get('tab') : 'curves';
+  const job = usePoll(`v1/jobs/${jobId}`, {}, (found) => pace(changedAt(found, events), JOB_MS));
+  const explanation = usePoll(`v1/jobs/${jobId}/explain`, {}, job.data?.state === 'RUNNING' ? RUNNING_MS : 10000);
+  const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, SELDOM_MS);
+  const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 30000);
   const found = job.data;
+  const tabs = TABS.filter(([name]) => name !== 'clients' || found?.spec.federated?.http);
+  const tab = tabs.some(([name]) => name === params.get('tab')) ? params.get('tab') : 'curves';
   useEffect(() => {
     if (found) document.title = `${nameOf(found)} - dray`;
     return () => { document.title = 'dray'; };
@@ -51,11 +55,12 @@ export function JobPage({ path: [, jobId] }) {
     <${Why} job=${found} explanation=${explanation.data} />
     <${Annotations} jobId=${jobId} />
     <div class="card"><${Facts} job=${found} /><${Goodput} job=${found} /><${Timeline} ...${shared} /></div>
-    <${Tabs} tabs=${TABS} current=${tab} label="Parts of the job" onChoose=${(name) => adjust({ tab: name === 'curves' ? '' : name })} />
+    <${Tabs} tabs=${tabs} current=${tab} label="Parts of the job" onChoose=${(name) => adjust({ tab: name === 'curves' ? '' : name })} />
     <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
       ${tab === 'curves' && html`<${Curves} ...${shared} />`}
       ${tab === 'logs' && html`<${Logs} ...${shared} />`}
       ${tab === 'ranks' && html`<${Ranks} ...${shared} />`}
+      ${tab === 'clients' && html`<${Clients} job=${found} />`}
       ${tab === 'files' && html`<${Files} job=${found} checkpoints=${checkpoints} />`}
       ${tab === 'events' && html`<${EventList} events=${events} />`}
       ${tab === 'document' && html`<${Document} job=${found} />`}
@@ -154,6 +159,7 @@ function Facts({ job }) {
     <${Fact} name="Progress"><${Progress} job=${job} /><//>
     <${Fact} name="Loss">${lossOf(job)}<//>
     <${Fact} name="Workers">${job.world_size}<//>
+    ${topologyOf(job.spec) && html`<${Fact} name="Topology">${topologyOf(job.spec)}<//>`}
     <${Fact} name="Queue">${job.queue}, priority ${job.priority}<//>
     <${Fact} name="Who">${job.owner}<//>
     <${Fact} name="Submitted" title=${exactly(job.created_at)}>${clock(job.created_at)}<//>

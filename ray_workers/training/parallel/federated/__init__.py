@@ -1,1 +1,1 @@
-"""Federated learning in simulation: rounds of clients, their training, and the server's step."""
+"""Federated learning: a round of clients as a step of the job, wherever the clients are."""

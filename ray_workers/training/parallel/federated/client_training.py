@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
+from ray_workers.training.core.schedule import lr_at
 from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Piece
 from ray_workers.training.parallel.gradients import Autocast
@@ -16,6 +17,16 @@ from ray_workers.training.parallel.optim.optimizer_step import clip_gradients
 from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
 
 PROXIMAL_MU = 0.01
+
+
+def client_lr(options: spec.Train, round_number: int, num_rounds: int) -> float:
+    """The rate of the clients in a round of so many."""
+    return lr_at(
+        round_number,
+        total_steps=num_rounds,
+        lr=options.optimizer.lr,
+        schedule=options.schedule,
+    )
 
 
 class Flat:

@@ -1,51 +1,56 @@
-"""A round: the clients of all ranks train, and what they send becomes one update."""
+"""A round: the updates of clients become one, and that a step of the job."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ray_workers.training.core.errors import RoundsError
-from ray_workers.training.core.schedule import lr_at
-from ray_workers.training.data.prefetcher import Piece, Share
-from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.data.prefetcher import Share
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.ddp import engine_parts
-from ray_workers.training.parallel.federated.aggregation import FixedPointSum, robust, rows_of_all
-from ray_workers.training.parallel.federated.client_batches import RoundShare
-from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat
-from ray_workers.training.parallel.federated.control_variates import ControlChange, ControlVariates
-from ray_workers.training.parallel.federated.privacy import (
+from ray_workers.training.parallel.federated.aggregation.aggregators import (
+    FixedPointSum,
+    robust,
+    rows_of_all,
+)
+from ray_workers.training.parallel.federated.aggregation.control_variates import (
+    ControlChange,
+    ControlVariates,
+)
+from ray_workers.training.parallel.federated.aggregation.privacy import (
     Accountant,
     ClippingNorm,
     check_statistics,
 )
-from ray_workers.training.parallel.federated.received import ReceivedUpdates, UpdateTable
+from ray_workers.training.parallel.federated.aggregation.received import (
+    ReceivedUpdates,
+    UpdateTable,
+)
+from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict, judged
+from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.client_training import Flat, client_lr
+from ray_workers.training.parallel.federated.masking_values import SecureSum
 from ray_workers.training.parallel.federated.rounds import Participant
-from ray_workers.training.parallel.federated.update_checks import Verdict, judged
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.strategy import StrategyContext
 
-if TYPE_CHECKING:  # they need a package that a node without such jobs may lack
-    from ray_workers.training.parallel.federated.secure_round import SecureRound, SecureSum
 
+class JudgedUpdate(NamedTuple):
+    """The update of a client, which the rank has that plays it."""
 
-def _secure_rounds() -> type[SecureRound]:
-    """RoundsError if the node lacks the package that they need."""
-    try:
-        from ray_workers.training.parallel.federated.secure_round import SecureRound
-    except ImportError as error:
-        raise RoundsError(
-            "federated.secure_aggregation needs the package cryptography on the nodes: name it in "
-            'environment.python_packages, as "cryptography>=44.0"'
-        ) from error
-    return SecureRound
+    place: int
+    """Of the client among the participants."""
+    participant: Participant
+    update: Tensor
+    loss: float
+    verdict: Verdict
+    norm: float
+    """NaN where it has none."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,8 @@ class RoundEnd:
 
 
 class FederatedEngine(GradientEngine):
-    """Plays a round as the `backward` of a step, whose gradient is the round's update with its sign
-    changed.
+    """Takes a round for the `backward` of a step, whose gradient is the round's update with its
+    sign changed.
 
     Until the server's step nothing that outlasts the round has changed, so a round that breaks off
     can be played again.
@@ -93,7 +98,6 @@ class FederatedEngine(GradientEngine):
         self._options = options = given.spec.federated
         self.rank = 0
         self._flat = Flat(model, has_buffers=options.privacy is None)
-        self._parts = (model, loss_sum, autocast)
         self._controls: ControlVariates | None = None
         if options.algorithm == "scaffold":
             self._controls = ControlVariates(self._flat, options.clients, given.device)
@@ -103,15 +107,12 @@ class FederatedEngine(GradientEngine):
             check_statistics(model)
             self._clipping = ClippingNorm(options, options.privacy, self._train.seed)
             self._accountant = Accountant(options, options.privacy)
-        self._secure_rounds: type[SecureRound] | None = None
-        if options.secure_aggregation is not None:
-            self._secure_rounds = _secure_rounds()
         self._last_loss = 0.0
         self._end: RoundEnd | None = None
 
-    @cached_property
-    def _clients(self) -> ClientTraining:
-        return ClientTraining(*self._parts, self._train, self._options)
+    @property
+    def num_update_elements(self) -> int:
+        return self._flat.num_elements
 
     def form(self, world_size: int) -> None:
         self._world_size = world_size
@@ -136,89 +137,45 @@ class FederatedEngine(GradientEngine):
         before it trains."""
         (mine,) = shares
         assert isinstance(mine, RoundShare)
-        size, max_norm = self._flat.num_elements, self._options.max_update_norm
-        secure = self._secure_round(mine, before_exchange)
-        added = FixedPointSum(size, max_norm, self._given.device)
+        size = self._flat.num_elements
+        added = FixedPointSum(size, self._options.max_update_norm, self._given.device)
         table = UpdateTable(mine.plan, self._given.device)
         kept: list[Tensor] = []
-        for place, participant in mine.own(self.rank):
-            prepare(place)
-            update, loss = self._update_of(participant, mine)
-            verdict, norm = judged(update, size, max_norm)
+        for each in self._updates(mine, prepare):
+            update, verdict = each.update, each.verdict
             if self._needs_each:
                 has_shape = verdict is not Verdict.WRONG_SHAPE
                 kept.append(update if has_shape else torch.zeros(size, device=update.device))
             elif verdict is Verdict.ACCEPTED:
-                is_within = self._clipping is None or self._clipping.clip(update, norm)
-                if secure is None:
-                    added.add(update, self._weight(participant, mine))
-                else:
-                    weight = participant.num_samples if self._clipping is None else 1
-                    secure.send(participant.client, update, weight, loss, is_within=is_within)
-                    norm = loss = math.nan  # the server does not learn them
-            table.note(place, verdict, norm, loss)
+                if self._clipping is not None:
+                    self._clipping.clip(update, each.norm)
+                added.add(update, self._weight(each.participant, mine))
+            table.note(each.place, verdict, each.norm, each.loss)
         before_exchange()
         received = table.of_all(self._world_size)
-        if secure is not None:
-            self._take(mine, received, self._of_sum(received, secure.total()))
-        elif self._needs_each:
+        if self._needs_each:
             rows = rows_of_all(kept, mine.owners, torch.empty(size, device=self._given.device))
             self._take(mine, received, self._of_each(received, rows))
         else:
             mean = self._mean(received, added.total(self._world_size))
             self._take(mine, received, self._result(received, mean))
-        if self.rank == 0:
-            received.name_refused(max_norm, self._options.silos)
 
-    def _secure_round(
-        self, mine: RoundShare, before_exchange: Callable[[], None]
-    ) -> SecureRound | None:
-        """A round whose clients have exchanged their keys, if the job has secure aggregation."""
-        if self._secure_rounds is None:
-            return None
-        before_exchange()
-        group, page = (self.rank, self._world_size), self._given.page
-        found = self._secure_rounds(self._options, mine, self._flat.num_elements, *group, page)
-        found.exchange_keys()
-        self._given.page.compute()
-        return found
+    def _updates(self, mine: RoundShare, prepare: Callable[[int], None]) -> Iterator[JudgedUpdate]:
+        """Those of this rank's clients."""
+        size, max_norm = self._flat.num_elements, self._options.max_update_norm
+        for place, participant in mine.own(self.rank):
+            prepare(place)
+            update, loss = self._update_of(participant, mine)
+            verdict, norm = judged(update, size, max_norm)
+            yield JudgedUpdate(place, participant, update, loss, verdict, norm)
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
         """The update that a client sends, and its mean loss."""
-        controls = self._controls
-        correction = None if controls is None else controls.correction(participant.client)
-        batches, lr = mine.batches(participant), self._lr(mine.plan.number)
-        update, loss = self._clients.train(self._moving(batches), lr, correction)
-        if participant.attacks:
-            update = self._poisoned(update, mine.plan.number, participant.client)
-        return update, loss
-
-    def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
-        """A client may have so many steps that a rank that shows none of them seems to hang."""
-        for batch in batches:
-            self._given.page.move()
-            yield batch
+        raise NotImplementedError
 
     def _lr(self, round_number: int) -> float:
         """The clients'."""
-        total, options = self._given.calendar.total_steps, self._train
-        lr, schedule = options.optimizer.lr, options.schedule
-        return lr_at(round_number, total_steps=total, lr=lr, schedule=schedule)
-
-    def _poisoned(self, update: Tensor, round_number: int, client: int) -> Tensor:
-        attack = self._options.attack
-        assert attack is not None
-        match attack.kind:
-            case "sign_flip":
-                return update * -attack.scale
-            case "nan":
-                return torch.full_like(update, math.nan)
-            case "noise":
-                seed = derive_seed("attack", self._train.seed, round_number, client)
-                generator = torch.Generator().manual_seed(seed)
-                noise = torch.randn(len(update), generator=generator).to(update)
-                norm = float(torch.linalg.vector_norm(update))
-                return noise * (attack.scale * norm / math.sqrt(len(update)))
+        return client_lr(self._train, round_number, self._given.calendar.total_steps)
 
     @property
     def _needs_each(self) -> bool:
@@ -296,6 +253,8 @@ class FederatedEngine(GradientEngine):
             if self.rank == 0:
                 metrics["federated/epsilon"] = self._accountant.epsilon(number)
         self._end = RoundEnd(counts, buffers, result.loss, metrics, controls, clip_norm)
+        if self.rank == 0:
+            received.name_refused(self._options.max_update_norm, self._options.silos)
 
     def _metrics(
         self, mine: RoundShare, received: ReceivedUpdates, *, counts: bool

@@ -1,34 +1,75 @@
-"""The values that clients outside of the cluster mask: both halves of a round agree on them."""
+"""The values that clients mask with secure aggregation, and what the server learns of their sum."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
 from dray import spec
 from dray.secure_aggregation.messages import MaskingSettings
+from ray_workers.training.core.errors import RoundsError
 
 LOSS_RANGE = 1000.0
 """A larger loss counts as this."""
 
 
-def masking_settings(options: spec.Federated, session: str, num_elements: int) -> MaskingSettings:
-    """The public facts of a round. Its values are those of the update, and the loss."""
-    secure, http = options.secure_aggregation, options.http
+@dataclass(frozen=True)
+class SecureSum:
+    """All that the server learns of the updates of a round."""
+
+    updates: Tensor
+    """float64 (elements,): the sum of the updates times their weights, on the CPU."""
+    weight: int
+    """The sum of the weights."""
+    loss: float
+    """The mean loss, by the weights."""
+    num_within: int
+    """The weight of the updates that were not clipped."""
+
+
+@contextmanager
+def needing_cryptography() -> Iterator[None]:
+    """Imports within it are of modules that need the package, which a node without such jobs may
+    lack: RoundsError then."""
+    try:
+        yield
+    except ImportError as error:
+        raise RoundsError(
+            "federated.secure_aggregation needs the package cryptography on the nodes: name it in "
+            'environment.python_packages, as "cryptography>=44.0"'
+        ) from error
+
+
+def masking_settings(
+    options: spec.Federated, session: str, num_values: int, max_weight: int
+) -> MaskingSettings:
+    """The public facts of a round, which both halves of the protocol know."""
+    secure = options.secure_aggregation
     assert secure is not None
-    assert http is not None
     return MaskingSettings(
         session=session,
-        num_values=num_elements + 1,
+        num_values=num_values,
         threshold=secure.threshold,
-        limit=options.max_update_norm,
+        limit=options.max_update_norm,  # of the norm, and so of each element
         bits=secure.bits,
-        max_weight=http.max_samples,
+        max_weight=max_weight,
     )
+
+
+def outside_settings(options: spec.Federated, session: str, num_elements: int) -> MaskingSettings:
+    """Those of clients outside of the cluster, whose values are their updates and losses."""
+    assert options.http is not None
+    return masking_settings(options, session, num_elements + 1, options.http.max_samples)
 
 
 def loss_value(loss: float, limit: float) -> float:
     """A loss as a value within the limit; one that is not a number counts as the largest."""
-    return limit * (loss / LOSS_RANGE if 0 <= loss < LOSS_RANGE else 1.0)
+    return limit * (loss / LOSS_RANGE if abs(loss) < LOSS_RANGE else 1.0)
 
 
-def loss_of(mean_value: float, limit: float) -> float:
-    """The mean loss, of the mean of these values."""
-    return mean_value / limit * LOSS_RANGE
+def loss_of(value: float, limit: float) -> float:
+    """The loss that a value stands for, or a mean of values."""
+    return value / limit * LOSS_RANGE

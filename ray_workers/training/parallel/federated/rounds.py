@@ -30,7 +30,7 @@ class Participant:
     """Of its training data."""
     num_steps: int
     """Local steps that it takes in the round."""
-    attacks: bool
+    attacks: bool = False
     """Whether it sends a poisoned update."""
     lost_in: MaskingPhase | None = None
     """With secure aggregation: the phase after its update in which nothing comes of it any more."""
@@ -51,10 +51,6 @@ class RoundPlan:
     lost: Mapping[int, MaskingPhase]
     """Clients of which no update comes, drop-outs and stragglers that are not waited for; with the
     phase of secure aggregation, where there is one, in which nothing comes of them any more."""
-
-    @property
-    def num_dropped(self) -> int:
-        return len(self.lost)
 
     @cached_property
     def num_samples(self) -> int:
@@ -90,7 +86,7 @@ class Rounds:
                 if options.secure_aggregation is None or lost_in not in AFTER_THE_UPDATE:
                     lost[client] = lost_in
                     continue
-            num_steps = self._num_steps(client)
+            num_steps = options.steps_of(self._sizes[client])
             stragglers = options.stragglers
             if stragglers is not None and straggles < stragglers.rate:
                 num_stragglers += 1
@@ -112,10 +108,6 @@ class Rounds:
             return np.flatnonzero(generator.random(options.clients) < rate).tolist()
         drawn = generator.choice(options.clients, options.clients_per_round, replace=False)
         return sorted(drawn.tolist())
-
-    def _num_steps(self, client: int) -> int:
-        options = self._options
-        return options.local_epochs * -(-self._sizes[client] // options.batch_size)
 
     def _generator(self, name: str, number: int) -> np.random.Generator:
         return np.random.default_rng(derive_seed(name, self._seed, number))

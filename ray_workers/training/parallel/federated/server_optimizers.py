@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dray import spec
-from dray.spec.federated import ServerOptimizer
+from dray.spec.federated.parts import ServerOptimizer
 from ray_workers.training.parallel.federated.engine import FederatedEngine
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.parallel.optim.optimizers import parameter_groups

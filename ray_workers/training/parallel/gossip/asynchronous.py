@@ -312,8 +312,10 @@ class AsynchronousGossip(GossipSync):
             self._averaging.want()
 
     def leave_group(self) -> None:
-        if self._averaging is not None:
-            self._averaging.abandon()
+        if self._averaging is None:
+            return  # before `prepare` the copy is not this group's; alone it is the model's
+        self._averaging.abandon()
+        self._averaging = None
         self._copy.refresh()
 
     def settle(self) -> None:

@@ -76,12 +76,14 @@ class GossipSync(ReplicaSync):
     def consolidate(self) -> None:
         mean: dict[str, Any] = {}
         with self.still():
-            with self.judged():
-                if self.rank == 0:
-                    mean = _cloned(self._model.state_dict())
             others = state_transfer.gather(
                 lambda: {**self._own_copy(), **self._update.state_dict()}, self.given.device
             )
+            # The mean comes last: no rank is through before rank 0 has all copies, so if one dies,
+            # none of the others takes the checkpoint for done.
+            with self.judged():
+                if self.rank == 0:
+                    mean = _cloned(self._model.state_dict())
         if self.rank == 0:
             # Clones: a copy changes before the optimizer's step, which waits for a checkpoint.
             own = {**self._own_copy(), "model": _cloned(self._model.state_dict())}
@@ -124,13 +126,14 @@ class GossipSync(ReplicaSync):
         means = [row * share for row in (*weights, *buffers)]
         for mean in means:
             dist.all_reduce(mean)
-        self._weights.write(means[: len(weights)])
-        self._buffers.write(means[len(weights) :])
         squares = torch.zeros_like(total)
         for own, mean in zip(weights, means, strict=False):
             squares += torch.linalg.vector_norm(own - mean, dtype=torch.float64) ** 2
         dist.all_reduce(squares)
         self._distance = math.sqrt(squares.item() / self.world_size)
+        # Last, since a rank that has the mean in a group that breaks gives it twice to the next.
+        self._weights.write(means[: len(weights)])
+        self._buffers.write(means[len(weights) :])
 
     def evaluation_metrics(self) -> dict[str, float]:
         return {CONSENSUS_DISTANCE: self._distance}

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.gossip.graphs import Complete, Graph
 
 ROUNDING = 1e-6
@@ -75,6 +76,8 @@ class Mixing:
         """Take part in a group that was just formed. graph: None for a rank that is alone."""
         self._graph, self._rank, self.next_step = graph, rank, next_step
         self.leaves_after = None
+        # Copies of an older group that come late are still written to the memory that it had.
+        self.own, self._others = self._copy.empty(), []
         self._works: list[Any] = []
 
     def make_whole(self, num_ranks: int) -> None:
@@ -86,7 +89,7 @@ class Mixing:
         if not self.pushes:
             return  # each has 1
         total = self.own[0].new_tensor(self.push_weight, dtype=torch.float64)
-        dist.all_reduce(total)
+        process_group.add_up(total, num_ranks)
         factor = num_ranks / total.item()
         if abs(factor - 1.0) > ROUNDING:
             self.push_weight *= factor

@@ -110,7 +110,7 @@ class SynchronousGossip(GossipSync):
         if self.world_size > 1:
             seed = self.given.spec.train.seed
             self._graph = graph_of(self.options, self.world_size, seed)
-            self.mixing.make_whole(self.world_size)
+        self.mixing.make_whole(self.world_size)
         self.mixing.form(self._graph, self.rank, step + 1)
 
     def after_step(self, step: int) -> None:

@@ -10,15 +10,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from dray import spec
 from dray.train.kv.connection import (
-    TensorConnection,
+    DTYPES,
+    ConnectionLost,
     connect,
     shapes_of,
     unpacked,
 )
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout
-from ray_workers.training.parallel.parameter_server.server import key_of
+from ray_workers.training.parallel.parameter_server.replication import key_of, reconnect
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches, Pushed
 
 
@@ -47,16 +49,86 @@ class ServersState:
     """Of weights and gradients, between all servers and workers, since the servers began."""
 
 
+class ServerLink:
+    """To one server: a message, and then its answer. Where the server has a replica, and is lost,
+    the message goes to the server in its place, which answers it once."""
+
+    def __init__(
+        self, store: Store, server: int, hello: Mapping[str, Any], *, has_replica: bool
+    ) -> None:
+        self._store = store
+        self._server = server
+        self._hello = hello
+        self._has_replica = has_replica
+        self._asked: tuple[Mapping[str, Any], Sequence[Tensor]] = ({}, ())
+        self._connection = (
+            reconnect(store, server) if has_replica else connect(store, key_of(server))
+        )
+        self._sent_before = 0
+        """Bytes, over connections that were lost."""
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_before + self._connection.sent_bytes
+
+    def greet(self) -> dict[str, Any]:
+        """The answer of a server to which this worker is new."""
+        return self.ask({**self._hello, "comes_back": False})
+
+    def ask(self, header: Mapping[str, Any], *payload: Tensor) -> dict[str, Any]:
+        """The header of the answer."""
+        self.send(header, *payload)
+        return self.receive()[0]
+
+    def send(self, header: Mapping[str, Any], *payload: Tensor) -> None:
+        self._asked = (header, payload)
+        try:
+            self._connection.send(header, *payload)
+        except ConnectionLost as error:
+            self._come_back(error)
+
+    def receive(self) -> tuple[dict[str, Any], Tensor]:
+        while True:
+            try:
+                found = self._connection.receive()
+            except ConnectionLost as error:
+                self._come_back(error)
+            else:
+                self._asked = ({}, ())
+                return found
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _come_back(self, error: ConnectionLost) -> None:
+        """Send the message again, to the server that has come in the place of the lost one."""
+        if not self._has_replica:
+            raise error
+        header, payload = self._asked
+        while True:
+            self._sent_before += self._connection.sent_bytes
+            self._connection.close()
+            self._connection = reconnect(self._store, self._server)
+            try:
+                if "comes_back" not in header:
+                    self._connection.send({**self._hello, "comes_back": True})
+                    self._connection.receive()
+                self._connection.send(header, *payload)
+            except ConnectionLost:
+                continue
+            return
+
+
 class Servers:
     """Connected to all servers, of which server 0 deals the batches out."""
 
     def __init__(
-        self, layout: FlatLayout, connections: Sequence[TensorConnection], push_dtype: torch.dtype
+        self, layout: FlatLayout, links: Sequence[ServerLink], push_dtype: torch.dtype
     ) -> None:
         """push_dtype: of gradients on their way."""
         self._layout = layout
         self._push_dtype = push_dtype
-        self._connections = connections
+        self._links = links
         self.is_ready = False
         """Whether the servers had weights when this worker came."""
         self.version = 0
@@ -71,22 +143,25 @@ class Servers:
         worker: int,
         fingerprint: str,
         limit: timedelta,
-        push_dtype: torch.dtype,
+        sync: spec.ParameterServer,
     ) -> Self:
         """Wait until all servers are there. fingerprint: of the worker's data."""
-        keys = [key_of(server) for server in range(layout.num_servers)]
-        store.wait(keys, limit)
-        connections = [connect(store, key) for key in keys]
-        servers = cls(layout, connections, push_dtype)
+        store.wait([key_of(server) for server in range(sync.servers)], limit)
         hello = {"worker": worker, "fingerprint": fingerprint}
-        answers = [header for header, _ in servers._ask([hello] * len(keys))]
+        has_replica = sync.shards_kept_by == "replica"
+        links = [
+            ServerLink(store, server, hello, has_replica=has_replica)
+            for server in range(sync.servers)
+        ]
+        servers = cls(layout, links, DTYPES[sync.push_dtype])
+        answers = [link.greet() for link in links]
         servers.is_ready = all(answer["is_ready"] for answer in answers)
         servers.version, servers.notes = answers[0]["version"], answers[0]["notes"]
         servers.is_same_data = answers[0]["is_same"]
         return servers
 
     def sent_bytes(self) -> int:
-        return sum(connection.sent_bytes for connection in self._connections)
+        return sum(link.sent_bytes for link in self._links)
 
     def begin(
         self,
@@ -114,28 +189,26 @@ class Servers:
             asked.append((header, list(own.values())))
         # Server 0 is the last, because it lets the workers begin.
         for server in reversed(range(len(asked))):
-            self._connections[server].send(asked[server][0], *asked[server][1])
-            self._connections[server].receive()
+            about, parts = asked[server]
+            self._links[server].ask(about, *parts)
 
     def take(self, done: int | None) -> int | None:
         """Wait for the number of the next batch; None if there is none left. done: the batch that
         all servers have the gradient of."""
-        dealer = self._connections[0]
-        dealer.send({"op": "take", "done": done})
-        batch: int | None = dealer.receive()[0]["batch"]
+        batch: int | None = self._links[0].ask({"op": "take", "done": done})["batch"]
         return batch
 
     def push(self, batch: int, lr: float, loss: float, vector: Tensor) -> Pushed:
         """Give all servers their parts of a gradient; the answer of server 0."""
         header = {"op": "push", "batch": batch, "lr": lr, "loss": loss}
         vector = vector.to(self._push_dtype)
-        parts = [self._layout.part(vector, server) for server in range(len(self._connections))]
+        parts = [self._layout.part(vector, server) for server in range(len(self._links))]
         answers = self._ask([header] * len(parts), parts)
         return Pushed(**answers[0][0])
 
     def pull(self, version: int | None) -> Pulled:
         """The newest weights, or those of a version."""
-        answers = self._ask([{"op": "pull", "version": version}] * len(self._connections))
+        answers = self._ask([{"op": "pull", "version": version}] * len(self._links))
         vector = self._layout.joined([payload.view(torch.float32) for _, payload in answers])
         squares = sum(header["squares"] for header, _ in answers)
         first = answers[0][0]
@@ -143,7 +216,7 @@ class Servers:
 
     def state(self) -> ServersState:
         """The state of all servers, each at a time of its own."""
-        answers = self._ask([{"op": "state"}] * len(self._connections))
+        answers = self._ask([{"op": "state"}] * len(self._links))
         parts = [unpacked(header["tensors"], payload) for header, payload in answers]
         # A shard that has not had a step yet has no state of the optimizer.
         names = [name for name in parts[0] if all(name in part for part in parts)]
@@ -155,29 +228,27 @@ class Servers:
 
     def note(self, notes: Mapping[str, Any]) -> None:
         """Keep the chief's state besides the weights on server 0."""
-        self._connections[0].send({"op": "note", "notes": dict(notes)})
-        self._connections[0].receive()
+        self._links[0].ask({"op": "note", "notes": dict(notes)})
 
     def stop(self) -> None:
         """No more batches: the training ends early."""
-        self._connections[0].send({"op": "stop"})
-        self._connections[0].receive()
+        self._links[0].ask({"op": "stop"})
 
     def finish(self) -> None:
         """The result is stored: workers and servers may go."""
-        self._ask([{"op": "finish"}] * len(self._connections))
+        self._ask([{"op": "finish"}] * len(self._links))
 
     def close(self) -> None:
-        for connection in self._connections:
-            connection.close()
+        for link in self._links:
+            link.close()
 
     def _ask(
         self, headers: Sequence[Mapping[str, Any]], payloads: Sequence[Sequence[Tensor]] = ()
     ) -> list[tuple[dict[str, Any], Tensor]]:
         """Send each server its message, and then take their answers."""
-        for server, connection in enumerate(self._connections):
-            connection.send(headers[server], *(payloads[server] if payloads else ()))
-        return [connection.receive() for connection in self._connections]
+        for server, link in enumerate(self._links):
+            link.send(headers[server], *(payloads[server] if payloads else ()))
+        return [link.receive() for link in self._links]
 
     def _part(self, tensor: Tensor, server: int) -> Tensor:
         return tensor if tensor.ndim == 0 else torch.cat(self._layout.part(tensor, server))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import bisect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from typing import Any
 
 CHIEF = 0
 """The worker that evaluates, saves checkpoints and stores the result."""
@@ -40,7 +41,7 @@ class Dealer(ABC):
         """A worker asks for a batch. done: the one that it took before and all servers have."""
         if done is not None:
             self._is_done(worker, done)
-        self._forget(worker)
+        self.forget(worker)
         self._waiting.append(worker)
         return self._dealt()
 
@@ -50,7 +51,7 @@ class Dealer(ABC):
 
     def lost(self, worker: int) -> Deals:
         """A worker is gone."""
-        self._forget(worker)
+        self.forget(worker)
         return self._dealt()
 
     def stop(self) -> Deals:
@@ -63,11 +64,18 @@ class Dealer(ABC):
         self._is_finished = self._is_stopped = True
         return self._dealt()
 
-    @property
-    def is_finished(self) -> bool:
-        return self._is_finished
+    def snapshot(self) -> dict[str, Any]:
+        """For JSON: everything that later deals depend on."""
+        ends = {"is_stopped": self._is_stopped, "is_finished": self._is_finished}
+        return {"last": self._last_batch, "waiting": list(self._waiting), **ends}
 
-    def _forget(self, worker: int) -> None:
+    def restore(self, about: Mapping[str, Any]) -> None:
+        """Go on as the dealer that gave the snapshot."""
+        self._last_batch, self._waiting = about["last"], list(about["waiting"])
+        self._is_stopped, self._is_finished = about["is_stopped"], about["is_finished"]
+
+    def forget(self, worker: int) -> None:
+        """Deal it no batch before it asks, or asks again."""
         if worker in self._waiting:
             self._waiting.remove(worker)
 
@@ -98,6 +106,13 @@ class SynchronousDealer(Dealer):
         super().__init__(last_batch)
         self._done = [first_done] * num_workers
 
+    def snapshot(self) -> dict[str, Any]:
+        return {**super().snapshot(), "done": list(self._done)}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self._done = list(about["done"])
+
     def _is_done(self, worker: int, batch: int) -> None:
         self._done[worker] = batch
 
@@ -127,13 +142,23 @@ class SharedDealer(Dealer):
         self._max_staleness = max_staleness
         self.clocks: dict[int, int] = {}
 
+    def snapshot(self) -> dict[str, Any]:
+        own = {"next": self._next, "again": list(self._again)}
+        held, clocks = list(self._held.items()), list(self.clocks.items())
+        return {**super().snapshot(), **own, "held": held, "clocks": clocks}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self._next, self._again = about["next"], list(about["again"])
+        self._held, self.clocks = dict(about["held"]), dict(about["clocks"])
+
     def join(self, worker: int) -> Deals:
         deals = super().join(worker)
         self.clocks[worker] = min(self.clocks.values(), default=0)
         return deals
 
     def lost(self, worker: int) -> Deals:
-        self._forget(worker)
+        self.forget(worker)
         self.clocks.pop(worker, None)
         batch = self._held.pop(worker, None)
         if batch is not None:
@@ -146,6 +171,8 @@ class SharedDealer(Dealer):
             self.clocks[worker] += 1
 
     def _deal(self, worker: int) -> Deal:
+        if worker in self._held:  # the answer to its last request was lost with a server
+            return self._held[worker]
         if not self._again and self._next > self._last_batch:
             return Word.WAIT if self._held else Word.OVER
         ahead = self.clocks[worker] - min(self.clocks.values())

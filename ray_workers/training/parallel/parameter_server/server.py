@@ -2,216 +2,221 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from dray import spec, train
-from dray.train.kv.connection import (
-    DTYPES,
-    ConnectionLost,
-    TensorConnection,
-    listening,
-    shapes_of,
-    unpacked,
-)
+from dray.train.kv.connection import ConnectionLost, TensorConnection, listening
 from ray_workers.shared.contracts import SENT_BYTES
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
+from ray_workers.training.core.compat_torch import Store
+from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
-from ray_workers.training.parallel.parameter_server.dealer import (
-    Dealer,
-    Deals,
-    SharedDealer,
-    SynchronousDealer,
+from ray_workers.training.parallel.parameter_server.replication import (
+    ReplicaHolder,
+    ReplicationLog,
+    Replicator,
+    key_of,
+    taken_over,
 )
-from ray_workers.training.parallel.parameter_server.layout import Sizes
-from ray_workers.training.parallel.parameter_server.shard import (
-    DoneBatches,
-    ParameterShard,
-    Push,
+from ray_workers.training.parallel.parameter_server.served_shard import (
+    NEED_WEIGHTS,
+    ServedShard,
+    ShardAnswer,
 )
+from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 SHOW_S: Final = 0.1
 """Between two updates of a server's heartbeat page."""
+NO_NUMBERS: Final = torch.empty(0, dtype=torch.uint8)
 
 
-def key_of(server: int) -> str:
-    """Of a server's address and secret in the attempt's store."""
-    return f"parameter-server-{server}"
+class Outbox:
+    """Sends answers to one worker from a thread of its own, so that a worker that does not read
+    holds up nobody else."""
+
+    def __init__(self, connection: TensorConnection, log: ReplicationLog | None) -> None:
+        self._connection = connection
+        self._log = log
+        self._changed = threading.Condition()
+        self._answers: deque[tuple[int, ShardAnswer]] = deque()
+        self._is_open = True
+        threading.Thread(target=self._send_all, daemon=True).start()
+
+    def put(self, answer: ShardAnswer) -> None:
+        """Send the answer once the replica has the messages up to now; does not wait for that."""
+        number = 0 if self._log is None else self._log.newest
+        with self._changed:
+            self._answers.append((number, answer))
+            self._changed.notify_all()
+
+    def wait_until_sent(self) -> None:
+        """A worker that does not read its answers gets no more of them."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._answers or not self._is_open)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+        self._connection.close()
+
+    def _send_all(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._answers or not self._is_open)
+                    if not self._is_open:
+                        return
+                    number, answer = self._answers[0]
+                if self._log is not None:
+                    self._log.wait(number)
+                self._connection.send(answer.header or {}, *answer.tensors)
+                with self._changed:
+                    self._answers.popleft()
+                    self._changed.notify_all()
+        except ConnectionLost:
+            pass
+        finally:
+            self.close()  # the thread that receives sees that too
 
 
 class ShardServer:
-    """Answers the messages of workers. All state is under one lock."""
+    """Answers the messages of workers, and keeps the replica of the server before.
 
-    def __init__(self, index: int, num_workers: int, document: spec.JobSpec) -> None:
-        """index: the server's number; server 0 deals the batches out too."""
+    The state is under one lock, under which nothing is sent and nobody is waited for.
+    """
+
+    def __init__(
+        self, index: int, num_workers: int, document: spec.JobSpec, *, is_newcomer: bool = False
+    ) -> None:
+        """index: the server's number. is_newcomer: as of `ReplicaHolder`."""
         assert isinstance(document.sync, spec.ParameterServer)
         self._index = index
-        self._num_workers = num_workers
         self._sync = document.sync
-        self._optimizer = document.train.optimizer
         self._lock = threading.Condition()
-        self._shard: ParameterShard | None = None
-        self._dealer: Dealer | None = None
-        self._connections: dict[int, TensorConnection] = {}
-        """Of each worker the newest."""
-        self._notes: dict[str, Any] = {}
-        """The chief's state besides the weights, for the process that may take its place."""
-        self._fingerprint: str | None = None
-        self._is_finished = False
-        self.began_at = 0
-        """The version of the first weights, which a checkpoint may have."""
-        self.sent_bytes = self.received_bytes = 0
-        """Weights that were pulled, and gradients that were pushed."""
+        self._served = ServedShard(index, num_workers, document, is_replica=False)
+        self._outboxes: dict[int, Outbox] = {}
+        """Of each worker that is connected the newest."""
+        self._log = ReplicationLog() if self._sync.shards_kept_by == "replica" else None
+        before = (index - 1) % self._sync.servers
+        replica = functools.partial(ServedShard, before, num_workers, document, is_replica=True)
+        self._holder = ReplicaHolder(replica, is_newcomer=is_newcomer)
+        self._failure: BaseException | None = None
+        self.began_at, self.sent_before = 0, 0
+        """Version, and bytes sent, when this process got the weights."""
 
     @property
     def version(self) -> int:
         """Batches that the shard's weights have seen."""
-        return 0 if self._shard is None else self._shard.version
+        return self._served.version
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._served.sent_bytes
 
     def is_over(self, wait_s: float) -> bool:
-        """Whether the chief has finished and all workers are gone; waits for that for a while."""
+        """Whether the chief has finished and all workers are gone; waits for that for a while. The
+        error of a thread, if there was one, is raised here."""
         with self._lock:
-            return self._lock.wait_for(
-                lambda: self._is_finished and not self._connections, timeout=wait_s
+            is_over = self._lock.wait_for(
+                lambda: self._failure or (self._served.is_finished and not self._outboxes),
+                timeout=wait_s,
             )
+            if self._failure is not None:
+                raise self._failure
+            return bool(is_over)
+
+    def take_over(self, snapshot: ShardSnapshot) -> None:
+        """Go on as a server that was lost. Its workers come back by themselves."""
+        with self._lock:
+            self._served.restore(snapshot)
+            self._note_beginning()
+
+    def replicate(self, store: Store) -> None:
+        """Have the next server keep a replica, if the document says so."""
+        if self._log is not None:
+            keeper = (self._index + 1) % self._sync.servers
+            replicator = Replicator(self._log, self._snapshot, store, keeper)
+            threading.Thread(target=replicator.run, daemon=True).start()
+
+    def _snapshot(self) -> tuple[int, ShardSnapshot]:
+        assert self._log is not None
+        with self._lock:
+            return self._log.forget_all(), self._served.snapshot()
 
     def serve(self, connection: TensorConnection) -> None:
-        """Answer one worker until it is gone."""
-        hello, _ = connection.receive()
-        worker = int(hello["worker"])
+        """ShardAnswer one worker, or another server, until it is gone."""
+        hello, payload = connection.receive()
         try:
-            self._join(worker, connection, hello)
-            while True:
-                header, payload = connection.receive()
-                self._answer(worker, connection, header, payload)
-        finally:
-            self._lose(worker, connection)
+            if "is_replica" in hello:
+                self._holder.follow(connection, hello, payload)
+            elif "takes_over" in hello:
+                self._holder.give(connection)
+            else:
+                self._serve_worker(int(hello["worker"]), connection, hello)
+        except ConnectionLost:
+            raise
+        except BaseException as error:
+            with self._lock:
+                self._failure = error
+                self._lock.notify_all()
 
-    def _join(self, worker: int, connection: TensorConnection, hello: Mapping[str, Any]) -> None:
-        with self._lock:
-            older = self._connections.get(worker)
-            if older is not None:  # the worker's node is gone without a word
-                older.close()
-            self._connections[worker] = connection
-            self._fingerprint = self._fingerprint or hello["fingerprint"]
-            if self._dealer is not None:
-                self._send(self._dealer.join(worker))
-            is_ready, version, notes = self._shard is not None, self.version, self._notes
-            is_same = self._fingerprint == hello["fingerprint"]
-        connection.send(
-            {"is_ready": is_ready, "version": version, "notes": notes, "is_same": is_same}
-        )
-
-    def _lose(self, worker: int, connection: TensorConnection) -> None:
-        with self._lock:
-            if self._connections.get(worker) is not connection:
-                return  # another process has taken its place
-            del self._connections[worker]
-            if self._shard is not None:
-                self._shard.lost(worker)
-            if self._dealer is not None:
-                self._send(self._dealer.lost(worker))
-            self._lock.notify_all()
-
-    def _answer(
-        self, worker: int, connection: TensorConnection, header: Mapping[str, Any], payload: Tensor
+    def _serve_worker(
+        self, worker: int, connection: TensorConnection, hello: Mapping[str, Any]
     ) -> None:
-        match header["op"]:
-            case "push":
-                gradient = payload.view(DTYPES[self._sync.push_dtype]).float()
-                push = Push(worker, header["batch"], header["lr"], header["loss"], gradient)
+        outbox = Outbox(connection, self._log)
+        try:
+            with self._lock:
+                older = self._outboxes.get(worker)
+                if older is not None:  # the worker's node is gone without a word
+                    older.close()
+                self._outboxes[worker] = outbox
+                self._take(worker, outbox, {**hello, "op": "hello"}, NO_NUMBERS)
+            while True:
+                outbox.wait_until_sent()
+                header, payload = connection.receive()
                 with self._lock:
-                    self.received_bytes += payload.nbytes
-                    pushed = self._ready().push(push)
-                connection.send(vars(pushed))
-            case "take":
-                with self._lock:
-                    self._ready()
-                    assert self._dealer is not None
+                    if header["op"] in NEED_WEIGHTS:
+                        self._lock.wait_for(lambda: self._served.has_weights)
                     # Another process may have taken the worker's place.
-                    if self._connections.get(worker) is connection:
-                        self._send(self._dealer.take(worker, header["done"]))
-            case "pull":
-                with self._lock:
-                    weights = self._ready().pull(worker, header["version"])
-                    values = weights.values.clone()
-                    self.sent_bytes += values.nbytes
-                about = {"loss": weights.loss, "squares": weights.squares}
-                connection.send({"version": weights.version, **about}, values)
-            case "state":
-                self._give_state(connection)
-            case "begin":
-                self._begin(header, payload)
-                connection.send({})
-            case "note":
-                with self._lock:
-                    self._notes = dict(header["notes"])
-                connection.send({})
-            case "stop" | "finish" as word:
-                with self._lock:
-                    if self._dealer is not None:
-                        ends = self._dealer.stop if word == "stop" else self._dealer.finish
-                        self._send(ends())
-                    self._is_finished = self._is_finished or word == "finish"
-                    self._lock.notify_all()
-                connection.send({})
+                    if self._outboxes.get(worker) is outbox:
+                        self._take(worker, outbox, header, payload)
+        finally:
+            outbox.close()
+            with self._lock:
+                if self._outboxes.get(worker) is outbox:
+                    del self._outboxes[worker]
+                    self._take(worker, outbox, {"op": "lost"}, NO_NUMBERS)
 
-    def _ready(self) -> ParameterShard:
-        """Once the chief has given the first weights; called under the lock."""
-        self._lock.wait_for(lambda: self._shard is not None)
-        assert self._shard is not None
-        return self._shard
+    def _take(
+        self, worker: int, outbox: Outbox, header: Mapping[str, Any], payload: Tensor
+    ) -> None:
+        """Under the lock."""
+        had_weights = self._served.has_weights
+        answer = self._served.answer(worker, header, payload)
+        if not had_weights:
+            self._note_beginning()
+        if self._log is not None and header["op"] != "state":
+            self._log.add({**header, "worker": worker}, payload)
+            if self._served.is_finished:
+                self._log.end()
+        if answer.header is not None:
+            outbox.put(answer)
+        for other, batch in answer.deals:
+            # A worker that is to come back after a server was lost asks again.
+            if other in self._outboxes:
+                self._outboxes[other].put(ShardAnswer({"batch": batch}))
+        self._lock.notify_all()
 
-    def _begin(self, header: Mapping[str, Any], payload: Tensor) -> None:
-        """Take the first weights. The chief that comes after one that died may give them again."""
-        with self._lock:
-            if self._shard is not None:
-                return
-            is_synchronous = self._sync.mode == "synchronous"
-            shard = ParameterShard(
-                Sizes(*header["sizes"]),
-                self._optimizer,
-                self._num_workers if is_synchronous else None,
-                self._sync.correction,
-            )
-            done = DoneBatches(header["done"][0], set(header["done"][1]))
-            shard.load(unpacked(header["tensors"], payload), done)
-            self._shard, self.began_at = shard, shard.version
-            self._notes = dict(header["notes"])
-            if self._index == 0:
-                self._dealer = self._dealer_of(header)
-                for worker in self._connections:
-                    self._dealer.join(worker)
-            self._lock.notify_all()
-
-    def _dealer_of(self, header: Mapping[str, Any]) -> Dealer:
-        last, following, again = header["last"], header["next"], header["again"]
-        if self._sync.mode == "synchronous":
-            return SynchronousDealer(self._num_workers, last, following - 1)
-        return SharedDealer(last, following, again, self._sync.max_staleness)
-
-    def _give_state(self, connection: TensorConnection) -> None:
-        with self._lock:
-            shard = self._ready()
-            tensors = shard.state()
-            done = [shard.done.all_up_to, sorted(shard.done.above)]
-            about = {
-                "done": done,
-                "staleness": sorted(shard.staleness.items()),
-                "moved_bytes": self.sent_bytes + self.received_bytes,
-            }
-        connection.send({"tensors": shapes_of(tensors), **about}, *tensors.values())
-
-    def _send(self, deals: Deals) -> None:
-        """Under the lock: the messages are small, and those who get them wait for them."""
-        for worker, batch in deals:
-            try:
-                self._connections[worker].send({"batch": batch})
-            except ConnectionLost:
-                continue  # the thread of its connection sees that too
+    def _note_beginning(self) -> None:
+        self.began_at, self.sent_before = self.version, self.sent_bytes
 
 
 def serve(
@@ -221,32 +226,50 @@ def serve(
     page: HeartbeatPage,
     address: str,
 ) -> None:
-    """Serve as the server with this number until the job is done. address: of this node."""
+    """Serve as the server with this number until the job is done. address: of this node.
+
+    ConnectionLost if this is to go on as a lost server whose replica is lost too.
+    """
     sync = document.sync
     assert isinstance(sync, spec.ParameterServer)
-    server = ShardServer(index, document.resources.num_workers - sync.servers, document)
+    num_workers = document.resources.num_workers - sync.servers
     store = rendezvous.meet_without_group()
-    report = SentReport()
+    is_newcomer = rendezvous.place.generation > 0
+    server = ShardServer(index, num_workers, document, is_newcomer=is_newcomer)
+    if is_newcomer:
+        try:
+            snapshot = taken_over(store, index, sync.servers)
+        except ConnectionLost:
+            if store.check([FINISHED_KEY]):
+                return
+            raise
+        if snapshot is not None:
+            server.take_over(snapshot)
+    report = SentReport(server)
     with listening(store, key_of(index), address, server.serve):
+        server.replicate(store)
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
-        page.begin(rendezvous.place.generation, 0)
+        page.begin(rendezvous.place.generation, server.version)
         while not server.is_over(SHOW_S):
-            if server.version:
+            if server.version > server.began_at:
                 page.commit(server.version)
-                report.look(server)
-        report.look(server)
+                report.look()
+        report.look()
 
 
 class SentReport:
     """Reports `perf/sent_bytes` of a server: the mean of the steps since the last report."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: ShardServer) -> None:
+        self._server = server
         self._step: int | None = None
         self._sent = 0
 
-    def look(self, server: ShardServer) -> None:
+    def look(self) -> None:
+        server = self._server
         step, sent = server.version, server.sent_bytes
-        before = server.began_at if self._step is None else self._step
-        if step > before:
-            train.report(step, {SENT_BYTES: (sent - self._sent) / (step - before)})
+        if self._step is None:
+            self._step, self._sent = server.began_at, server.sent_before
+        if step > self._step:
+            train.report(step, {SENT_BYTES: (sent - self._sent) / (step - self._step)})
             self._step, self._sent = step, sent

@@ -7,9 +7,9 @@ whose worker was lost may be computed again without asking which servers had its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,16 @@ class DoneBatches:
     all_up_to: int = 0
     above: set[int] = field(default_factory=set)
 
+    @classmethod
+    def of_pair(cls, pair: Sequence[Any]) -> Self:
+        """Of what `as_pair` gave."""
+        all_up_to, above = pair
+        return cls(all_up_to, set(above))
+
+    def as_pair(self) -> list[Any]:
+        """For JSON."""
+        return [self.all_up_to, sorted(self.above)]
+
     def __contains__(self, batch: int) -> bool:
         return batch <= self.all_up_to or batch in self.above
 
@@ -85,6 +95,16 @@ class DoneBatches:
     def missing(self, last: int) -> list[int]:
         """Of the batches up to `last`."""
         return [n for n in range(self.all_up_to + 1, last + 1) if n not in self.above]
+
+
+@dataclass(frozen=True)
+class ShardSnapshot:
+    """The whole state of a state machine, in the parts of a message."""
+
+    about: dict[str, Any]
+    """For JSON."""
+    tensors: dict[str, Tensor]
+    """Of fp32."""
 
 
 class ParameterShard:
@@ -114,6 +134,8 @@ class ParameterShard:
         self._pulled: dict[int, tuple[int, Tensor | None]] = {}
         """(version, the weights if they are needed later) that each worker pulled last."""
         self._last = (0.0, 0.0)
+        self._pushed: dict[int, tuple[int, Pushed]] = {}
+        """(batch, the answer) of each worker's last push that counted."""
         self.staleness: Counter[int] = Counter()
         """Staleness, and the number of updates that were so stale."""
 
@@ -125,11 +147,15 @@ class ParameterShard:
 
     def push(self, push: Push) -> Pushed:
         """Take a gradient. In the synchronous mode it is kept until all workers are known to have
-        pushed theirs to all servers, which the first pull of the next version shows."""
+        pushed theirs to all servers, which the first pull of the next version shows. A worker that
+        had no answer, and pushes a batch again, gets the same answer."""
         if self._num_shares is not None:
             if push.batch not in self.done:
                 self._staged[push.worker] = push
             return Pushed(self.version, 0, counts=push.batch not in self.done)
+        batch, answer = self._pushed.get(push.worker, (None, None))
+        if batch == push.batch and answer is not None:
+            return answer
         pulled, weights = self._pulled.get(push.worker, (self.version, None))
         staleness = self.version - pulled
         if push.batch in self.done:
@@ -143,7 +169,9 @@ class ParameterShard:
                     gradient = self._compensated(gradient, weights, strength)
         self.staleness[staleness] += 1
         self._apply(push.batch, gradient, lr, push.loss)
-        return Pushed(self.version, staleness, counts=True)
+        answer = Pushed(self.version, staleness, counts=True)
+        self._pushed[push.worker] = (push.batch, answer)
+        return answer
 
     def pull(self, worker: int, version: int | None = None) -> Weights:
         """The newest weights; in the synchronous mode those of a version, or, where nothing is on
@@ -160,8 +188,9 @@ class ParameterShard:
         return Weights(self.version, self._values, loss, squares)
 
     def lost(self, worker: int) -> None:
-        """Forget what a worker that is gone has pulled."""
+        """Forget what a worker that is gone has pulled, and what it was answered."""
         self._pulled.pop(worker, None)
+        self._pushed.pop(worker, None)
 
     # The update.
 
@@ -232,3 +261,39 @@ class ParameterShard:
             if own and self._optimizer is not None:
                 self._optimizer.state[parameter] = own
             first += size
+
+    def snapshot(self) -> ShardSnapshot:
+        """Everything that answers to later messages depend on."""
+        tensors = self.state()
+        tensors |= {f"staged/{each.worker}": each.gradient for each in self._staged.values()}
+        kept = {worker: weights for worker, (_, weights) in self._pulled.items()}
+        tensors |= {f"pulled/{worker}": each for worker, each in kept.items() if each is not None}
+        about = {
+            "done": self.done.as_pair(),
+            "staged": [[p.worker, p.batch, p.lr, p.loss] for p in self._staged.values()],
+            "pulled": [[worker, version] for worker, (version, _) in self._pulled.items()],
+            "pushed": [[worker, batch, vars(a)] for worker, (batch, a) in self._pushed.items()],
+            "last": self._last,
+            "staleness": sorted(self.staleness.items()),
+        }
+        return ShardSnapshot(about, tensors)
+
+    def restore(self, snapshot: ShardSnapshot) -> None:
+        """Go on as the shard that gave the snapshot. The shard may keep its tensors."""
+        about, tensors = snapshot.about, snapshot.tensors
+        self.load(
+            {name: tensor for name, tensor in tensors.items() if "/" not in name},
+            DoneBatches.of_pair(about["done"]),
+        )
+        self._staged = {
+            worker: Push(worker, batch, lr, loss, tensors[f"staged/{worker}"])
+            for worker, batch, lr, loss in about["staged"]
+        }
+        self._pulled = {
+            worker: (version, tensors.get(f"pulled/{worker}"))
+            for worker, version in about["pulled"]
+        }
+        self._pushed = {worker: (batch, Pushed(**a)) for worker, batch, a in about["pushed"]}
+        loss, squares = about["last"]
+        self._last = (loss, squares)
+        self.staleness = Counter(dict(about["staleness"]))

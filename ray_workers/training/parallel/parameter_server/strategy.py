@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
-from dray.train.kv.connection import DTYPES
 from ray_workers.shared.contracts import ALL_SENT_BYTES
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.errors import DataError
@@ -90,7 +89,7 @@ class ParameterServerWorker(Strategy):
         self.gradients = self._own = WorkerGradients(model, given.workload.loss_sum, given.autocast)
         self.update = RemoteUpdate(self)
         self._layout = FlatLayout(model, sync.servers)
-        self._push_dtype = DTYPES[sync.push_dtype]
+        self._sync = sync
         self._restored: Mapping[str, Any] = {}
         self._held: dict[str, Any] | None = None
         """The servers' state, as a checkpoint has it, as long as the model has its weights."""
@@ -113,9 +112,7 @@ class ParameterServerWorker(Strategy):
     def connect(self, store: Store, worker: int, limit: timedelta) -> None:
         """Connect to all servers; DataError if this worker has read other data than another."""
         fingerprint = self.given.workload.fingerprint
-        self.servers = Servers.connect(
-            store, self._layout, worker, fingerprint, limit, self._push_dtype
-        )
+        self.servers = Servers.connect(store, self._layout, worker, fingerprint, limit, self._sync)
         if not self.servers.is_same_data:
             raise DataError(
                 "the workers have read different data from the same source; its content here "
@@ -148,7 +145,7 @@ class ParameterServerWorker(Strategy):
         self.settled = step
         if self.rank != CHIEF:
             return
-        tensors = {"values": flat(self._layout.tensors)}
+        tensors = {"values": flat(self._layout.tensors).cpu()}
         optimizer = self._restored.get("optimizer", {"state": {}})["state"]
         if optimizer:
             tensors |= self._optimizer_vectors(optimizer)
@@ -175,7 +172,8 @@ class ParameterServerWorker(Strategy):
         found = {}
         for key, first in own[0].items():
             if isinstance(first, Tensor):
-                found[key] = first if first.ndim == 0 else flat([each[key] for each in own])
+                whole = first if first.ndim == 0 else flat([each[key] for each in own])
+                found[key] = whole.cpu()
         return found
 
     def prepare(self, feed: Feed, step: int) -> None:
@@ -198,7 +196,7 @@ class ParameterServerWorker(Strategy):
         # A view would hold the whole vector.
         self._buffers = pulled.vector[self._layout.sizes.num_trained :].clone()
         self.version, self._own.loss = pulled.version, pulled.loss
-        return torch.tensor(pulled.squares).sqrt()
+        return torch.tensor(pulled.squares, device=self.given.device).sqrt()
 
     def push(self, lr: float) -> Tensor:
         """Push the gradient of `batch`, and take the next one; the gradient's norm.
@@ -228,14 +226,14 @@ class ParameterServerWorker(Strategy):
     @property
     def loss(self) -> Tensor:
         """Of the last update."""
-        return torch.tensor(self._own.loss)
+        return torch.tensor(self._own.loss, device=self.given.device)
 
     def _gradient(self) -> Tensor:
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for _, parameter in self._layout.trained
         ]
-        vector = flat([*gradients, *self._layout.buffers])
+        vector = flat([*gradients, *self._layout.buffers]).cpu()
         vector[self._layout.sizes.num_trained :] -= self._buffers
         return vector
 

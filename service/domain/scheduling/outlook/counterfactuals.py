@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from ray_workers.shared.contracts import by_bundle
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.simulation import LEAVING_S, Expected, Simulation
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.placement.slots import Request, fits, free_again, workers
+from service.domain.scheduling.placement.slots import Request, count, fits, free_again, workers
+from service.domain.scheduling.placement.unlike import place_unlike
 from service.domain.scheduling.policy import RunningJob, WaitingJob
 from service.domain.scheduling.rules.limits import QUEUE_LIMIT, USER_LIMIT, why_never
 from service.domain.scheduling.rules.obstacles import Reason, jobs
@@ -133,11 +135,16 @@ class JobQuestions:
         """The most workers, fewer than the job needs, that have room on these nodes; 0 if none
         have."""
         request = self.job.request
+        if request.servers is not None:
+            return 0  # how many of them would be servers is not known
         room = self._room(request, there)
         return 0 if step is None else min(room, request.least - 1) // step * step
 
     def _room(self, request: Request, there: Mapping[str, Mapping[str, float]]) -> int:
         """How many workers have room where they may be together; there: by node, its resources."""
+        if (servers := request.servers) is not None:
+            asked = request.num_workers, request.bundle, servers
+            return count(place_unlike(*asked, there, self._topology))
         sizes = {node_id: fits(request.bundle, has) for node_id, has in there.items()}
         return self._topology.together(sizes, request.required_level)
 
@@ -182,9 +189,10 @@ class JobQuestions:
         nodes = {node.id: node for node in self._nodes}
         free = {node.id: dict(node.available_to_us) for node in self._nodes}
         for left_s, running in self._ends():
-            for part in running.slices:
+            of_job = running.request
+            for part, bundle in by_bundle(running.slices, of_job.bundle, of_job.servers):
                 if part.node_id in free:
-                    node, bundle = nodes[part.node_id], running.request.bundle
+                    node = nodes[part.node_id]
                     free_again(free[part.node_id], node, bundle, part.num_workers)
             if self._room(request, free) >= request.least:
                 return self._now + timedelta(seconds=left_s)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.contracts import Slice, by_bundle
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.outlook import forecast
@@ -29,7 +29,6 @@ from service.domain.scheduling.placement.slots import (
     WHOLE_GPUS,
     Holder,
     Node,
-    Request,
     add,
     count,
     free_again,
@@ -156,7 +155,8 @@ class Simulation:
         self._plans_left -= 1
         running = [active.at(self._now) for active in self._active.values()]
         holders = tuple(
-            Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner) for j in running
+            Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner, j.request.servers)
+            for j in running
         )
         nodes = (
             replace(node, available_to_us=self._offered(node, holders)) for node in self._nodes
@@ -213,9 +213,9 @@ class Simulation:
         self.has_run_out |= job.job_id in self._situation.left_out
         assumed = sum(active.is_assumed for active in self._active.values())
         self._tell(job.job_id, Expected(self._now, num_assumed=self._num_assumed + assumed))
-        number, bundle = count(slices), job.request.bundle
+        number = count(slices)
         slower = job.request.num_workers / number
-        for part in slices:
+        for part, bundle in by_bundle(slices, job.request.bundle, job.request.servers):
             add(self._free[part.node_id], bundle, -part.num_workers)
         if job.array is not None:
             self._running_of_arrays[job.array.array_id] += 1
@@ -258,9 +258,8 @@ class Simulation:
 
     def _leftover(self, holder: Holder) -> _Active:
         """Slots of a job that has ended, which are about to be given back."""
-        request = Request(count(holder.slices), holder.bundle)
         job = RunningJob(
-            *(holder.job_id, 0, 0, request, holder.slices, 0.0),
+            *(holder.job_id, 0, 0, holder.request, holder.slices, 0.0),
             is_leaving=True,
             queue=holder.queue,
             owner=holder.owner,
@@ -312,9 +311,9 @@ class Simulation:
     def _leaves(self, active: _Active) -> bool:
         """Give back the slots; whether the job has ended with that."""
         job = active.at(self._now)
-        for part in job.slices:
+        for part, bundle in by_bundle(job.slices, job.request.bundle, job.request.servers):
             if part.node_id in self._free:
-                self._give_back(part, job.request.bundle)
+                self._give_back(part, bundle)
         if job.job_id in self._array_of:
             self._running_of_arrays[self._array_of[job.job_id]] -= 1
         self._num_assumed += active.is_assumed

@@ -7,18 +7,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ray_workers.shared.contracts import Slice, by_bundle
 from service.domain.scheduling.placement.homes import Homes
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     NUM_GPUS,
     WHOLE_GPUS,
-    Kind,
     Request,
     amounts,
-    bundle_of,
     is_part_of_gpu,
     needs,
     share_of,
+    spoken_bundle,
 )
 
 SIZE_POWER = 0.7
@@ -39,21 +39,43 @@ class WorkerKind:
     they are the same object."""
 
     def __init__(
-        self, bundle: Mapping[str, float], required: Requirement | None, homes: Homes
+        self,
+        bundle: Mapping[str, float],
+        required: Requirement | None,
+        homes: Homes,
+        unlike: Request | None,
     ) -> None:
+        """unlike: of a gang with servers that have other resources, its request."""
         self.bundle = bundle
+        self.unlike = unlike
         self.required = required
         self.homes = homes
-        self.counted = tuple(amounts(bundle, 1).items())
+        self.counted = tuple(amounts(bundle if unlike is None else unlike.mean_bundle, 1).items())
         """A worker's resources as rules count them."""
         self.vector: tuple[float, ...] = ()
         """A worker's amount of each resource that any job asks for."""
+        self.server_vector: tuple[float, ...] = ()
+        """That of a server that has other resources."""
         self.demand: tuple[tuple[int, float], ...] = ()
-        """The amounts above zero, by their place in the vector."""
+        """The amounts above zero, by their place in the vector; of unlike workers the least."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all workers of its gang are placed together, or none."""
+        return bool(self.homes) or self.unlike is not None
+
+    def vectors(self, slices: Sequence[Slice]) -> list[tuple[Slice, tuple[float, ...]]]:
+        """All slices of a gang, or of like workers some, each with its workers' vector."""
+        if self.unlike is None:  # this is asked for very often
+            return [(part, self.vector) for part in slices]
+        return [
+            (part, self.vector if bundle is self.bundle else self.server_vector)
+            for part, bundle in by_bundle(slices, self.bundle, self.unlike.servers)
+        ]
 
     def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
         """As `slots.fits`, with the free resources, and those of them that are set aside, as
-        vectors."""
+        vectors. Of unlike workers no more fit."""
         most = math.inf if self.demand else 0.0
         for at, each in self.demand:
             left = free[at] if aside is None else free[at] - aside[at]
@@ -80,7 +102,7 @@ class Gang:
 
     @functools.cached_property
     def bundle_spoken(self) -> str:
-        return bundle_of(self.request)
+        return spoken_bundle(self.request.bundle)
 
 
 class Gangs:
@@ -94,7 +116,7 @@ class Gangs:
         self._requests: list[Request] = []
         """Those that are known, so that no other one gets their identity."""
         self._gangs: dict[tuple[object, ...], Gang] = {}
-        self._kinds: dict[tuple[Kind, Requirement | None, Homes], WorkerKind] = {}
+        self._kinds: dict[tuple[object, ...], WorkerKind] = {}
         self.names: tuple[str, ...] = ()
         """Resources in the order of the vectors."""
 
@@ -108,14 +130,18 @@ class Gangs:
     def _equal_to(self, request: Request) -> Gang:
         level = request.required_level
         size = request.num_workers, request.min_workers
-        key = (*size, level, request.homes, *request.bundle.items())
+        servers = request.servers
+        unlike = None if servers is None else (request.num_workers, request.server_kind)
+        key = (*size, level, request.homes, unlike, *request.bundle.items())
         gang = self._gangs.get(key)
         if gang is None:
             required = None if level is None else Requirement(level, request.least)
-            named = request.kind, required, request.homes
+            named = request.kind, required, request.homes, unlike
             kind = self._kinds.get(named)
             if kind is None:
-                kind = self._kinds[named] = WorkerKind(request.bundle, required, request.homes)
+                whole = None if servers is None else request
+                kind = WorkerKind(request.bundle, required, request.homes, whole)
+                self._kinds[named] = kind
                 self._measure(kind)
             gang = self._gangs[key] = Gang(request, kind, share_of(request, self._total))
         return gang
@@ -135,6 +161,8 @@ class Gangs:
         names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
         homes = (home for kind in self._kinds.values() for home in kind.homes)
         names |= dict.fromkeys(label for home in homes for label in home)
+        unlike = (kind.unlike for kind in self._kinds.values() if kind.unlike is not None)
+        names |= dict.fromkeys(name for request in unlike for name in request.mean_bundle)
         shares_gpus = shares_gpus or any(is_part_of_gpu(k.bundle) for k in self._kinds.values())
         if "GPU" in names and shares_gpus:
             names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS))
@@ -153,6 +181,11 @@ class Gangs:
         taken = {**kind.bundle, NUM_GPUS: 0.0 if is_part else gpus, WHOLE_GPUS: gpus}
         kind.vector = tuple([taken.get(name, 0.0) for name in self.names])
         needed = {**taken, NUM_GPUS: 1.0, WHOLE_GPUS: 0.0} if is_part else taken
+        servers = None if kind.unlike is None else kind.unlike.servers
+        if servers is not None:
+            kind.server_vector = tuple([servers.bundle.get(name, 0.0) for name in self.names])
+            least = {n: min(each, servers.bundle.get(n, 0.0)) for n, each in needed.items()}
+            needed = least
         kind.demand = tuple(
             (at, needed[name]) for at, name in enumerate(self.names) if needed.get(name, 0.0) > 0
         )

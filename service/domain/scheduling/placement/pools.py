@@ -10,6 +10,7 @@ Only where a gang is placed, or must be within one domain, is the room counted b
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -23,6 +24,7 @@ from service.domain.scheduling.placement.slots import (
     WHOLE_GPUS,
     Holder,
     Node,
+    Request,
     count,
     is_part_of_gpu,
     num_shared,
@@ -30,6 +32,7 @@ from service.domain.scheduling.placement.slots import (
     without_parts,
 )
 from service.domain.scheduling.placement.topology import Domain, Place, Topology
+from service.domain.scheduling.placement.unlike import place_unlike
 
 Amounts = tuple[float, ...]
 """Of each resource, in the order of `Gangs.names`."""
@@ -200,19 +203,26 @@ class Stock:
     def whole(self, kind: WorkerKind) -> int:
         """How many such workers the empty cluster has room for, where they may be together."""
         found = self._whole.get(kind)
-        if found is None and kind.homes:
-            capacity = self.capacity(kind)
-            rooms = {node_id: capacity[number] for node_id, number in self.kind_of.items()}
-            found = self._whole[kind] = count(self.at_home(kind, rooms))
+        if found is None and kind.is_whole:
+            amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}
+            found = self._whole[kind] = count(self.place_whole(kind, amounts))
         elif found is None:
             of_nodes = zip(self.capacity(kind), self.counts, strict=True)
             found = self._whole[kind] = sum([each * number for each, number in of_nodes])
         return found
 
-    def at_home(self, kind: WorkerKind, rooms: Mapping[str, int]) -> tuple[Slice, ...]:
-        """The slices of a gang with homes; none if a worker has no room at home. rooms: by node."""
-        found = at_home(kind.homes, rooms, self._has_labels)
-        return () if isinstance(found, int) else found
+    def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
+        """The slices of a gang that is placed as a whole; none if a worker has no room. amounts: of
+        what the nodes have, by node."""
+        if kind.unlike is None:
+            rooms = {node_id: kind.fits(has) for node_id, has in amounts.items()}
+            found = at_home(kind.homes, rooms, self._has_labels)
+            return () if isinstance(found, int) else found
+        request, servers = kind.unlike, kind.unlike.servers
+        assert servers is not None
+        names = self._place_of_name
+        free = {node_id: dict(zip(names, has, strict=True)) for node_id, has in amounts.items()}
+        return place_unlike(request.num_workers, kind.bundle, servers, free, self.topology)
 
     def _has_labels(self, node_id: str, labels: Sequence[str]) -> bool:
         total = self.totals[self.kind_of[node_id]]
@@ -220,19 +230,19 @@ class Stock:
 
     def take(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """A job holds these slots from now on."""
-        for part in slices:
+        for part, vector in kind.vectors(slices):
             if part.node_id in self.kind_of:
                 for free in self.by_when:
                     before = free.group_of[part.node_id].amounts
-                    free.set(part.node_id, _plus(before, kind.vector, -part.num_workers))
+                    free.set(part.node_id, _plus(before, vector, -part.num_workers))
 
     def expect(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """These slots will be free."""
         self._soon.num_grown += 1
-        for part in slices:
+        for part, vector in kind.vectors(slices):
             group = self._soon.group_of.get(part.node_id)
             if group is not None:
-                amounts = _plus(group.amounts, kind.vector, part.num_workers)
+                amounts = _plus(group.amounts, vector, part.num_workers)
                 if self._whole_at is not None and is_part_of_gpu(kind.bundle):
                     amounts = self._with_left_gpus(amounts, kind.bundle["GPU"], part)
                 self._soon.set(part.node_id, amounts)
@@ -253,15 +263,22 @@ class Stock:
 
     def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots, of which some are not free yet."""
-        for part in slices:
+        for part, vector in kind.vectors(slices):
             now, soon = self._now.group_of[part.node_id], self._soon.group_of[part.node_id]
-            less = _plus(soon.amounts, kind.vector, -part.num_workers)
+            less = _plus(soon.amounts, vector, -part.num_workers)
             self._soon.set(part.node_id, less)
             self._now.set(part.node_id, tuple(map(min, now.amounts, less)))
 
 
 def _plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
     return tuple([amount + times * each for amount, each in zip(some, vector, strict=True)])
+
+
+def _times(vector: Amounts, total: Amounts) -> int:
+    """How often a node has all of it."""
+    return math.floor(
+        min(((has + EPSILON) / each for each, has in zip(vector, total, strict=True) if each > 0))
+    )
 
 
 class Reserved:
@@ -281,6 +298,9 @@ class Reserved:
         of others of the kind no more than it has."""
         if kind in self._whole:
             return
+        if kind.unlike is not None:
+            self._set_aside_unlike(kind, kind.unlike)
+            return
         before = self._workers.get(kind, 0)
         self._workers[kind] = before + num_workers
         if before + num_workers >= self._stock.largest(kind):
@@ -290,6 +310,19 @@ class Reserved:
                 number = min(most, before + num_workers) - before
                 self.on[at] = _plus(self.on[at], kind.vector, number)
                 self.version += 1
+
+    def _set_aside_unlike(self, kind: WorkerKind, request: Request) -> None:
+        """The same for both sorts of slots."""
+        servers = request.servers
+        assert servers is not None
+        num_workers = request.num_workers - servers.number
+        for at, total in enumerate(self._stock.totals):
+            for vector, most in ((kind.vector, num_workers), (kind.server_vector, servers.number)):
+                number = min(most, _times(vector, total))
+                self.on[at] = _plus(self.on[at], vector, number)
+        self.version += 1
+        if not self.leaves(kind):
+            self._whole.add(kind)
 
     def leaves(self, kind: WorkerKind) -> bool:
         """Whether it leaves such a worker any room on a node that is empty."""
@@ -333,7 +366,7 @@ class Pool:
         if not self.has(kind, least):
             return None
         room = self._exact(kind)
-        return room.at_home() if kind.homes else room.placement.pack(min(room.most(), most))
+        return room.place_whole() if kind.is_whole else room.placement.pack(min(room.most(), most))
 
     def pack_near(
         self, kind: WorkerKind, least: int, most: int, node_ids: Sequence[str]
@@ -416,7 +449,7 @@ class _Room:
         else:
             for _, left, joined in free.moves[self._num_moves :]:
                 self.total += self._size(joined) - self._size(left)
-        self._is_exact = self._kind.required is None and not self._kind.homes
+        self._is_exact = self._kind.required is None and not self._kind.is_whole
         is_anew = self._is_exact or is_first or self.num_grown != free.num_grown
         self.bound = self.total if is_anew else min(self.bound, self.total)
         self._num_moves, self.num_grown = len(free.moves), free.num_grown
@@ -441,17 +474,19 @@ class _Room:
     def rooms(self) -> dict[Place, int]:
         """By the parts of the cluster where they may be together."""
         required, topology = self._kind.required, self._stock.topology
-        if self._kind.homes:
-            return {topology.cluster: count(self.at_home())}
+        if self._kind.is_whole:
+            return {topology.cluster: count(self.place_whole())}
         if required is None:
             return {topology.cluster: self.total}
         return self.placement.rooms(required.level) if topology.has(required.level) else {}
 
-    def at_home(self) -> tuple[Slice, ...]:
-        """As `Stock.at_home`."""
-        groups = self._free.groups.values()
-        rooms = {node_id: self._size(group) for group in groups for node_id in group.nodes}
-        return self._stock.at_home(self._kind, rooms)
+    def place_whole(self) -> tuple[Slice, ...]:
+        """As `Stock.place_whole`."""
+        left: dict[str, Amounts] = {}
+        for group in self._free.groups.values():
+            amounts = _plus(group.amounts, self._reserved.on[group.kind], -1)
+            left |= dict.fromkeys(group.nodes, amounts)
+        return self._stock.place_whole(self._kind, left)
 
     @property
     def placement(self) -> Placement:

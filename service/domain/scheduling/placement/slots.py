@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dray.spec import Elastic, Resources
-from ray_workers.shared.contracts import Slice
+from dray.spec import Elastic, ParameterServer, Resources, Sync
+from ray_workers.shared.contracts import ServerSlots, Slice, by_bundle
 from service.config.node_types import LABEL_SHARE, label_resources, labels_in, without_labels
 from service.domain.scheduling.placement.homes import Homes
 
@@ -34,9 +34,10 @@ ACCELERATOR_SHARE = 0.001
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a gang: `num_workers` times `bundle`."""
+    """The request of a gang: `num_workers` times `bundle`, but for servers with their own."""
 
     num_workers: int
+    """Servers are among them."""
     bundle: Mapping[str, float]
     min_workers: int | None = None
     """With how few an elastic gang may start and go on; None: all of them or none."""
@@ -44,11 +45,32 @@ class Request:
     """The level of the topology of which one domain must hold the gang; None: none must."""
     homes: Homes = ()
     """Of a gang with homes, one for each worker but the first."""
+    servers: ServerSlots | None = None
 
     @functools.cached_property
     def kind(self) -> Kind:
         """The same for equal bundles, whatever the order of their resources."""
         return tuple(sorted(self.bundle.items()))
+
+    @functools.cached_property
+    def server_kind(self) -> tuple[int, Kind] | None:
+        """The number of servers with resources of their own, and these."""
+        servers = self.servers
+        return None if servers is None else (servers.number, tuple(sorted(servers.bundle.items())))
+
+    @property
+    def mean_bundle(self) -> Mapping[str, float]:
+        """The same total amounts, if all had as much."""
+        if self.servers is None:
+            return self.bundle
+        amounts = {name: self.amount_of(name) for name in (*self.bundle, *self.servers.bundle)}
+        return {name: amount / self.num_workers for name, amount in amounts.items()}
+
+    def amount_of(self, name: str) -> float:
+        """All workers' amount of a resource."""
+        number = 0 if self.servers is None else self.servers.number
+        other = 0.0 if self.servers is None else self.servers.bundle.get(name, 0.0)
+        return (self.num_workers - number) * self.bundle.get(name, 0.0) + number * other
 
     def of_size(self, num_workers: int) -> Request:
         """The same for so many workers, and no fewer."""
@@ -68,6 +90,11 @@ class Holder:
     bundle: Mapping[str, float]
     queue: str = "default"
     owner: str = "default"
+    servers: ServerSlots | None = None
+
+    @property
+    def request(self) -> Request:
+        return Request(count(self.slices), self.bundle, servers=self.servers)
 
 
 @dataclass(frozen=True)
@@ -98,7 +125,9 @@ class Node:
         return cls(node_id, here, free, accepted, quarantined or {})
 
 
-def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
+def request_of(
+    resources: Resources, elastic: Elastic | None = None, sync: Sync | None = None
+) -> Request:
     """The request of a job document, in Ray's names."""
     bundle = {"CPU": float(resources.cpus_per_worker)}
     if resources.gpus_per_worker:
@@ -109,7 +138,15 @@ def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
         bundle[f"accelerator_type:{resources.accelerator}"] = ACCELERATOR_SHARE
     bundle |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
     least = None if elastic is None else elastic.min_workers
-    return Request(resources.num_workers, bundle, least, resources.required_topology)
+    servers = None
+    if isinstance(sync, ParameterServer) and (own := sync.server_resources) is not None:
+        of_server = {"CPU": float(own.cpus)}
+        if own.memory_bytes is not None:
+            of_server["memory"] = float(own.memory_bytes)
+        of_server |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
+        servers = ServerSlots(sync.servers, of_server)
+    level = resources.required_topology
+    return Request(resources.num_workers, bundle, least, level, servers=servers)
 
 
 def offered(
@@ -132,8 +169,8 @@ def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
     """Sum of what the holders have on each node where they have anything."""
     held: dict[str, dict[str, float]] = {}
     for holder in holders:
-        for part in holder.slices:
-            add(held.setdefault(part.node_id, {}), holder.bundle, part.num_workers)
+        for part, bundle in by_bundle(holder.slices, holder.bundle, holder.servers):
+            add(held.setdefault(part.node_id, {}), bundle, part.num_workers)
     return held
 
 
@@ -239,27 +276,34 @@ def needs(request: Request) -> str:
     level = request.required_level
     within = "" if level is None else f" within one {level}"
     within += ", those of silos on the nodes of their data" if request.homes else ""
-    return f"needs {at_least}{workers(request.least)} of {bundle_of(request)}{within}"
+    servers, number = request.servers, request.least
+    if servers is None:
+        return f"needs {at_least}{workers(number)} of {spoken_bundle(request.bundle)}{within}"
+    serving = f"{servers.number} server{'' if servers.number == 1 else 's'}"
+    return (
+        f"needs {workers(number - servers.number)} of {spoken_bundle(request.bundle)}, and "
+        f"{serving} of {spoken_bundle(servers.bundle)}"
+    )
 
 
 def workers(number: int) -> str:
     return "1 worker" if number == 1 else f"{number} workers"
 
 
-def bundle_of(request: Request) -> str:
+def spoken_bundle(bundle: Mapping[str, float]) -> str:
     """The bundle of one worker, for people."""
     parts = [
         amount_of(name, amount)
-        for name, amount in without_labels(request.bundle).items()
+        for name, amount in without_labels(bundle).items()
         if not name.startswith("accelerator_type:")
     ]
     kinds = [
         name.removeprefix("accelerator_type:")
-        for name in request.bundle
+        for name in bundle
         if name.startswith("accelerator_type:")
     ]
     what = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-    labels = ", ".join(f"{key}={value}" for key, value in labels_in(request.bundle).items())
+    labels = ", ".join(f"{key}={value}" for key, value in labels_in(bundle).items())
     where = f" on nodes with {labels}" if labels else ""
     return what + (f" on {kinds[0]}" if kinds else "") + where
 
@@ -273,9 +317,14 @@ def amount_of(name: str, amount: float) -> str:
 def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:
     """The resources that so many workers hold, as rules count them."""
     return {
-        name: num_workers * (1.0 if name.startswith(ACCELERATOR) else amount)
+        name: num_workers * amount / (ACCELERATOR_SHARE if name.startswith(ACCELERATOR) else 1.0)
         for name, amount in bundle.items()
     }
+
+
+def amounts_of(request: Request) -> dict[str, float]:
+    """Those of a whole gang."""
+    return amounts(request.mean_bundle, request.num_workers)
 
 
 def spoken(name: str, amount: float) -> str:
@@ -288,7 +337,7 @@ def share_of(request: Request, total: Mapping[str, float]) -> float:
     dominant share (Ghodsi et al., NSDI 2011)."""
     shares = (
         request.num_workers * amount / total[name]
-        for name, amount in request.bundle.items()
+        for name, amount in request.mean_bundle.items()
         if total.get(name)
     )
     return max(shares, default=0.0)

@@ -136,8 +136,8 @@ class Departures:
     def make_room(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Have running jobs leave slots for this one; False where not enough may be asked. Jobs
         whose sizes are chosen leave none to each other but by these."""
-        if len(self.asked) >= MAX_PREEMPTED or gang.kind.homes:
-            return False  # slots elsewhere than at home are of no use
+        if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
+            return False  # the rules count like slots, any of which is of use
         is_sized = job.job_id in self.targets
         key = gang.kind, job.yields, is_sized
         tried = self._unevictable.get(key)

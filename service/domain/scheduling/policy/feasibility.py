@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ray_workers.shared.contracts import ServerSlots
 from service.config.node_types import LABEL
 from service.domain.scheduling.placement.homes import at_home
 from service.domain.scheduling.placement.slots import (
@@ -11,12 +12,13 @@ from service.domain.scheduling.placement.slots import (
     Node,
     Request,
     amount_of,
-    bundle_of,
     fits,
     is_part_of_gpu,
     needs,
+    spoken_bundle,
 )
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
+from service.domain.scheduling.placement.unlike import place_unlike
 from service.domain.scheduling.rules.obstacles import Reason
 
 
@@ -28,12 +30,15 @@ def can_ever_fit(
     usable = [node for node in nodes if node.accepted]
     if (homeless := homeless_worker(request, usable)) is not None:
         return _why_homeless(request, homeless)
+    least = request.least - (0 if request.servers is None else request.servers.number)
     most = 0
     for node in usable:
         most += fits(request.bundle, node.total)
-        if most >= request.least:
+        if most >= least:
             break
-    if most >= request.least:
+    if most >= least and request.servers is not None:
+        return _why_never_beside(request, request.servers, usable, topology)
+    if most >= least:
         if request.required_level is None:
             return None
         sizes = {node.id: fits(request.bundle, node.total) for node in usable}
@@ -64,6 +69,20 @@ def can_ever_fit(
     )
 
 
+def _why_never_beside(
+    request: Request, servers: ServerSlots, nodes: Sequence[Node], topology: Topology | None
+) -> Reason | None:
+    """Why the servers have no room beside the workers; None if they have."""
+    free = {node.id: node.total for node in nodes}
+    there = topology or Topology((), nodes)
+    if place_unlike(request.num_workers, request.bundle, servers, free, there):
+        return None
+    alone = sum(fits(servers.bundle, node.total) for node in nodes)
+    room = f"for {alone} of its servers at once" if alone else "for none of its servers"
+    beside = ", and not beside its workers" if alone >= servers.number else ""
+    return _unsatisfiable(f"{needs(request)}, but the whole cluster has room {room}{beside}")
+
+
 def homeless_worker(request: Request, nodes: Sequence[Node]) -> int | None:
     """The place in `homes` of a worker that these nodes could not run at home were they empty;
     None if there is none."""
@@ -82,7 +101,7 @@ def _why_homeless(request: Request, worker: int) -> Reason:
     labels = " and ".join(label.removeprefix(LABEL) for label in request.homes[worker])
     return _unsatisfiable(
         f"no node of the cluster with the label {labels} has room for the worker of "
-        f"federated.silos[{worker}] besides those of other silos: {bundle_of(request)}"
+        f"federated.silos[{worker}] besides those of other silos: {spoken_bundle(request.bundle)}"
     )
 
 

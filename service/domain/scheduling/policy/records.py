@@ -62,9 +62,11 @@ class Growing:
     slices: tuple[Slice, ...]
     """The slots that it holds, which a grant must still find."""
     lacking: int = 0
-    """Workers without which the group can't train on; it stands by for them."""
+    """Workers without which the group can't train on; it stands by for them, unless it `trains`."""
     queue: str = DEFAULT
     owner: str = "default"
+    trains: bool = False
+    """It trains on without those that it lacks, as gossip does."""
 
     @property
     def most(self) -> int:

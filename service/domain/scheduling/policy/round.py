@@ -72,12 +72,13 @@ class Round:
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
 
     def serve(self, group: Growing) -> Decision:
-        """Give a group that stands by all that it lacks, of any free slots."""
+        """Give a group that lacks workers all of them, of any free slots."""
         gang, lacking = self._gangs.of(group.request), group.lacking
         slices = self._free.pack_near(gang.kind, lacking, lacking, group.node_ids)
         if slices is not None:
             return self._grow(group, gang, slices)
-        sentence = f"stands by for {workers(lacking)} of {gang.bundle_spoken}"
+        how = "trains on without" if group.trains else "stands by for"
+        sentence = f"{how} {workers(lacking)} of {gang.bundle_spoken}"
         reason, ahead = self._why_no_more(sentence, group, gang, lacking)
         self._set_aside(group.job_id, gang, lacking)
         self._backfill.close()

@@ -227,8 +227,8 @@ class SlotCheck:
 
     def give_back(self, ask: Ask, sign: int = 1) -> None:
         """Return these slots, or take them again if `sign` is -1."""
-        vector = self._gangs.of(ask.running.request).kind.vector
-        for part in ask.slices:
+        kind = self._gangs.of(ask.running.request).kind
+        for part, vector in kind.vectors(ask.slices):
             if part.node_id not in self._nodes:
                 free = self._pool.at(part.node_id)
                 self._nodes[part.node_id] = None if free is None else (free, self._kind.fits(free))

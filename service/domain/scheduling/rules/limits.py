@@ -18,7 +18,7 @@ from service.domain.scheduling.placement.slots import (
     Holder,
     Request,
     amounts,
-    count,
+    amounts_of,
     needs,
     spoken,
 )
@@ -183,7 +183,7 @@ class QueueLimits:
         for holder in holders:
             limits = self.of((holder.queue, holder.owner))
             if limits is not None:
-                limits.add(holder.job_id, amounts(holder.bundle, count(holder.slices)).items())
+                limits.add(holder.job_id, amounts_of(holder.request).items())
 
     def of(self, account: Account) -> AccountLimits | None:
         """None where nothing is limited."""
@@ -266,7 +266,7 @@ def _sum(total: dict[str, float], more: Iterable[tuple[str, float]]) -> None:
 
 def why_never(queue: Queue, request: Request) -> str | None:
     """Why the queue's limits never allow a job of this request; None if they do at times."""
-    least = amounts(request.bundle, request.least)
+    least = amounts(request.mean_bundle, request.least)
     limits = ((queue.limit, "has a limit of"), (queue.user_limit, "gives a user no more than"))
     for limit, words in limits:
         for name, most in limit.items():

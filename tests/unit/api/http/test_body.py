@@ -7,7 +7,7 @@ import pytest
 
 from api.http.body import check, fingerprint, parse
 from api.problems import Refused
-from dray.validation import MAX_DEPTH
+from dray.input.validation import MAX_DEPTH
 
 
 def refusal(document: dict[str, Any]) -> Refused:

@@ -20,8 +20,6 @@ from dray.views import JobState
 from service.config.settings import Settings
 from tests.unit.api.serving import serving, wait_until
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_caller_has_two_turns_and_all_callers_four_and_the_others_wait() -> None:
     turns = Turns(TurnLimits(at_once=4, of_caller=2, waiting_of_caller=3))

@@ -153,7 +153,6 @@ def test_no_browser_may_run_frame_or_embed_an_answer(http: httpx.Client, path: s
     assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
-@pytest.mark.anyio
 async def test_a_fault_is_found_in_the_log_by_the_id_that_its_problem_has(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
@@ -191,7 +190,6 @@ def test_who_hangs_up_in_the_middle_of_a_body_is_no_fault_of_the_server(
     assert not log.lines("api.observability.middleware")
 
 
-@pytest.mark.anyio
 async def test_an_answer_that_breaks_off_is_not_followed_by_another(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:

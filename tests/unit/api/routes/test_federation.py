@@ -16,10 +16,10 @@ import pytest
 
 from ray_workers.shared import round_files
 from ray_workers.shared.contracts import Cause, Frame, FrameKind
-from ray_workers.shared.frames import RoundReport
 from ray_workers.shared.round_files import SentUpdate
 from service.domain.errors import StorageUnavailable
 from tests.unit.api.serving import LiveServer, serving, wait_until
+from tests.wire import round_report
 
 MODEL, FORM = b"the weights of the round" * 100, b'{"the": "form"}'
 NUM_ELEMENTS = 3
@@ -90,24 +90,16 @@ class Federated:
         storage = self.server.hands.storage
         storage.write_bytes(f"{prefix}/{name}/{round_files.MODEL}", weights)
         storage.write_bytes(f"{prefix}/{round_files.FORM}", FORM)
-        whole: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "number": number,
-            "name": name,
-            "is_open": True,
-            "clients": None,
-            "quorum": 2,
-            "deadline_s": 60.0,
             "num_elements": NUM_ELEMENTS,
             "model_sha256": digest(weights),
             "model_size_bytes": len(weights),
             "form_sha256": digest(FORM),
             "form_size_bytes": len(FORM),
-            "received": [],
-            "awaits": "update",
             "update_bytes": len(UPDATE),
-            **changes,
         }
-        body = json.loads(json.dumps(RoundReport(**whole).body()))
+        body = json.loads(json.dumps(round_report(name, **{**fields, **changes}).body()))
         now = self.server.hands.now.timestamp()
         frame = Frame(0, 0, FrameKind.ROUND, now, body)
         self.server.hands.report(self.job_id, self.attempt, [frame])

@@ -18,8 +18,6 @@ from service.cluster.ray import driver
 from service.cluster.ray.driver import RayCluster
 from service.cluster.ray.node_agents import GatewayConfig
 
-pytestmark = pytest.mark.anyio
-
 LIMIT_S = 60.0
 CONFIG = GatewayConfig(
     deployment_id="d",

@@ -56,7 +56,6 @@ def gateway_of(log_format: LogFormat = "text") -> GatewayCluster:
     )
 
 
-@pytest.mark.anyio
 async def test_a_stop_while_the_driver_joins_leaves_no_task_whose_error_nobody_takes() -> None:
     gateway = gateway_of()
     before = asyncio.all_tasks()
@@ -156,7 +155,6 @@ class Answers:
         return self.snapshot
 
 
-@pytest.mark.anyio
 async def test_a_driver_that_answers_no_ping_is_given_up_at_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,7 +166,6 @@ async def test_a_driver_that_answers_no_ping_is_given_up_at_its_limit(
     assert answers.clock.now_s == limit_s + answers.took_s
 
 
-@pytest.mark.anyio
 async def test_a_ray_that_answers_nothing_behind_a_driver_that_does_is_given_up_at_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -179,7 +176,6 @@ async def test_a_ray_that_answers_nothing_behind_a_driver_that_does_is_given_up_
     assert answers.silence.seconds(DRIVER) == 0.0
 
 
-@pytest.mark.anyio
 async def test_a_driver_and_a_ray_that_answer_late_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -206,7 +202,6 @@ def test_an_embedded_ray_is_started_anew_once_it_was_silent_for_longer_than_its_
     assert not answers.gateway._is_ray_given_up()
 
 
-@pytest.mark.anyio
 async def test_an_embedded_ray_without_its_node_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -219,7 +214,6 @@ async def test_an_embedded_ray_without_its_node_does_not_answer(
     assert answers.silence.seconds(RAY) == answers.took_s
 
 
-@pytest.mark.anyio
 async def test_a_call_that_is_cancelled_just_as_its_answer_comes_is_cancelled() -> None:
     """A loop that did not notice would go on after its term."""
     gateway = gateway_of()

@@ -66,7 +66,6 @@ def test_a_failed_preload_is_the_nodes_stated_problem() -> None:
     assert refusal(replace(SOUND, problem=problem), CONFIG) == problem
 
 
-@pytest.mark.anyio
 async def test_a_full_disk_is_reported_and_no_reason_to_refuse_the_node() -> None:
     full = "/tmp/dray-0/d/n takes no file: No space left on device"
     asked: asyncio.Future[NodeReport] = asyncio.Future()
@@ -93,7 +92,6 @@ def test_a_node_whose_forkserver_is_silent_gets_no_work_and_its_jobs_are_told() 
     assert agents.silent_forkservers(["n"]) == ()
 
 
-@pytest.mark.anyio
 async def test_an_agent_that_was_ended_is_shown_as_silent_until_its_successor_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -135,7 +133,6 @@ async def test_an_agent_that_was_ended_is_shown_as_silent_until_its_successor_an
     assert node.silent_since is None
 
 
-@pytest.mark.anyio
 async def test_a_released_node_has_no_agent_and_gets_one_when_it_is_taken_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

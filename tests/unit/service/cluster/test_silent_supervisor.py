@@ -15,8 +15,6 @@ from service.cluster.ray import driver
 from service.cluster.ray.driver import RayCluster
 from tests.unit.service.cluster.test_node_agents import CONFIG
 
-pytestmark = pytest.mark.anyio
-
 REF = AttemptRef("job-a", 1, "session", ("n",))
 
 

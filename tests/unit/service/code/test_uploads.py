@@ -21,8 +21,6 @@ from service.storage.storage import Storage
 from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import Service
 
-pytestmark = pytest.mark.anyio
-
 PROGRAM = b"print('hello')\n"
 
 

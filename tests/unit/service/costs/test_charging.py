@@ -19,8 +19,8 @@ from service.costs.reports import Costs
 from service.costs.spending import FRESH_FOR, UsedUpBudgets
 from service.db.models import AttemptCostRow
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import costs as costs_repository
-from service.db.repositories import queues as queues_repository
+from service.db.repositories.scheduling import costs as costs_repository
+from service.db.repositories.scheduling import queues as queues_repository
 from service.db.session import Database
 from service.lifecycle import resizing
 from service.loops.shared.queue_view import snapshot
@@ -28,8 +28,6 @@ from service.nodes import node_table
 from service.storage.storage import Storage
 from tests.unit.service.helpers import START, Service, spent, told
 from tests.wire import cluster_node
-
-pytestmark = pytest.mark.anyio
 
 SPOT = {"ray.io/market-type": "spot"}
 HOUR = 3600.0

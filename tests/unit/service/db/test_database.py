@@ -24,13 +24,11 @@ from service.db import session as db_session
 from service.db.migrate import SchemaTooNew, migrate
 from service.db.models import Base, DeploymentRow
 from service.db.notifications import Signals
-from service.db.repositories.cluster import ensure_deployment
+from service.db.repositories.scheduling.cluster import ensure_deployment
 from service.db.session import Database, normalise_url, notify
 from service.db.types import from_json
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import new_job_id
-
-pytestmark = pytest.mark.anyio
 
 PATIENCE_S = 60.0
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)

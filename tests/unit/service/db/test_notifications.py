@@ -10,8 +10,6 @@ import pytest
 from service.db.notifications import ATTEMPTS, QUEUE, Signals, events_of
 from tests.unit.service.helpers import Service, log, metrics
 
-pytestmark = pytest.mark.anyio
-
 WITHIN_S = 20.0
 
 

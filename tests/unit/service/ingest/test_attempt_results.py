@@ -25,8 +25,6 @@ from tests.unit.service.helpers import (
     spent,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def everything(service: Service, job_id: str) -> dict[str, Any]:
     """All that can be read of a job."""

@@ -21,8 +21,6 @@ from tests.unit.service.helpers import (
     two_ranks,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_hang_is_told_of_with_everything_and_outlives_the_cluster(service: Service) -> None:
     job_id = await two_ranks(service)

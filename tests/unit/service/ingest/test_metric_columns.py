@@ -17,8 +17,6 @@ from service.ingest.metric_columns import run_of, runs
 from service.ingest.rank_frames import MAX_STEP
 from tests.unit.service.helpers import START, Service, log, metrics
 
-pytestmark = pytest.mark.anyio
-
 UNUSUAL: list[dict[str, Any]] = [
     {"step": True, "values": {"loss": 1.0}},
     {"step": -1, "values": {"loss": 1.0}},

@@ -16,7 +16,7 @@ from service.loops.scheduling import mtbf as mtbf_loop
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import SHA, Service, frame, metrics, resumed
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 TOLD: dict[str, Any] = {
     "step": 40,

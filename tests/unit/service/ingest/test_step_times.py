@@ -12,7 +12,7 @@ from service.outlook.step_times import elastic_jobs
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, metrics
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 ELASTIC = {
     "resources": {"num_workers": 4},

@@ -15,8 +15,6 @@ from service.checkpoints import unreported
 from service.storage.storage import Storage
 from tests.unit.service.helpers import Service, events_of, resumed
 
-pytestmark = pytest.mark.anyio
-
 
 def commit(
     storage: Storage, job_id: str, attempt: int, step: int, changes: Mapping[str, Any] | None = None

@@ -16,8 +16,6 @@ from service.jobs.listing import JobQuery
 from tests.unit.service.helpers import Service, events_of, spec
 from tests.unit.service.jobs.test_dependencies import array_of
 
-pytestmark = pytest.mark.anyio
-
 NONE = "array-none"
 
 

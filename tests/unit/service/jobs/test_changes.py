@@ -10,7 +10,7 @@ import pytest
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Phase
 from service.db.notifications import QUEUE
-from service.db.repositories import jobs as repository
+from service.db.repositories.scheduling import planned_jobs
 from service.domain.errors import (
     JobFinished,
     JobNotWaiting,
@@ -26,7 +26,7 @@ from service.loops.shared import queue_view
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, events_of, metrics
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 
 def order(service: Service) -> list[str]:
@@ -251,5 +251,5 @@ async def test_a_job_that_has_ended_takes_nothing(service: Service) -> None:
 async def test_the_order_is_that_of_the_database(service: Service) -> None:
     a, b, c = [await service.submit() for _ in range(3)]
     await service.change(c, first=True)
-    rows = service.database.read_sync(lambda s: repository.in_state(s, (JobState.QUEUED,)))
+    rows = service.database.read_sync(lambda s: planned_jobs.in_state(s, (JobState.QUEUED,)))
     assert [row.id for row in rows] == [c, a, b] == order(service)

@@ -17,8 +17,6 @@ from service.config.settings import Settings
 from service.domain.errors import DataSourceForbidden
 from service.jobs import data_policy
 
-pytestmark = pytest.mark.anyio
-
 
 def job(source: str, tokenizer: str | None = None) -> JobSpec:
     document: dict[str, Any] = {"recipe": "language_model", "data": {"source": source}}

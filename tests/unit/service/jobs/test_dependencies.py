@@ -10,14 +10,12 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
-from service.db.repositories import dependencies as repository
+from service.db.repositories.submission import dependencies as repository
 from service.domain.errors import DependencyNeverSatisfied, DependencyNotFound, DomainError, JobLive
 from service.domain.scheduling import policy
 from service.domain.scheduling.policy import Node, Snapshot, Start, Wait
 from service.loops.shared.queue_view import snapshot
 from tests.unit.service.helpers import Service, events_of
-
-pytestmark = pytest.mark.anyio
 
 
 def decisions(service: Service) -> dict[str, policy.Decision]:

@@ -16,8 +16,6 @@ from service.jobs import downloads
 from service.jobs.downloads import DownloadLinks, UsedLink
 from tests.unit.service.helpers import Service
 
-pytestmark = pytest.mark.anyio
-
 WANTED = DownloadRequest.model_validate({"artifact": "artifact-1"})
 
 

@@ -34,7 +34,7 @@ from tests.unit.service.helpers import (
     two_ranks,
 )
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 
 async def test_a_preemption_is_a_request_that_sql_keeps(service: Service) -> None:

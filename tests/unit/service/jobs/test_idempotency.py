@@ -18,8 +18,6 @@ from service.jobs.idempotency import IdempotencyKey
 from service.storage.storage import Storage
 from tests.unit.service.helpers import Service, spec
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_key_that_another_process_is_about_to_bind_is_in_flight(
     postgres_url: str, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from service.domain.errors import CheckpointInUse, InitFromDiffers, InitFromNotF
 from tests.marks import RULES
 from tests.unit.service.helpers import SHA, Service, frame, spec
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 
 async def source(service: Service, *steps: int, **fields: Any) -> str:

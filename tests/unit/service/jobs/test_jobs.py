@@ -31,8 +31,6 @@ from service.nodes import node_table
 from tests.unit.service.helpers import START, Service, log, metrics, spec
 from tests.wire import cluster_node
 
-pytestmark = pytest.mark.anyio
-
 
 def see_cluster(service: Service, **resources: float) -> None:
     node = cluster_node("node-a", resources)

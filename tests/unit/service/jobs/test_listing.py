@@ -17,8 +17,6 @@ from service.jobs import listing
 from service.jobs.listing import JobQuery
 from tests.unit.service.helpers import START, Service
 
-pytestmark = pytest.mark.anyio
-
 
 async def ids(service: Service, **wanted: Any) -> list[str]:
     """Of all pages, two jobs on each."""

@@ -21,9 +21,9 @@ from sqlalchemy.orm import Session
 from dray.requests import AnnotationRequest
 from dray.views import JobState
 from service.db.models import JobRow, MetricSummaryRow
-from service.db.repositories import document_values, listing, search, tracking
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import table_of
+from service.db.repositories.catalog import document_values, listing, search, tracking
 from service.db.session import Database
 from service.domain.errors import BadCursor, InvalidSearch
 from service.domain.tracking.document_values import defaults
@@ -49,8 +49,6 @@ from service.jobs.listing import JobQuery
 from service.storage.storage import Storage
 from service.tracking.service import Tracking
 from tests.unit.service.helpers import Service, metrics
-
-pytestmark = pytest.mark.anyio
 
 
 async def found(service: Service, where: str, **wanted: Any) -> list[str]:

@@ -23,7 +23,6 @@ from service.nodes import node_table
 from tests.unit.service.helpers import Service
 from tests.wire import attempt_spec, cluster_node
 
-pytestmark = pytest.mark.anyio
 CANARIES = ("Kanarie-north", "Kanarie-south")
 NAMES = ("north", "south")
 

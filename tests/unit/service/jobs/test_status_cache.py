@@ -19,8 +19,6 @@ from service.lifecycle import transitions
 from service.nodes import node_table
 from tests.unit.service.helpers import Service, metrics
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def cache(service: Service) -> StatusCache:

@@ -26,8 +26,6 @@ from service.domain.errors import (
 from service.sweeps import optuna_sampler
 from tests.unit.service.helpers import Service, events_of, metrics, spec
 
-pytestmark = pytest.mark.anyio
-
 LRS = [0.1, 0.01, 0.001, 0.0001]
 GRID: dict[str, Any] = {
     "metric": "val/loss",

@@ -13,8 +13,6 @@ from service.domain.documents import DocumentRefused, checked
 from service.lifecycle.claims import Claimed, Wanted, claim
 from tests.unit.service.helpers import Service, spec
 
-pytestmark = pytest.mark.anyio
-
 
 def wanted(job_id: str, attempt_seen: int = 0, queue: str = "default") -> Wanted:
     return Wanted(job_id, attempt_seen, queue, (Slice("node-a", 1),), {"CPU": 1.0})

@@ -29,7 +29,7 @@ from service.loops.shared.queue_view import LiveAttempt, snapshot
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import Service, events_of, frame, regrouped, regrouping, told
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 A, B = Slice("node-a", 2), Slice("node-b", 1)
 ONE_OF_A = Slice("node-a", 1)
@@ -388,6 +388,36 @@ async def test_a_group_below_its_size_explains_what_it_waits_for(service: Servic
     assert explained.reason.message == "trains on 2 workers; is being given 1 worker more"
     service.end(job_id, 1)
     assert (await service.reading.explain(job_id)).reason.message == "it ended"
+
+
+async def test_of_gossip_it_is_explained_with_how_many_it_trains_on(service: Service) -> None:
+    job_id = await service.submit(resources={"num_workers": 3}, sync={"kind": "gossip"})
+    assert service.claim(job_id, workers=3) is not None
+    service.report(job_id, 1, phase=Phase.RUNNING)
+    assert size_told(service, job_id) == ""
+    service.report(job_id, 1, [regrouping(2)], phase=Phase.RUNNING)
+    assert size_told(service, job_id) == "", "it recovers"
+    service.report(job_id, 1, [regrouped(2, world_size=2)], phase=Phase.RUNNING)
+    trains_on = "trains on with 2 of 3 workers; a replacement joins once it is ready"
+    explained = await service.reading.explain(job_id)
+    assert explained.reason.message.endswith(f"; {trains_on}")
+    # No process can be started; then a node is lost, and no slot comes instead.
+    whole = Slice("node-a", 3)
+    service.report(job_id, 1, [said(whole, world_size=2)], phase=Phase.RUNNING)
+    assert size_told(service, job_id) == "node-b is gone", "as the group has said it"
+    assert growing(service, job_id) is None
+    service.report(job_id, 1, [regrouping(1), said(ONE_OF_A, lacking=2)], phase=Phase.RUNNING)
+    seen = growing(service, job_id)
+    assert seen is not None
+    assert not seen.trains
+    service.report(job_id, 1, [regrouped(1, world_size=1)], phase=Phase.RUNNING)
+    seen = growing(service, job_id)
+    assert seen is not None
+    assert seen.trains
+    service.report(job_id, 1, [said(ONE_OF_A)], phase=Phase.RUNNING)
+    assert size_told(service, job_id) == "node-b is gone"
+    service.report(job_id, 1, [regrouped(0, world_size=3)], phase=Phase.RUNNING)
+    assert size_told(service, job_id) == ""
 
 
 async def test_a_stay_of_a_job_that_has_ended_is_noted_nowhere(service: Service) -> None:

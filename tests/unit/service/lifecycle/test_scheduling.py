@@ -26,7 +26,7 @@ from tests.marks import RULES
 from tests.unit.service.helpers import START, Service, regrouping
 from tests.wire import cluster_node
 
-pytestmark = [pytest.mark.anyio, RULES]
+pytestmark = RULES
 
 
 def see_nodes(service: Service, *there: ClusterNode) -> None:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import JobRow
 from service.db.repositories import jobs as repository
-from service.domain.scheduling import policy
 from service.domain.states import Trigger
 from service.lifecycle import transitions
 from tests.unit.service.helpers import Service
-
-pytestmark = pytest.mark.anyio
-
-IMPOSSIBLE = policy.Reason("unsatisfiable", "no node is large enough")
 
 
 def store(service: Service, job_id: str, changed: dict[str, Any]) -> None:
@@ -98,19 +92,3 @@ async def test_a_claim_of_a_job_that_moved_on_is_lost(service: Service) -> None:
     assert service.claim("job-that-is-not-there") is None
     assert service.claim(job_id) is not None
     assert service.claim(job_id) is None
-
-
-async def test_only_the_attempt_that_was_seen_is_found_impossible(service: Service) -> None:
-    job_id = await service.submit()
-
-    def fail(seen: int | None) -> bool:
-        return service.database.write_sync(
-            lambda s: transitions.fail_impossible(
-                s, job_id, IMPOSSIBLE, service.now, attempt_seen=seen
-            )
-        )
-
-    assert not fail(3)
-    assert (await service.jobs.get(job_id)).state is JobState.QUEUED
-    assert fail(0)
-    assert (await service.jobs.get(job_id)).state is JobState.FAILED

@@ -16,7 +16,7 @@ from service.runtime import Runtime
 from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import World, comes_to, eventually
 
-pytestmark = [pytest.mark.anyio, ON_SQLITE]
+pytestmark = ON_SQLITE
 
 PROGRAM = b"print('hello')\n"
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.orm import Session
 
-from service.db.repositories import leases as repository
+from service.db.repositories.scheduling import leases as repository
 from service.db.session import Database
 from service.domain import leases
 from service.domain.leases import Lease
@@ -16,8 +16,6 @@ from service.loops.leader import Leader
 from service.loops.shared.fencing import LoopDatabase, Term
 from service.loops.shared.timings import LoopTimings
 from tests.unit.service.helpers import START
-
-pytestmark = pytest.mark.anyio
 
 HELD_FOR = timedelta(seconds=7)
 END = START + HELD_FOR

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from ray_workers.shared.contracts import AttemptSpec
 from service.db.models import AttemptRow
-from service.db.repositories import leases as repository
+from service.db.repositories.scheduling import leases as repository
 from service.db.session import Database
 from service.domain.attempts import retries
 from service.domain.errors import DatabaseUnavailable
@@ -40,8 +40,6 @@ from tests.unit.service.loops.world import (
     reports_step,
     steps_of,
 )
-
-pytestmark = pytest.mark.anyio
 
 T = TypeVar("T")
 MANY = 200

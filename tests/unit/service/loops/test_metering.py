@@ -14,8 +14,6 @@ from service.domain.meter import JOB_ENDS, JOB_START, Meter
 from service.loops.metering import Metering
 from service.loops.shared.timings import LoopTimings
 
-pytestmark = pytest.mark.anyio
-
 
 def metering(database: Database) -> Metering:
     return Metering(database, LoopTimings())

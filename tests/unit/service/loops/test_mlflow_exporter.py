@@ -13,7 +13,7 @@ import pytest
 from dray.requests import AnnotationRequest
 from ray_workers.shared.contracts import Cause
 from service.config.start_refusals import StartRefused
-from service.db.repositories import mlflow_exports as repository
+from service.db.repositories.catalog import mlflow_exports as repository
 from service.loops import mlflow_exporter
 from service.loops.mlflow_exporter import MlflowExporter
 from service.loops.shared.fencing import LoopDatabase
@@ -24,8 +24,6 @@ from service.tracking.service import Tracking
 from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import START, Service, metrics, resumed
 from tests.unit.service.loops.world import STEPS, World, eventually
-
-pytestmark = pytest.mark.anyio
 
 
 class FakeRun:

@@ -31,8 +31,6 @@ from service.storage.quota import StorageWatch
 from service.storage.storage import Storage
 from tests.unit.service.helpers import START, Service, spec
 
-pytestmark = pytest.mark.anyio
-
 
 def raises(error: Exception) -> Callable[[str], Awaitable[None]]:
     async def raise_it(_: str) -> None:

@@ -6,13 +6,9 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
-
 from dray.requests import WebhookRequest
 from dray.views import JobState
 from tests.unit.service.loops.world import World, comes_to, eventually
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_receiver_is_told_once_what_became_of_each_job(world: World) -> None:

@@ -13,8 +13,6 @@ from tests.unit.service.helpers import Service
 from tests.unit.service.nodes.test_quarantine import see
 from tests.wire import cluster_node
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_each_slot_is_counted_once_however_many_nodes_there_are(
     service: Service, monkeypatch: pytest.MonkeyPatch

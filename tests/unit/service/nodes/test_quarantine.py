@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from dray.views import Event, JobState
 from ray_workers.shared.contracts import Cause
 from ray_workers.shared.quarantine import Quarantined
@@ -13,8 +11,6 @@ from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.nodes import node_table
 from tests.unit.service.helpers import START, Service
 from tests.wire import cluster_node
-
-pytestmark = pytest.mark.anyio
 
 NODE = cluster_node("node-a", {"CPU": 4.0}, hostname="big.lan", available={"CPU": 3.0})
 

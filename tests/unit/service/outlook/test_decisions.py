@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Slice
-from service.db.repositories import decisions as repository
+from service.db.repositories.scheduling import decisions as repository
 from service.domain.errors import DecisionNotFound
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 from service.domain.scheduling.outlook.situation import Situation

@@ -7,15 +7,13 @@ from datetime import timedelta
 import pytest
 
 from ray_workers.shared.contracts import Cause, Phase
-from service.db.repositories import forecasts as repository
-from service.db.repositories.forecasts import ForecastOf
+from service.db.repositories.scheduling import forecasts as repository
+from service.db.repositories.scheduling.forecasts import ForecastOf
 from service.domain.scheduling.outlook.simulation import Expected
 from service.domain.scheduling.rules.obstacles import Reason
 from service.outlook import forecasts
 from service.outlook.forecasts import Forecasts
 from tests.unit.service.helpers import Service
-
-pytestmark = pytest.mark.anyio
 
 
 def store(

@@ -18,8 +18,6 @@ from service.planning.service import Plans
 from tests.unit.service.helpers import Service, metrics, resumed
 from tests.unit.service.jobs.test_jobs import see_cluster
 
-pytestmark = pytest.mark.anyio
-
 GIB = 1 << 30
 LARGE = {"name": "gpt", "num_layers": 48, "num_heads": 32, "width": 8192, "context_length": 512}
 
@@ -264,6 +262,18 @@ async def test_a_rank_that_was_slow_in_earlier_jobs_is_a_reason(service: Service
     )
     await spread(service, {0: 0.01, 1: 0.01, 2: 0.01, 3: 0.01})
     assert (await submitted(service)).spec["sync"]["kind"] == "all_reduce", "it was slow once"
+
+
+async def test_what_a_tiny_model_sends_is_little_beside_the_calls_of_a_step(
+    service: Service,
+) -> None:
+    wine = {"recipe": "tabular_classification", "data": {"source": "sklearn://wine"}}
+    for bandwidth, kind in (("100MiB", "all-reduce"), ("10KiB", "local steps, every 32")):
+        sync = {"kind": "auto", "bandwidth_bytes_per_s": bandwidth}
+        document = {**wine, "sync": sync, "resources": {"num_workers": 4}}
+        found = await service.jobs.dry_run(JobSpec.model_validate(document))
+        assert found.sync is not None
+        assert found.sync.chosen == kind
 
 
 async def test_a_plan_has_what_sync_auto_would_take(service: Service) -> None:

@@ -15,7 +15,7 @@ from dray.requests import QueueChangeRequest, QueueRequest
 from ray_workers.shared.contracts import Cause
 from service.cluster.port import ClusterSnapshot
 from service.db.notifications import QUEUE
-from service.db.repositories import queues as repository
+from service.db.repositories.scheduling import queues as repository
 from service.db.session import Database
 from service.domain.errors import (
     DomainError,
@@ -31,8 +31,6 @@ from service.domain.scheduling.rules.queues import MAX_NAMES, Queue, changed
 from service.nodes import node_table
 from tests.unit.service.helpers import Service, spec
 from tests.wire import cluster_node
-
-pytestmark = pytest.mark.anyio
 
 RULES: dict[str, Any] = {
     "weight": 2.5,

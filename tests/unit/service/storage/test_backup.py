@@ -24,8 +24,6 @@ from service.storage.backup import BackupError, backup, restore
 from service.storage.storage import Storage
 from tests.unit.service.helpers import Service, frame, log, metrics
 
-pytestmark = pytest.mark.anyio
-
 STATE = b"weights" * 1000
 
 

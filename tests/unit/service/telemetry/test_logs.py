@@ -18,8 +18,6 @@ from service.storage.storage import Storage
 from service.telemetry import log_writer
 from tests.unit.service.helpers import START, Service, log, two_ranks
 
-pytestmark = pytest.mark.anyio
-
 
 async def read_all(
     service: Service, job_id: str, *, limit: int = 7, rank: int | None = None

@@ -13,15 +13,13 @@ from sqlalchemy import select
 
 from ray_workers.shared.contracts import Cause, Frame
 from service.db.models import MetricChunkRow
-from service.db.repositories import chunks as repository
-from service.db.repositories.chunks import MetricChunk
+from service.db.repositories.telemetry import chunks as repository
+from service.db.repositories.telemetry.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, TIMES, outline, summarise, unpack
 from service.telemetry.chunk_columns import summary_of
 from service.telemetry.metric_writer import MAX_KEYS
 from tests.marks import soak
 from tests.unit.service.helpers import START, Service, events_of, metrics, resumed
-
-pytestmark = pytest.mark.anyio
 
 
 def losses(steps: Sequence[int], value: float = 1.0, **more: int) -> list[Frame]:

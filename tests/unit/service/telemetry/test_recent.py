@@ -21,8 +21,6 @@ from service.telemetry.metric_writer import MAX_ROWS, MAX_ROWS_BYTES
 from tests.marks import soak
 from tests.unit.service.helpers import Service, events_of, log, metrics, resumed
 
-pytestmark = pytest.mark.anyio
-
 
 def count(service: Service, table: type[Base]) -> int:
     """Rows of the table, without chunks of times."""

@@ -23,8 +23,6 @@ from service.telemetry import refused_logs
 from tests.unit.service.helpers import Service, events_of, log
 from tests.unit.service.telemetry.test_logs import read_all
 
-pytestmark = pytest.mark.anyio
-
 LONG = "x" * 30_000
 """Three such lines fill a chunk."""
 

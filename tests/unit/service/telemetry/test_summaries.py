@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
-
 from ray_workers.shared.contracts import Cause
-from service.db.repositories import metric_summaries
-from service.db.repositories.metric_summaries import MetricSummary
+from service.db.repositories.telemetry import metric_summaries
+from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.telemetry.known_attempts import SUMMARISE_AFTER, KnownAttempts
 from tests.unit.service.helpers import Service, metrics, resumed
-
-pytestmark = pytest.mark.anyio
 
 
 def summaries(service: Service, job_id: str) -> dict[str, MetricSummary]:

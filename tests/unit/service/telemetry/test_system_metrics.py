@@ -25,8 +25,6 @@ from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from tests.marks import ON_SQLITE, SOAK
 from tests.unit.service.helpers import START, Service, events_of, frame, metrics, told, used
 
-pytestmark = pytest.mark.anyio
-
 CPU, NODE = "system/cpu", "system/node/cpu"
 
 

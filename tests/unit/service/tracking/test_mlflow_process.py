@@ -15,8 +15,6 @@ import pytest
 
 from service.tracking.mlflow.process import MlflowAway, MlflowProcess, MlflowRefused
 
-pytestmark = pytest.mark.anyio
-
 LIMIT_S = 60.0
 STAND_IN = """
 import os, signal, sys, time

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from dray.requests import MAX_NOTES, AnnotationRequest
-from service.db.repositories import search as searches
+from service.db.repositories.catalog import search as searches
 from service.domain.errors import BadCursor, InvalidSearch, NotFound
 from service.domain.tracking.mlflow_search import MAX_PATTERN
 from service.tracking.mlflow.queries import MlflowQueries, experiment_id
 from service.tracking.service import Tracking
 from tests.unit.service.helpers import Service, metrics
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

@@ -18,8 +18,6 @@ from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import Service, metrics, spec
 from tests.unit.service.webhooks.hooked import Hooked
 
-pytestmark = pytest.mark.anyio
-
 ALL = [state.value for state in JobState]
 
 

@@ -11,8 +11,6 @@ from dray import views
 from tests.unit.service.helpers import spec
 from tests.unit.service.webhooks.hooked import Hooked, set_tokens
 
-pytestmark = pytest.mark.anyio
-
 
 def tokens_of(hooked: Hooked) -> Path:
     path = hooked.settings.tokens_file

@@ -14,8 +14,6 @@ from ray_workers.shared.net_policy import AllowedHosts
 from service.domain.webhooks import Answer
 from service.webhooks import posting
 
-pytestmark = pytest.mark.anyio
-
 HERE = AllowedHosts(["127.0.0.1"])
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

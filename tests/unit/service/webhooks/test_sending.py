@@ -18,8 +18,6 @@ from service.loops.shared.timings import LoopTimings
 from tests.unit.service.helpers import START, events_of, metrics
 from tests.unit.service.webhooks.hooked import BUSY, GONE, TAKEN, Hooked
 
-pytestmark = pytest.mark.anyio
-
 A = "http://127.0.0.1/a"
 
 

@@ -9,7 +9,7 @@ import torch
 
 from dray.spec import JobSpec
 from ray_workers.training.core import compat_torch, gpu_memory_cap
-from ray_workers.training.loop import rank_main
+from ray_workers.training.process import rank_main
 from tests.wire import rank_task
 
 SHARED = {"gpus_per_worker": 0.25, "share_gpus": True}

@@ -29,8 +29,6 @@ from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from tests.unit.workers.other_user import needs_root, run_as_another
 from tests.wire import rank_task
 
-pytestmark = pytest.mark.anyio
-
 ADDRESS = "127.0.0.1"
 PATIENCE_S = 60.0
 WRITE = """

@@ -31,9 +31,9 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
+from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
-from ray_workers.training.loop.served_worker import FINISHED_KEY
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.parameter_server import shard
 from ray_workers.training.parallel.parameter_server.dealer import (
@@ -43,6 +43,7 @@ from ray_workers.training.parallel.parameter_server.dealer import (
     SynchronousDealer,
 )
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
+from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
 from ray_workers.training.parallel.parameter_server.shard import (
     DoneBatches,
     ParameterShard,
@@ -52,6 +53,7 @@ from ray_workers.training.parallel.parameter_server.strategy import ParameterSer
 from tests.marks import soak
 from tests.unit.training.jobs import assert_same, document, series, weights
 from tests.unit.training.ranks import (
+    DEADLINE_S,
     Gang,
     checkpoint_refs,
     frames,
@@ -470,25 +472,36 @@ def test_a_synchronous_job_ends_alike_to_the_bit_when_a_worker_dies(
 
 
 def record(task: RankTask) -> None:
-    """Have the servers write each pull and each push that counts down, in their order."""
-    path = Path(task.spool_dir).parents[2] / f"trace-{task.rank}.jsonl"
-    push, pull = ParameterShard.push, ParameterShard.pull
+    """Have the servers write each pull and each push down, in their order, and where one that came
+    in the place of another began."""
+    home, answer, restore = home_of(task), ServedShard.answer, ServedShard.restore
 
-    def note(*event: Any) -> None:
-        with path.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+    def note(served: ServedShard, *event: Any) -> None:
+        if not served.is_replica:
+            with trace_path(home, served.index, task.incarnation).open("a") as file:
+                file.write(json.dumps(event) + "\n")
 
-    def noted_push(self: ParameterShard, given: Push) -> Any:
-        answer = push(self, given)
-        note("push", given.worker, given.batch, answer.counts)
-        return answer
+    def noted(self: ServedShard, worker: int, header: Any, payload: Tensor) -> Any:
+        found = answer(self, worker, header, payload)
+        if header["op"] in ("push", "pull"):
+            counts = found.header.get("counts", True)
+            note(self, header["op"], worker, header.get("batch", 0), counts)
+        return found
 
-    def noted_pull(self: ParameterShard, worker: int, version: int | None = None) -> Any:
-        note("pull", worker, 0, True)
-        return pull(self, worker, version)
+    def restored(self: ServedShard, snapshot: Any) -> None:
+        restore(self, snapshot)
+        note(self, "restored", 0, self.version, True)
 
-    ParameterShard.push = noted_push  # type: ignore[method-assign]
-    ParameterShard.pull = noted_pull  # type: ignore[method-assign]
+    ServedShard.answer = noted  # type: ignore[method-assign]
+    ServedShard.restore = restored  # type: ignore[method-assign]
+
+
+def home_of(task: RankTask) -> Path:
+    return Path(task.spool_dir).parents[2]
+
+
+def trace_path(home: Path, server: int, incarnation: int) -> Path:
+    return home / f"trace-{server}.{incarnation}.jsonl"
 
 
 Event = tuple[str, int, int, bool]
@@ -496,8 +509,23 @@ Event = tuple[str, int, int, bool]
 
 
 def trace_of(home: Path, server: int) -> list[Event]:
-    lines = (home / f"trace-{2 + server}.jsonl").read_text().splitlines()
-    return [tuple(json.loads(line)) for line in lines]  # type: ignore[misc]
+    """The events of a shard. Those that a server took after the last one that its replica has are
+    not among them, nor what was asked again because the answer was lost with it."""
+    found: list[Event] = []
+    for incarnation in range(2):
+        path = trace_path(home, server, incarnation)
+        for line in path.read_text().splitlines() if path.exists() else ():
+            op, worker, batch, counts = json.loads(line)
+            if op == "restored":
+                pushes = [at for at, event in enumerate(found) if counts_as_push(event)]
+                del found[next(iter(pushes[batch:]), len(found)) :]
+            elif op == "pull" or ("push", worker, batch, True) not in found:
+                found.append((op, worker, batch, counts))
+    return found
+
+
+def counts_as_push(event: Event) -> bool:
+    return event[0] == "push" and event[3]
 
 
 class Replay:
@@ -518,7 +546,6 @@ class Replay:
         self._parts = [torch.cat(self._layout.part(start, server)) for server in (0, 1)]
         self._velocities = [torch.zeros_like(part) for part in self._parts]
         self._pulled: list[dict[tuple[int, int], Tensor]] = [{}, {}]
-        self._num_pulls: list[Counter[int]] = [Counter(), Counter()]
         self._num_pushes: list[Counter[int]] = [Counter(), Counter()]
         self._sampler = DistributedBatchSampler(
             len(self._workload.train),
@@ -546,9 +573,8 @@ class Replay:
 
     def _happens(self, server: int, op: str, worker: int, batch: int, counts: bool) -> bool:
         if op == "pull":
-            number = self._num_pulls[server][worker]
+            number = self._num_pushes[server][worker]
             self._pulled[server][worker, number] = self._parts[server].clone()
-            self._num_pulls[server][worker] += 1
             return True
         key = (worker, self._num_pushes[server][worker])
         if key not in self._pulled[1 - server]:
@@ -597,21 +623,17 @@ def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path
     assert sent.keys() == series(tmp_path, "val/loss").keys()
     assert all(1.5 * gradient < each < 3 * gradient for each in sent.values())
     for server in (2, 3):
-        assert min(series(tmp_path, "perf/sent_bytes", rank=server).values()) > 0
+        assert max(series(tmp_path, "perf/sent_bytes", rank=server).values()) > 0
 
 
 def record_and_kill(victim: int, task: RankTask) -> None:
     """The other worker does not push before the victim has died, between two servers."""
     record(task)
-    home = Path(task.spool_dir).parents[2]
+    home = home_of(task)
     if (task.rank, task.incarnation) == (victim, 0):
         die_when_pushing(1, to_server=1)
     if task.rank == 1 - victim:
-        hold_the_first(lambda: "push" not in [event[0] for event in trace_so_far(home)])
-
-
-def trace_so_far(home: Path) -> list[Event]:
-    return trace_of(home, 0) if (home / "trace-2.jsonl").exists() else []
+        hold_the_first(lambda: "push" not in [event[0] for event in trace_of(home, 0)])
 
 
 def hold_the_first(is_held: Callable[[], bool]) -> None:
@@ -646,10 +668,10 @@ def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
 def record_and_hold_worker_1(task: RankTask) -> None:
     """Its first batch takes until all others are done, none of which ends before it has begun."""
     record(task)
-    home = Path(task.spool_dir).parents[2]
+    home = home_of(task)
 
     def is_held() -> bool:
-        trace = trace_so_far(home)
+        trace = trace_of(home, 0)
         if task.rank == 1:
             return sum(op == "push" for op, *_ in trace) < NUM_BATCHES - 1
         return ("pull", 1, 0, True) not in trace
@@ -684,6 +706,7 @@ def come_too_late(task: RankTask) -> None:
 def test_a_worker_that_comes_too_late_ends_well(tmp_path: Path) -> None:
     codes = run_ranks(tmp_path, job(ASYNCHRONOUS), world_size=4, before=come_too_late)
     assert codes == [0] * 4
+    assert last_status(tmp_path, 1).resumed_step == NUM_BATCHES
     assert max(series(tmp_path, "train/loss")) == NUM_BATCHES
 
 
@@ -702,13 +725,118 @@ def kill_a_server(task: RankTask) -> None:
 
 def test_workers_end_with_an_error_when_a_server_dies(tmp_path: Path) -> None:
     """The attempt is to end, since nobody else has this part of the weights."""
-    with ranks_of(tmp_path, job({}), kill_a_server) as processes:
-        for process in processes[:2]:
+    with ranks_of(tmp_path, job({}), kill_a_server) as gang:
+        for process in gang.processes[:2]:
             process.join()
-        assert [process.exitcode for process in processes[:2]] == [1, 1]
+        assert [process.exitcode for process in gang.processes[:2]] == [1, 1]
     for rank in (0, 1):
         (error,) = frames(tmp_path, rank=rank, kind="error")
         assert error["cause"] == Cause.WORKER_LOST
+
+
+# Servers whose replicas are on each other.
+
+REPLICATED = {"shards_kept_by": "replica"}
+
+
+def kill_server(server: int, batch: int, *, has_taken: bool, by: int = signal.SIGKILL) -> Any:
+    """Have a server die with a gradient of this batch, or a later one: before it takes it, or once
+    its replica has it, before the worker has the answer."""
+    return functools.partial(_kill_server, server, batch, has_taken, by)
+
+
+def _kill_server(server: int, batch: int, has_taken: bool, by: int, task: RankTask) -> None:
+    record(task)
+    if (task.rank, task.incarnation) != (2 + server, 0):
+        return
+    answer, send, taken = ServedShard.answer, connection.TensorConnection.send, []
+
+    def noted(self: ServedShard, worker: int, header: Any, payload: Tensor) -> Any:
+        if header["op"] == "push" and header["batch"] >= batch and not self.is_replica:
+            if not has_taken:
+                os.kill(os.getpid(), by)
+            taken.append(batch)
+        return answer(self, worker, header, payload)
+
+    def dying(self: connection.TensorConnection, header: Any, *payload: Tensor) -> None:
+        if taken and "counts" in header:
+            os.kill(os.getpid(), by)
+        send(self, header, *payload)
+
+    ServedShard.answer = noted  # type: ignore[method-assign]
+    connection.TensorConnection.send = dying  # type: ignore[method-assign]
+
+
+def kill_a_worker_and_a_server(task: RankTask) -> None:
+    """The worker between two servers, and then the other server."""
+    kill_worker_1_between_servers(task)
+    kill_server(0, 11, has_taken=True)(task)
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        kill_a_worker_and_a_server,
+        soak(kill_server(0, 11, has_taken=False)),
+        soak(kill_server(1, 11, has_taken=True)),
+        soak(kill_server(1, 1, has_taken=False)),
+        soak(kill_server(0, NUM_BATCHES, has_taken=True)),
+    ],
+)
+def test_a_synchronous_job_ends_alike_to_the_bit_when_a_server_with_a_replica_dies(
+    kill: Any, whole: Path, tmp_path: Path
+) -> None:
+    codes = run_ranks(tmp_path, job(REPLICATED), world_size=4, before=kill, recovers=True)
+    assert codes == [0] * 4
+    assert_same(weights(tmp_path), weights(whole))
+    for key in ("train/loss", "val/loss"):
+        assert told(tmp_path, key) == series(whole, key)
+
+
+@pytest.mark.parametrize(
+    ("server", "batch", "has_taken"),
+    [(0, 5, True), soak(0, 1, False), soak(1, 9, True), soak(1, 9, False)],
+)
+def test_the_trace_of_a_job_that_lost_a_server_replayed_gives_its_weights(
+    server: int, batch: int, has_taken: bool, tmp_path: Path
+) -> None:
+    asked = job({**BOUNDED, **REPLICATED}, **SGD)
+    kill = kill_server(server, batch, has_taken=has_taken)
+    codes = run_ranks(tmp_path, asked, world_size=4, before=kill, recovers=True)
+    assert codes == [0] * 4
+    assert replaced(tmp_path) == [2 + server]
+    for each in range(2):
+        pushes = [event[2] for event in trace_of(tmp_path, each) if counts_as_push(event)]
+        assert sorted(pushes) == list(range(1, NUM_BATCHES + 1))
+    assert_near(weights(tmp_path), Replay(tmp_path, asked, STRENGTH).weights())
+    clocks = [max(series(tmp_path, "sync/clock", rank=rank).values()) for rank in (0, 1)]
+    assert sum(clocks) == NUM_BATCHES
+    page = last_status(tmp_path, 2 + server, incarnation=1)
+    assert page.generation == 1
+    assert page.first_at > 0.0, "by this the supervisor knows that the job has recovered"
+
+
+def test_a_stopped_server_is_waited_for_until_it_is_killed(tmp_path: Path) -> None:
+    """As its connections stay whole, nobody finds out earlier."""
+    stop = kill_server(1, 5, has_taken=True, by=signal.SIGSTOP)
+    with ranks_of(tmp_path, job({**ASYNCHRONOUS, **REPLICATED}), stop) as gang:
+        stopped = gang.processes[3]
+        wait_until(lambda: state_of(stopped.pid) == "T")
+        stopped.kill()
+        gang.wait(recovers=True)
+        assert [process.exitcode for process in gang.processes] == [0] * 4
+    assert max(told(tmp_path, "val/accuracy")) == NUM_BATCHES
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("sync", [{}, soak(ASYNCHRONOUS)])
@@ -733,39 +861,39 @@ def is_shared(task: RankTask) -> bool:
     return bool(task.spec["sync"]["mode"] != "synchronous")
 
 
-@pytest.mark.parametrize("sync", [{}, soak(ASYNCHRONOUS)])
+@pytest.mark.parametrize("sync", [{}, soak(ASYNCHRONOUS), soak(REPLICATED)])
 def test_a_job_resumes_from_the_checkpoint_that_it_left(
     sync: Any, whole: Path, tmp_path: Path
 ) -> None:
     left(tmp_path, job(sync))
     refs = checkpoint_refs(tmp_path)
-    if not sync:
+    if "mode" not in sync:
         assert refs[0].step == 12
     done = checkpoint_files.load(refs[0]).state["servers"]["done"]
     assert next(up_to + len(above) for up_to, above in done) == refs[0].step
     again = run_ranks(tmp_path, job(sync), world_size=4, attempt=2, resume_from=refs[:1])
     assert again == [0] * 4
-    if not sync:
+    if "mode" not in sync:
         assert_same(weights(tmp_path, attempt=2), weights(whole))
 
 
 def left(home: Path, document: dict[str, Any]) -> None:
     """Run it until the chief has left, as asked."""
-    with ranks_of(home, document, ask_the_chief_to_leave) as processes:
-        processes[CHIEF].join()
-        assert processes[CHIEF].exitcode == LEFT_EXIT_CODE
+    with ranks_of(home, document, ask_the_chief_to_leave) as gang:
+        gang.processes[CHIEF].join()
+        assert gang.processes[CHIEF].exitcode == LEFT_EXIT_CODE
 
 
 @contextmanager
 def ranks_of(
     home: Path, document: dict[str, Any], before: Callable[[RankTask], None]
-) -> Iterator[list[Any]]:
+) -> Iterator[Gang]:
     """Processes of four ranks, which end with the block if not before."""
     store = loopback_store()
     make = functools.partial(make_task, home, document, world_size=4, port=store.port)
     gang = Gang(make, 4, before)
     try:
         gang.start()
-        yield gang.processes
+        yield gang
     finally:
         gang.kill()

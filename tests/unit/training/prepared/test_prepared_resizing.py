@@ -12,7 +12,7 @@ import torch
 
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
-from ray_workers.training.loop.prepared_script import RankGroup
+from ray_workers.training.scripts.prepared_script import RankGroup
 from tests.unit.training.elastic.test_resizing import Resized
 from tests.unit.training.prepared.programs import final_state, program, run
 

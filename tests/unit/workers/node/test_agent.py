@@ -22,8 +22,6 @@ from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.paths import NODE_TMPDIR, runtime_dir, spool_dir
 from ray_workers.shared.processes.procfs import boot_id, place, started_ticks
 
-pytestmark = pytest.mark.anyio
-
 
 def node_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def start_forkserver(directory: Path, *_: object) -> None:

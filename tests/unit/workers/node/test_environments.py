@@ -33,7 +33,6 @@ from ray_workers.shared.secret_files import Masker
 from tests.unit.workers.forked import PATIENCE_S, until
 from tests.wheels import from_wheels, make_wheel, served
 
-pytestmark = pytest.mark.anyio
 POLICY = EnvironmentPolicy.open()
 
 

@@ -15,8 +15,6 @@ from tests.unit.workers.light_forkserver import GHOST
 
 __all__ = ["light", "server"]
 
-pytestmark = pytest.mark.anyio
-
 ESCAPE = """
 import os, time
 read, write = os.pipe()

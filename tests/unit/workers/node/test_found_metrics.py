@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dray.event_files import masked_crc32c
+from dray.tensorboard.event_files import masked_crc32c
 from ray_workers.node.found_metrics import files, finder, lines
 from ray_workers.node.found_metrics.files import MetricFiles
 from ray_workers.node.found_metrics.finder import MetricFinder, sources_of
@@ -235,7 +235,6 @@ def test_the_sources_of_a_rank() -> None:
     assert sources_of(everywhere, 3) == {"csv"}
 
 
-@pytest.mark.anyio
 async def test_each_step_of_a_key_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +265,6 @@ async def test_each_step_of_a_key_is_reported_once(
     ]
 
 
-@pytest.mark.anyio
 async def test_a_script_without_metrics_leaves_no_spool(tmp_path: Path) -> None:
     none = str(tmp_path / "none")
     spool_dir = str(tmp_path / "r0.0.metrics")

@@ -24,8 +24,6 @@ from tests.unit.workers.node.test_escapes import AS_A_FORK, AS_A_PROGRAM, escape
 
 __all__ = ["light", "server"]
 
-pytestmark = pytest.mark.anyio
-
 
 def record(**more: object) -> SessionRecord:
     """The record of a session whose forkserver is dead and of which nothing is left."""

@@ -18,7 +18,7 @@ from ray_workers.node.forkserver.forked_child import Given
 from ray_workers.shared.paths import machine_root
 from service.cluster.ray.embedded import MEMORY_LIMITS, EmbeddedRay
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, fork, light, server
-from tests.unit.workers.node.test_forkserver_manager import managed
+from tests.unit.workers.node.forkserver.test_forkserver_manager import managed
 from tests.wire import rank_task
 
 __all__ = ["light", "server"]
@@ -124,7 +124,6 @@ for pid in (os.getpid(), os.getppid()):
 """
 
 
-@pytest.mark.anyio
 async def test_no_secret_of_the_node_is_in_a_rank_or_its_parent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,7 +137,6 @@ async def test_no_secret_of_the_node_is_in_a_rank_or_its_parent(
     assert all(value in text for value in PASSED.values())
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("chosen", [None, "/of/the/operator"])
 async def test_compiled_code_is_where_no_other_user_can_put_any(
     chosen: str | None, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +151,6 @@ async def test_compiled_code_is_where_no_other_user_can_put_any(
     assert Path(text.strip()) == (Path(chosen) if chosen else machine_root() / "compiled")
 
 
-@pytest.mark.anyio
 async def test_credentials_come_to_the_one_process_that_they_are_for(server: Server) -> None:
     request = {"op": "rank", "task": json.loads(rank_task(spec={"code": SHOW}).to_json())}
     with open(os.memfd_create("given"), "r+b") as file:

@@ -22,7 +22,6 @@ from ray_workers.shared.node_needs import EnvironmentPolicy
 from ray_workers.shared.secret_files import Masker
 from tests.unit.workers.node.test_agent import node_agent
 
-pytestmark = pytest.mark.anyio
 CANARY = 'canary "77" é'
 MASKER = Masker({"TOKEN": CANARY})
 REPORTS = [

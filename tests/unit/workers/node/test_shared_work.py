@@ -10,8 +10,6 @@ from ray_workers.node import shared_work
 from ray_workers.node.shared_work import NotDone, SharedWork
 from ray_workers.shared.node_needs import BuildState
 
-pytestmark = pytest.mark.anyio
-
 
 class Work:
     """Ends as the test says; counts how often it was begun."""

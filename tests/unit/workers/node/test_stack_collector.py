@@ -17,8 +17,6 @@ from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, ligh
 
 __all__ = ["light", "server"]
 
-pytestmark = pytest.mark.anyio
-
 MAIN_THREAD = "Stack (most recent call first):"
 """The first line of faulthandler."""
 MANY_DUMPS = 300

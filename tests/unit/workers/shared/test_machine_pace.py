@@ -22,8 +22,6 @@ from ray_workers.shared.processes.machine_pace import (
 )
 from ray_workers.supervision.rules.failure_attribution import excused
 
-pytestmark = pytest.mark.anyio
-
 
 class Machine:
     """One process on a clock of its own."""

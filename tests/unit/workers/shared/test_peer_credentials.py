@@ -20,8 +20,6 @@ from tests.unit.workers.other_user import NOBODY, needs_root, run_as_another
 
 __all__ = ["light"]
 
-pytestmark = pytest.mark.anyio
-
 LISTEN = """
 listener = socket.socket(socket.AF_UNIX)
 os.umask(0)

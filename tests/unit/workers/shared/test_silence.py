@@ -45,7 +45,6 @@ def test_a_process_is_silent_from_its_oldest_open_question_until_it_answers() ->
     assert silence.since("a") == 1e9 + hands.now
 
 
-@pytest.mark.anyio
 async def test_an_answer_that_comes_late_is_a_sign_of_life() -> None:
     hands = Hands()
     silence = watched(hands)
@@ -59,7 +58,6 @@ async def test_an_answer_that_comes_late_is_a_sign_of_life() -> None:
     assert silence.seconds("a") == 0.0
 
 
-@pytest.mark.anyio
 async def test_all_of_a_long_wait_for_an_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_workers.shared.processes.silence.MAX_GAP_S", 0.02)
     readings: list[float] = []
@@ -74,7 +72,6 @@ async def test_all_of_a_long_wait_for_an_answer_counts(monkeypatch: pytest.Monke
     assert len(readings) > 5, "seconds between two readings further apart are not counted"
 
 
-@pytest.mark.anyio
 async def test_a_question_that_fails_is_no_answer() -> None:
     hands = Hands()
     silence = watched(hands)

@@ -18,8 +18,6 @@ from tests.unit.workers.supervision.test_running_time import RUN, no, nothing
 from tests.unit.workers.supervision.test_supervisor import Ended
 from tests.wire import attempt_spec
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("kind", "cause"),

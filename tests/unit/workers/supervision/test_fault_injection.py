@@ -5,14 +5,10 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-import pytest
-
 from ray_workers.shared.contracts import Drill, DrillKind, DrillState, FrameKind
 from ray_workers.shared.frames import RegroupedReport
 from ray_workers.supervision.fault_injection import FaultInjector
 from tests.unit.workers.supervision.observed import Reports
-
-pytestmark = pytest.mark.anyio
 
 
 class Ranks:

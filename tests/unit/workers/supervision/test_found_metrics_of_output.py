@@ -14,8 +14,6 @@ from ray_workers.supervision.rank_actor import LOG_LINE_BYTES, LogPump, runs_use
 from ray_workers.supervision.rules.timings import Timings
 from tests.wire import rank_task
 
-pytestmark = pytest.mark.anyio
-
 
 def bodies(folder: Path, stream: str) -> list[dict[str, object]]:
     key = spool_reader.spool_key(0, 0, stream)

@@ -25,6 +25,7 @@ from ray_workers.shared.contracts import (
     Outcome,
     Slice,
 )
+from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus, TimeCategory
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.shared.processes.procfs import Activity
@@ -36,8 +37,6 @@ from ray_workers.supervision.rules.recovery_rules import may_recover
 from ray_workers.supervision.rules.timings import Timings
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec
-
-pytestmark = pytest.mark.anyio
 
 UNRECOVERED: dict[str, dict[str, Any]] = {
     "a single rank": {"resources": {"num_workers": 1}},
@@ -207,6 +206,35 @@ async def test_a_stopped_rank_that_is_not_replaced_is_reported_and_ends_the_atte
     assert (bundle["culprits"], bundle["phase"], bundle["step"]) == ([culprit], "compute", 10)
     assert [rank["rank"] for rank in bundle["ranks"]] == list(range(num_ranks))
     assert {rank["stack"] for rank in bundle["ranks"]} == {STACK}
+
+
+async def test_a_rank_that_hangs_is_ended_also_if_it_has_another_number_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another rank is lost while the stacks are read, and the others go on without it."""
+    document = {**RECIPE, "resources": {"num_workers": 3}}
+    group, reports = Standing(3), Reports()
+    group.seen = [observation(0), observation(1), observation(2, age_s=60.0, state="T")]
+
+    async def stacks(seats: Sequence[int]) -> dict[int, str]:
+        if len(group.placed) == 3:
+            group.placed = group.placed[1:]
+            for rank, member in enumerate(group.placed):
+                member.rank = rank
+        return {}
+
+    monkeypatch.setattr(group, "stacks", stacks)
+    monitor = monitor_of(document, group, reports)
+    kinds = []
+
+    async def recover(lost: Any, *, kind: LossKind, began_at: float) -> bool:
+        kinds.append((kind, [member.seat for member in lost], monitor._hung))
+        return False
+
+    monkeypatch.setattr(monitor._recovery, "recover", recover)
+    await asyncio.wait_for(monitor.watch(), PATIENCE_S)
+    assert group.signals == [(2, signal.SIGKILL)]
+    assert kinds == [(LossKind.HANG, [2], set())], "nobody is being ended any more"
 
 
 async def test_a_hang_is_reported_once_however_long_its_end_takes() -> None:
@@ -390,6 +418,24 @@ async def test_a_recipe_whose_rank_is_lost_when_another_is_through_has_succeeded
     assert outcome is not None
     assert outcome.cause is Cause.SUCCEEDED
     assert outcome.message.startswith("rank 0 had ended with code 0 when rank 1 was lost")
+
+
+async def test_a_recipe_whose_ranks_end_while_it_is_asked_who_is_left_has_succeeded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Standing(SERVED["resources"]["num_workers"])
+
+    async def refuse(_recovery: RecoveryController, _lost: Sequence[Any], **_: Any) -> bool:
+        group.end(0, 0)
+        group.end(2, 0)
+        return False  # nobody is left who holds the state
+
+    monkeypatch.setattr(RecoveryController, "recover", refuse)
+    watching = asyncio.ensure_future(monitor_of(SERVED, group, Reports()).watch())
+    await group.signal("n", 1, signal.SIGKILL)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome is not None
+    assert outcome.cause is Cause.SUCCEEDED
 
 
 async def test_an_error_of_a_rank_when_another_is_through_is_its_own() -> None:

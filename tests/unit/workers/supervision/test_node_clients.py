@@ -20,8 +20,6 @@ from ray_workers.supervision.system_metrics import SystemMetricsReporter
 from tests.unit.workers.supervision.observed import observation
 from tests.wire import attempt_spec
 
-pytestmark = pytest.mark.anyio
-
 
 class Agent:
     """Observes one rank, on a machine that is so many times slower than usual."""

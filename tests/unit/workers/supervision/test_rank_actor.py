@@ -18,7 +18,6 @@ from ray_workers.supervision import rank_actor
 from ray_workers.supervision.rank_actor import LogPump, _last_metrics
 from ray_workers.supervision.rules.timings import Timings
 
-pytestmark = pytest.mark.anyio
 LIMIT_BYTES = 4000
 PATIENCE_S = 30.0
 

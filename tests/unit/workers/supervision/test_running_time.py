@@ -10,10 +10,8 @@ import pytest
 
 from ray_workers.shared.contracts import Cause, Outcome, Phase
 from ray_workers.supervision import supervisor
-from ray_workers.supervision.worker_group import SlotsUnavailable
+from ray_workers.supervision.slots import SlotsUnavailable
 from tests.unit.workers.supervision.test_supervisor import Ended
-
-pytestmark = pytest.mark.anyio
 
 ACTOR: Any = supervisor.Supervisor
 RUN = ACTOR.__ray_actor_class__._run

@@ -13,8 +13,6 @@ from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders, plans_of, with_files
 from tests.wire import attempt_spec
 
-pytestmark = pytest.mark.anyio
-
 SPEC = attempt_spec(
     spec={"script": {"entrypoint": "train.py"}},
     slices=(Slice("a", 2), Slice("b", 1), Slice("a", 1)),

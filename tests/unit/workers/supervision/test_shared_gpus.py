@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import Slice
 from ray_workers.shared.processes.machine_pace import MachinePace
-from ray_workers.supervision import worker_group
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Slots, SlotsUnavailable, WorkerGroup
+from ray_workers.supervision.slots import Slots, SlotsUnavailable
+from ray_workers.supervision.worker_group import WorkerGroup
 from tests.wire import attempt_spec
-
-pytestmark = pytest.mark.anyio
 
 
 class PackingNode:
@@ -47,11 +46,11 @@ class SharedCluster:
         self.nodes = nodes
         spec = attempt_spec(slices=slices, bundle={"CPU": 1.0, "GPU": share}, start_timeout_s=5.0)
         self.group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
-        monkeypatch.setattr(self.group, "_acquire", self._acquire)
-        monkeypatch.setattr(self.group, "_gpu_of", self._gpu_of)
-        monkeypatch.setattr(worker_group.placement_groups, "give_back", self._give_back)
+        monkeypatch.setattr(self.group._slots, "ask", self._ask)
+        monkeypatch.setattr(self.group._slots, "_gpu_of", self._gpu_of)
+        monkeypatch.setattr(placement_groups, "give_back", self._give_back)
 
-    async def _acquire(
+    async def _ask(
         self, slices: Sequence[Slice], timeout_s: float, *, bundle: Mapping[str, float]
     ) -> list[Slots]:
         asked = []
@@ -60,7 +59,7 @@ class SharedCluster:
             cpus = int(bundle.get("CPU", 0))
             gpu = self.nodes[part.node_id].take(bundle["GPU"], cpus)
             group: Any = (part.node_id, gpu, bundle["GPU"], cpus)
-            asked.append(Slots(part, group))
+            asked.append(Slots(part, group, {}))
             self.group.slots.append(asked[-1])
             if gpu is None:
                 raise SlotsUnavailable("not in time")

@@ -18,8 +18,6 @@ from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.silence_watch import SilenceWatch
 from tests.wire import attempt_spec
 
-pytestmark = pytest.mark.anyio
-
 SPEC = attempt_spec(silence_limit_s=2.0)
 PATIENCE_S = 30.0
 QUICK = Timings(ping_period_s=0.02, ping_limit_s=0.02)

@@ -27,8 +27,6 @@ from ray_workers.supervision import node_clients, supervisor
 from ray_workers.supervision.rules.timings import Timings
 from tests.wire import attempt_spec
 
-pytestmark = pytest.mark.anyio
-
 PATIENCE_S = 30.0
 MEMBERS = [
     SimpleNamespace(seat=seat, node_id=node, is_placed=False) for seat, node in enumerate("aab")

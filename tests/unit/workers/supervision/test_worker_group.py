@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.contracts import ServerSlots, Slice
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import worker_group
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Member, Slots, WorkerGroup
+from ray_workers.supervision.slots import Slots
+from ray_workers.supervision.worker_group import Member, WorkerGroup
 from tests.wire import attempt_spec
-
-pytestmark = pytest.mark.anyio
 
 
 class Cluster:
@@ -35,7 +36,7 @@ class Cluster:
         self.pace = MachinePace()
         self.group = WorkerGroup(attempt_spec(), "a", "127.0.0.1", self.pace, Timings())
         for node_id, seats in (("a", [0]), ("a", [1]), ("b", [2])):
-            slots: Any = Slots(Slice(node_id, len(seats)), f"group of {seats}")  # type: ignore[arg-type]
+            slots: Any = Slots(Slice(node_id, len(seats)), f"group of {seats}", {})  # type: ignore[arg-type]
             self.group.slots.append(slots)
             self.group.members += (
                 Member(seat, seat, 0, 0, slots, 0, 1, (node_id, seat)) for seat in seats
@@ -100,11 +101,140 @@ async def test_a_killed_process_that_an_overloaded_machine_does_not_end_in_time_
     assert cluster.pace.overrun == overrun
 
 
+class Actor:
+    """Of a rank: its process ends with it."""
+
+    def __init__(self, starts: list[Any], problem: BaseException | None = None) -> None:
+        async def start(task: Any, socket_path: str, secret: bytes) -> int:
+            starts.append((self, task.incarnation))
+            if problem is not None:
+                raise problem
+            return 1
+
+        async def wait() -> RankExit:
+            await self.is_gone.wait()
+            raise RayActorError
+
+        self.is_gone = asyncio.Event()
+        self.start = SimpleNamespace(remote=start)
+        self.wait = SimpleNamespace(remote=wait)
+
+
+class Replacing:
+    """A group whose member is to get another process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.starts: list[tuple[Any, int]] = []
+        self.ended: list[Any] = []
+        self.killed: list[Any] = []
+        monkeypatch.setattr(worker_group, "end_actor", self._end)
+        monkeypatch.setattr(worker_group.ray, "kill", self.killed.append)
+        self._loop = asyncio.get_running_loop()
+        spec = attempt_spec()
+        self.group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+        monkeypatch.setattr(self.group, "_create_actor", self._create)
+        slots = Slots(Slice("a", 1), None, {})  # type: ignore[arg-type]
+        self.member = Member(0, 0, 0, 0, slots, 0, 1, Actor(self.starts), incarnation=3)
+        self.group.members.append(self.member)
+
+    def _end(self, actor: Actor) -> None:
+        self.ended.append(actor)
+        self._loop.call_soon_threadsafe(actor.is_gone.set)
+
+    def _create(self, *_: Any) -> Actor:
+        return Actor(self.starts)
+
+    def ends_with(self, code: int | None) -> None:
+        self.member.exit = self._loop.create_future()
+        self.member.exit.set_result(RankExit.of(0, code))
+
+    async def replace(self) -> None:
+        await self.group.replace([self.member], 2)
+
+
+async def test_a_member_whose_process_runs_still_gets_another_one_once_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as a replacement that was stopped before it was ready."""
+    job = Replacing(monkeypatch)
+    before = job.member.actor
+    job.member.exit = asyncio.ensure_future(job.group._exit_of(job.member))
+    await job.replace()
+    assert (job.ended, job.killed) == ([before], [before])
+    assert job.member.actor is not before, "its process ended with the actor"
+    assert job.starts == [(job.member.actor, 4)], "files of the one before have its number"
+    assert job.member.is_running
+    job.member.exit.cancel()
+
+
+@pytest.mark.parametrize(("code", "gets_another_actor"), [(-9, False), (None, True)])
+async def test_a_member_keeps_its_actor_as_long_as_that_lives(
+    monkeypatch: pytest.MonkeyPatch, code: int | None, gets_another_actor: bool
+) -> None:
+    job = Replacing(monkeypatch)
+    before = job.member.actor
+    job.ends_with(code)
+    await job.replace()
+    assert (job.member.actor is not before) is gets_another_actor
+    assert job.starts == [(job.member.actor, 4)]
+    assert job.ended == []
+    assert job.member.exit is not None
+    job.member.exit.cancel()
+
+
+@pytest.mark.parametrize("problem", [RayActorError(), asyncio.CancelledError()])
+async def test_an_actor_that_did_not_answer_a_start_is_not_asked_for_another(
+    monkeypatch: pytest.MonkeyPatch, problem: BaseException
+) -> None:
+    """It may be gone, or start the process still, beside the next one."""
+    job = Replacing(monkeypatch)
+    job.ends_with(-9)
+    silent = job.member.actor = Actor(job.starts, problem)
+    with pytest.raises(type(problem)):
+        await job.replace()
+    assert not job.member.is_running
+    await job.replace()
+    assert job.killed == [silent]
+    assert [number for _, number in job.starts] == [4, 5]
+    assert job.starts[-1][0] is job.member.actor is not silent
+    assert job.member.exit is not None
+    job.member.exit.cancel()
+
+
 def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> None:
     slices = (Slice("b", 1), Slice("a", 1), Slice("b", 1))
     for sources, order in (((), ["b", "b", "a"]), ((None, None), ["b", "a", "b"])):
         spec = attempt_spec(slices=slices, silo_sources=sources)
         group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
-        group.slots = [Slots(part, None) for part in slices]  # type: ignore[arg-type]
+        group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
         by_node = group._slots_by_node()
         assert [slots.part.node_id for some in by_node for slots in some] == order
+
+
+async def test_servers_get_slots_of_their_own_and_the_last_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[dict[str, float]]] = []
+
+    def placement_group(bundles: list[dict[str, float]], **options: Any) -> Any:
+        asked.append(bundles)
+        return SimpleNamespace(wait=lambda timeout_s: True)
+
+    monkeypatch.setattr("ray_workers.supervision.slots.placement_group", placement_group)
+    of_worker, of_server = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 4.0}
+    spec = attempt_spec(
+        slices=(Slice("a", 2), Slice("b", 1), Slice("a", 1)),
+        bundle=of_worker,
+        servers=ServerSlots(1, of_server),
+    )
+    group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+    await group.acquire()
+    assert asked == [[of_worker] * 2, [of_worker], [of_server]]
+    monkeypatch.setattr(group, "_create_actor", lambda *place: None)
+    for node_rank, slots in enumerate(group._slots_by_node()):
+        group._create_members(slots, node_rank)
+    found = [(m.rank, m.node_id, dict(m.slots.bundle)) for m in group.members]
+    assert found == [
+        *((0, "a", of_worker), (1, "a", of_worker)),
+        *((2, "b", of_worker), (3, "a", of_server)),
+    ]

@@ -3,29 +3,49 @@
 import { address, adjust } from '../../lib/address.js';
 import { serverNow } from '../../lib/api.js';
 import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
-import { repeat } from '../../lib/live.js';
+import { pace, repeat } from '../../lib/live.js';
 import { LiveSeries, bandOf, clockOf, detail, momentsOf } from '../../lib/series.js';
 import { useStore } from '../../lib/stores.js';
 import { Chart, asNumber } from '../../parts/chart.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
-import { marksOf } from './timeline.js';
+import { changedAt, marksOf } from './timeline.js';
 
-// Reading new points costs the server five times as much as reading the job, and moves a curve by
-// few pixels.
+// Reading new points costs the server five times as much as reading the job, and moves a curve that is
+// no longer short by few pixels.
 const EVERY_MS = 5000;
 const MAX_RANKS = 16;
 const MOST_SKIPPED = 2;
 const FIRST = ['train/loss', 'val/loss', 'val/accuracy'];
 
+// Metrics that say the same of several things have one panel: by their names, that of the panel and
+// that of the curve.
+const TOGETHER = [
+  [/^(sync\/staleness)_(mean|p\d+|max)$/, (_, of, name) => [`${of} of all workers`, name]],
+  [/^federated\/(updates|dropped_out|stragglers|refused)$/, (_, name) => ['federated/clients of a round', name]],
+  [/^silo\/([^/]+)\/(.+)$/, (_, silo, metric) => [`${metric} of each silo`, silo]],
+];
+
 // Losses first, then what was evaluated, then speeds and the rest.
 const rank = (key) => {
   const at = FIRST.indexOf(key);
   if (at >= 0) return at;
-  const group = ['train/', 'val/', 'perf/', 'system/'].findIndex((prefix) => key.startsWith(prefix));
-  return 10 + (group < 0 ? 2.5 : group);
+  const group = ['train/', 'val/', '', 'perf/', 'system/'].findIndex((prefix) => prefix && key.startsWith(prefix));
+  return 10 + (group < 0 ? 2 : group);
 };
 export const inOrder = (keys) => [...keys].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+
+// The panels of metrics: [{name, members: [{key, name}]}].
+function panelsOf(keys) {
+  const found = new Map();
+  for (const key of inOrder(keys)) {
+    const [pattern, named] = TOGETHER.find(([one]) => one.test(key)) ?? [];
+    const [panel, name] = pattern ? named(...key.match(pattern)) : [key, key];
+    if (!found.has(panel)) found.set(panel, []);
+    found.get(panel).push({ key, name });
+  }
+  return [...found].map(([name, members]) => ({ name, members }));
+}
 
 export function Curves({ job, events, attempts, checkpoints }) {
   const { params } = useStore(address);
@@ -34,7 +54,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
   const withRanks = params.get('ranks') === '1';
   const smooth = Number(params.get('smooth')) || 0;
   const only = params.get('keys') || '';
-  const { series, error } = useSeries(job, isTime);
+  const { series, error } = useSeries(job, events, isTime);
   const others = useRanks(job, withRanks);
   const [range, setRange] = useState(null);
   const toTime = useMemo(
@@ -46,7 +66,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
 
   if (!series) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   const words = only.toLowerCase().split(/\s+/).filter(Boolean);
-  const keys = inOrder(Object.keys(series)).filter((key) => words.every((word) => key.toLowerCase().includes(word)));
+  const panels = panelsOf(Object.keys(series).filter((key) => words.every((word) => key.toLowerCase().includes(word))));
   const marks = marksOf(events, attempts);
   const where = toTime ?? ((step) => step);
   return html`<div class="toolbar">
@@ -60,18 +80,18 @@ export function Curves({ job, events, attempts, checkpoints }) {
       ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}
     </div>
     <${Failure} error=${error} />
-    ${!keys.length && html`<${Empty}>${Object.keys(series).length ? 'No metric has such a name.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they come with the first steps.'}<//>`}
-    <div class="panels">${keys.map((key) => {
-      const points = closer?.[key] ?? series[key];
-      const curve = { name: key, xs: points.steps.map(where), ys: points.values.map(asNumber) };
-      if (withRanks) {
-        const band = bandOf([series, ...others].map((one) => one[key]));
-        if (band) curve.band = { ...band, xs: band.xs.map(where) };
-      }
-      const odd = points.values.filter((value) => typeof value === 'string').length;
-      return html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
-        <${Chart} curves=${[curve]} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
-          onZoom=${setRange} isTime=${Boolean(toTime)} sync=${job.id} label=${`${key}, last ${curve.ys.at(-1)}`} />
+    ${!panels.length && html`<${Empty}>${Object.keys(series).length ? 'No metric has such a name.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they come with the first steps.'}<//>`}
+    <div class="panels">${panels.map(({ name: panel, members }) => {
+      let odd = 0;
+      const curves = members.map(({ key, name }) => {
+        const points = closer?.[key] ?? series[key];
+        odd += points.values.filter((value) => typeof value === 'string').length;
+        const band = withRanks && bandOf([series, ...others].map((one) => one[key]));
+        return { name, xs: points.steps.map(where), ys: points.values.map(asNumber), band: band ? { ...band, xs: band.xs.map(where) } : undefined };
+      });
+      return html`<section key=${panel} class="panel" aria-label=${panel}><h2 class="minor">${panel}</h2>
+        <${Chart} curves=${curves} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
+          onZoom=${setRange} axis=${toTime ? 'time' : 'step'} sync=${job.id} label=${`${panel}, last ${curves.map(({ name, ys }) => (members.length > 1 ? `${name} ${ys.at(-1)}` : ys.at(-1))).join(', ')}`} />
         ${odd > 0 && html`<p class="note">${odd} of the values shown are not finite</p>`}</section>`;
     })}</div>`;
 }
@@ -87,19 +107,19 @@ function momentsAround(job, events, attempts, checkpoints) {
   return moments;
 }
 
-function useSeries(job, times) {
+function useSeries(job, events, times) {
   const [state, setState] = useState({ series: null, error: null });
   const live = useRef(null);
   const wake = useRef(null);
-  const now = useRef(job);
-  now.current = job;
+  const now = useRef({});
+  now.current = { job, events };
   useEffect(() => {
     const controller = new AbortController();
     live.current = new LiveSeries(job.id, { times });
     let seen = null;
     let skipped = 0;
     repeat(async (signal) => {
-      const { state: jobState, progress } = now.current;
+      const { state: jobState, progress } = now.current.job;
       const last = ENDED.has(jobState);
       // Steps that are done again are below those that are known: the known ones are void.
       if (progress && live.current.newest() > progress.step + 1) live.current.forget();
@@ -113,19 +133,20 @@ function useSeries(job, times) {
       const isNew = await live.current.read(signal);
       if (isNew && !signal.aborted) setState({ series: live.current.series, error: null });
       return last;
-    }, { every: EVERY_MS, signal: controller.signal, wake, onError: (error) => setState((was) => ({ ...was, error: error?.status ? error : null })) });
+    }, { every: () => pace(changedAt(now.current.job, now.current.events), EVERY_MS), signal: controller.signal, wake, onError: (error) => setState((was) => ({ ...was, error: error?.status ? error : null })) });
     return () => controller.abort();
   }, [job.id, times]);
   useEffect(() => {
     live.current?.forget();
     wake.current?.();
-  }, [job.attempt, job.state]);
+  }, [job.attempt, job.state, job.first_step_at]);
   return state;
 }
 
 // The series of the other ranks, read while they are asked for.
 function useRanks(job, on) {
   const [found, setFound] = useState([]);
+  const isOver = ENDED.has(job.state);
   useEffect(() => {
     if (!on) return undefined;
     const controller = new AbortController();
@@ -134,10 +155,10 @@ function useRanks(job, on) {
     repeat(async (signal) => {
       for (const one of ranks) await one.read(signal);
       setFound(ranks.map((one) => one.series));
-      return ENDED.has(job.state);
+      return isOver;
     }, { every: EVERY_MS, signal: controller.signal });
     return () => controller.abort();
-  }, [job.id, on, job.world_size]);
+  }, [job.id, on, job.world_size, isOver]);
   return on ? found : [];
 }
 

@@ -7,6 +7,7 @@ import { plural } from '../../lib/format.js';
 import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
 import { repeat, useWhileLooked } from '../../lib/live.js';
 import { useStore } from '../../lib/stores.js';
+import { roleOf } from '../../lib/topology.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { useVirtual } from '../../parts/virtual.js';
 
@@ -55,10 +56,13 @@ export function Logs({ job }) {
     const { scrollTop, scrollHeight, clientHeight } = event.currentTarget;
     if (follow && scrollHeight - scrollTop - clientHeight > 3 * LINE) setFollow(false);
   };
-  const ranks = Array.from({ length: job.world_size }, (_, n) => n);
+  const ranks = Array.from({ length: job.world_size }, (_, n) => {
+    const role = roleOf(job.spec, n);
+    return { n, said: `rank ${n}${role ? ` (${role})` : ''}` };
+  });
   const attempts = Array.from({ length: job.attempt }, (_, n) => n + 1);
   return html`<div class="toolbar">
-      <select aria-label="Rank" value=${rank} onChange=${(event) => adjust({ rank: event.target.value })}><option value="">all ranks</option>${ranks.map((n) => html`<option key=${n} value=${n}>rank ${n}</option>`)}</select>
+      <select aria-label="Rank" value=${rank} onChange=${(event) => adjust({ rank: event.target.value })}><option value="">all ranks</option>${ranks.map(({ n, said }) => html`<option key=${n} value=${n}>${said}</option>`)}</select>
       <select aria-label="Attempt" value=${attempt} onChange=${(event) => adjust({ attempt: event.target.value })}><option value="">all attempts</option>${attempts.map((n) => html`<option key=${n} value=${n}>attempt ${n}</option>`)}</select>
       <input type="search" placeholder="search" aria-label="Search the log; Enter goes to the next hit" value=${text} onInput=${(event) => adjust({ find: event.target.value })}
         onKeyDown=${(event) => event.key === 'Enter' && jump(event.shiftKey ? -1 : 1)} />

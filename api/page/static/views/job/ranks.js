@@ -1,8 +1,9 @@
 // The ranks of a job: how fast each is, which keep the others waiting, and where they hung.
 
 import { clock, duration, number } from '../../lib/format.js';
-import { html, useEffect, useState } from '../../lib/html.js';
+import { html, useEffect, useRef, useState } from '../../lib/html.js';
 import { repeat, usePoll } from '../../lib/live.js';
+import { roleOf } from '../../lib/topology.js';
 import { get } from '../../lib/api.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED, RayLink, gpuOf } from '../../parts/job_parts.js';
@@ -17,21 +18,24 @@ const LATEST = 20;
 // The last values of each rank's series: {ranks, error}.
 function useLatest(job) {
   const [found, setFound] = useState({ ranks: null, error: null });
+  const isOver = ENDED.has(job.state);
+  const step = useRef(0);
+  step.current = job.progress?.step ?? 0;
   useEffect(() => {
     const controller = new AbortController();
     const count = Math.min(job.world_size, MOST);
     repeat(async (signal) => {
-      const after = Math.max(0, (job.progress?.step ?? 0) - 200);
+      const after = Math.max(0, step.current - 200);
       const all = [];
       for (let rank = 0; rank < count; rank += 1) {
         const { series } = await get(`v1/jobs/${job.id}/metrics`, { rank, after_step: after, max_points: 100 }, signal);
         all.push({ rank, series });
       }
       if (!signal.aborted) setFound({ ranks: all, error: null });
-      return ENDED.has(job.state);
+      return isOver;
     }, { every: 8000, signal: controller.signal, onError: (error) => error && setFound((was) => ({ ...was, error })) });
     return () => controller.abort();
-  }, [job.id, job.world_size, job.attempt]);
+  }, [job.id, job.world_size, job.attempt, isOver]);
   return found;
 }
 
@@ -39,6 +43,12 @@ const meanOf = (points) => {
   const values = (points?.values ?? []).slice(-LATEST).filter((value) => typeof value === 'number');
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 };
+
+// Of workers of parameter servers: [name, (series) => text].
+const OF_SERVED = [
+  ['Batches', (series) => number(series['sync/clock']?.values.at(-1))],
+  [`Staleness, mean of the last ${LATEST}`, (series) => number(meanOf(series['sync/staleness']), 2)],
+];
 
 export function Ranks({ job }) {
   const { ranks: latest, error } = useLatest(job);
@@ -49,8 +59,10 @@ export function Ranks({ job }) {
   const hangs = usePoll(`v1/jobs/${job.id}/hangs`, {}, 10000);
   const used = new Map(sample?.ranks.map(({ rank, values }) => [rank, values]));
   const uses = USES.filter(([, said]) => [...used.values()].some(said));
+  const served = (latest ?? []).some(({ series }) => 'sync/clock' in series) ? OF_SERVED : [];
   const rows = (latest ?? []).map(({ rank, series }) => ({
     rank,
+    series,
     step: Math.max(-1, ...Object.values(series).map(({ steps }) => steps.at(-1))),
     time: meanOf(series['perf/step_time_s']),
     wait: meanOf(series['perf/data_wait_s']),
@@ -60,11 +72,12 @@ export function Ranks({ job }) {
   const longest = times.at(-1);
   return html`<div class="card"><h2>Ranks</h2><${Failure} error=${error} />${!latest && !error && html`<${Loading} />`}
       ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step lately.<//>`}
-      <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${uses.map(([name]) => html`<th key=${name} class="num">${name}</th>`)}<td></td></tr></thead>
-      <tbody>${rows.map(({ rank, step, time, wait }) => html`<tr key=${rank}><td>${rank}${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
+      <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${[...served, ...uses].map(([name]) => html`<th key=${name} class="num">${name}</th>`)}<td></td></tr></thead>
+      <tbody>${rows.map(({ rank, series, step, time, wait }) => html`<tr key=${rank}><td>${rank} <span class="soft">${roleOf(job.spec, rank)}</span>${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
         <td class="num">${step >= 0 ? number(step) : '–'}</td>
         <td><span class="progress"><span class="meter"><span style=${{ width: `${time && longest ? (100 * time) / longest : 0}%` }}></span></span><span class="said">${duration(time)}</span></span></td>
         <td class="num">${wait === null ? '–' : duration(wait)}</td>
+        ${served.map(([name, said]) => html`<td key=${name} class="num">${said(series)}</td>`)}
         ${uses.map(([name, said]) => html`<td key=${name} class="num">${said(used.get(rank) ?? {}) || '–'}</td>`)}
         <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a>${dashboard && html` · <${RayLink} dashboard=${dashboard} place="actors" title=${`Its actor is called dray:${job.id}:${job.attempt}:worker:${rank}:…`}>Ray<//>`}</td></tr>`)}</tbody></table>
       ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}

@@ -66,6 +66,6 @@ export function System({ job }) {
       const curves = ranks.map((series, rank) => ({ rank, points: series[key] })).filter(({ points }) => points)
         .map(({ rank, points }) => ({ name: `rank ${rank}`, xs: points.times, ys: points.values.map((value) => value / size) }));
       return html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key} <span class="soft value">${unit}</span></h2>
-        <${Chart} curves=${curves} range=${range} onZoom=${setRange} isTime=${true} sync=${`${job.id}-system`} label=${`${key} in ${unit}, last ${curves.map(({ name, ys }) => `${name} ${ys.at(-1)}`).join(', ')}`} /></section>`;
+        <${Chart} curves=${curves} range=${range} onZoom=${setRange} axis="time" sync=${`${job.id}-system`} label=${`${key} in ${unit}, last ${curves.map(({ name, ys }) => `${name} ${ys.at(-1)}`).join(', ')}`} /></section>`;
     })}</div></section>`;
 }

@@ -48,6 +48,12 @@ export function EventList({ events }) {
       <td>${event.message}${event.actor && event.actor !== 'anonymous' ? html` <span class="soft">by ${event.actor}</span>` : ''}</td></tr>`)}</tbody></table></div>`;
 }
 
+// When the job last came into another state, or did its first step.
+export function changedAt(job, events) {
+  const move = events.findLast((event) => event.to_state);
+  return Math.max(...[job?.first_step_at, move?.time].map((time) => (time ? new Date(time).getTime() : 0)));
+}
+
 // Steps at which something happened, to be drawn in the curves.
 export function marksOf(events, attempts) {
   const marks = attempts.filter((one) => one.attempt > 1).map((one) => ({ x: one.resume_step, said: `attempt ${one.attempt}` }));

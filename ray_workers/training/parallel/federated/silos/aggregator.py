@@ -9,15 +9,12 @@ from torch import Tensor
 from dray.secure_aggregation.messages import MaskingPhase
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Feeding
-from ray_workers.training.parallel.data_parallel.ddp import Ddp
-from ray_workers.training.parallel.federated.client_batches import RoundShare
-from ray_workers.training.parallel.federated.collecting import empty_batch
+from ray_workers.training.parallel.federated.client_batches import RoundFeed, RoundShare
 from ray_workers.training.parallel.federated.engine import FederatedEngine
-from ray_workers.training.parallel.federated.federated import ServerState
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
-from ray_workers.training.parallel.federated.server_optimizers import ServerStep
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
 from ray_workers.training.parallel.federated.silos.server import RoundStart, SiloServer
+from ray_workers.training.parallel.federated.strategy import ServerStrategy
 from ray_workers.training.parallel.strategy import StrategyContext
 
 LOSS = "train/loss"
@@ -61,7 +58,7 @@ class SiloEngine(FederatedEngine):
         return found
 
 
-class SiloFeed:
+class SiloFeed(RoundFeed):
     """Has the silos play a round where another feed reads a batch."""
 
     def __init__(self, engine: SiloEngine, server: SiloServer, given: StrategyContext) -> None:
@@ -76,38 +73,23 @@ class SiloFeed:
         played = self._server.play(self._engine.round_start(step), lambda: page.is_asked_to_leave)
         self._engine.arrived = played.updates
         participants = [
-            Participant(
-                silo,
-                sent.num_samples,
-                sent.num_steps,
-                attacks=False,
-                tells_loss=LOSS in sent.metrics,
-            )
+            Participant(silo, sent.num_samples, sent.num_steps, tells_loss=LOSS in sent.metrics)
             for silo, sent in played.updates.items()
         ]
         gone = (silo for silo in range(federated.clients) if silo not in played.updates)
         lost = dict.fromkeys(gone, MaskingPhase.MASKED_INPUT)
         plan = RoundPlan(step, participants, federated.clients, played.num_late, lost)
-        share = RoundShare(empty_batch(plan), [], plan, [0] * len(participants), feed=None)
-        return Feeding(plan.num_samples, [share])
-
-    def end_batches(self, *_: object) -> None:
-        """A round is one step."""
-
-    def close(self) -> None:
-        """Nothing is read ahead."""
+        return Feeding(plan.num_samples, [RoundShare.of(plan)])
 
 
-class SiloAggregator(Ddp):
+class SiloAggregator(ServerStrategy):
     """Has the server's weights and state, and no data of a silo."""
 
+    _engine: SiloEngine
+
     def __init__(self, given: StrategyContext) -> None:
-        options = given.spec.federated
-        assert options is not None
-        assert options.silos is not None
-        self._engine = SiloEngine(given)
-        update = ServerStep(given, self._engine, options)
-        super().__init__(given, self._engine, update, ServerState(given, self._engine))
+        super().__init__(given, SiloEngine(given))
+        options = self._options
         collector = RoundCollector(options.clients, options.least_updates, options.deadline_s)
         self.server = SiloServer(collector, options.clients, given.workload.fingerprint)
 

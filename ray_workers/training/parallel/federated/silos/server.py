@@ -22,8 +22,6 @@ from ray_workers.training.parallel.federated.silos.collector import RoundCollect
 
 AGGREGATOR_KEY: Final = "federated-aggregator"
 """Of the aggregator's address and secret in the attempt's store."""
-FINISHED_KEY: Final = "federated-finished"
-"""In the attempt's store once the result is stored."""
 LOOK_S: Final = 0.25
 """Between two looks whether the aggregator is asked to leave."""
 

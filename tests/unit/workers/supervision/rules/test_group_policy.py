@@ -119,6 +119,24 @@ def test_a_slow_worker_of_parameter_servers_is_not_ended_and_a_stopped_one_is() 
         assert culprits(decide(stopped, at=times, policy=SERVED)) == [0]
 
 
+@pytest.mark.parametrize("at_own_pace", [True, False])
+def test_a_rank_that_takes_few_shares_does_not_hang(at_own_pace: bool) -> None:
+    """With ad_psgd: a share takes it as long as the others need for fifteen steps."""
+    share_s, step_s = 20.0, 20.0 / 15
+    policy, memory = replace(ELASTIC, at_own_pace=at_own_pace), GroupMemory()
+    ended = []
+    for now in map(float, range(1, 200)):
+        computes_since = now // share_s * share_s
+        slow = observation(1, age_s=now - computes_since, step=int(computes_since / step_s))
+        fast = observation(0, RankPhase.UPDATE, step=int(now / step_s))
+        actions, memory = policy.decide(seen(fast, slow), memory, now)
+        ended += actions
+    assert bool(ended) is not at_own_pace
+    lasting = seen(fast, replace(slow, age_s=11 * share_s))
+    again, memory = policy.decide(lasting, memory, now)
+    assert again + policy.decide(lasting, memory, now + TIMINGS.sure_s)[0], "one that hangs does"
+
+
 def script(state: str, **fields: Any) -> GroupObservation:
     """A script of two ranks that never reported; rank 1 is in this state."""
     ranks = [observation(0, age_s=10_000.0, step=0)]

@@ -18,7 +18,7 @@ from ray_workers.supervision.rules.recovery_rules import (
     RecoveryState,
     Regrouping,
 )
-from ray_workers.supervision.rules.serving_ranks import serving_ranks
+from ray_workers.supervision.rules.serving_ranks import replica_ranks, serving_ranks
 from tests.unit.workers.supervision.observed import observation
 
 RECIPE: dict[str, Any] = {"recipe": "image_classification"}
@@ -121,6 +121,22 @@ def test_a_server_that_is_lost_takes_its_part_of_the_weights_along() -> None:
     assert recovery_rules.refused(killed[:1], {}, **limits) is None
     reason = recovery_rules.refused(killed, {}, **limits)
     assert reason == "rank 3 is a server, and nobody else holds its part of the state"
+
+
+def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() -> None:
+    sync = {"kind": "parameter_server", "servers": 3, "shards_kept_by": "replica"}
+    document = JobSpec.model_validate({**RECIPE, "resources": {"num_workers": 6}, "sync": sync})
+    replicas = replica_ranks(document.model_dump(mode="json"))
+    assert replicas == {3: 4, 4: 5, 5: 3}
+    limits: dict[str, Any] = {"num_holders": 2, "without_a_step": 0, "servers": {3, 4, 5}}
+    limits |= {"replicas": replicas}
+    first, second = RankExit.of(5, -signal.SIGKILL), RankExit.of(3, -signal.SIGKILL)
+    worker = RankExit.of(0, -signal.SIGKILL)
+    assert recovery_rules.refused([first, worker], {}, **limits) is None
+    reason = "rank 5 is a server, and rank 3, which has its replica, is lost too"
+    assert recovery_rules.refused([first, second], {}, **limits) == reason
+    assert recovery_rules.refused([second], {}, **limits, recovering=[5]) == reason
+    assert recovery_rules.refused([second], {}, **limits, recovering=[0]) is None
 
 
 def test_the_last_ranks_are_parameter_servers() -> None:

@@ -39,7 +39,6 @@ Free = dict[str, dict[str, float]]
 """By node and resource."""
 
 STARTS_NEVER = {"held", "waiting_for_jobs", "backing_off", "array_limit", "preparing_environment"}
-AT_LIMIT = {"queue_limit", "user_limit"}
 WITHOUT_SLOTS = {"waiting_for_slots", "waiting_for_domain", "behind_in_queue"}
 
 

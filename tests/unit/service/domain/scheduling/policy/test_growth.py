@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -179,6 +180,13 @@ def test_what_it_can_not_have_yet_is_set_aside_for_who_stands_by() -> None:
     assert (wait.reason.code, wait.blocked_by) == ("behind_in_queue", ("a",))
     assert isinstance(stay, Stay)
     assert stay.reason.message.startswith("stands by for 2 workers of 1 CPU; 1 is free")
+
+
+def test_a_group_that_trains_without_those_that_it_lacks_does_not_stand_by() -> None:
+    lost = replace(group("a", 3, Slice("n1", 2), lacking=1, least=3), trains=True)
+    (stay,) = planned(nodes=[node("n1", 0, CPU=2.0)], growing=(lost,))
+    assert isinstance(stay, Stay)
+    assert stay.reason.message.startswith("trains on without 1 worker of 1 CPU; 0 are free")
 
 
 def test_a_full_storage_keeps_groups_from_growing_but_not_from_being_mended() -> None:

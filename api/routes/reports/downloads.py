@@ -1,0 +1,116 @@
+"""Links that download one file of a job, once: for browsers, which send no token with a download.
+
+A link is spent when its download begins. A download that was cut off goes on with another link and
+the `Range` of what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from api.context import Caller, Context, NoParameters, TheContext
+from api.http import body
+from api.http.caching import fresh
+from api.http.downloads import BINARY, DOWNLOAD, attachment, download
+from api.openapi import json_body
+from api.problems import declare
+from api.routes.reports import artifacts, checkpoints
+from dray import views
+from dray.requests import DownloadRequest, LogRequest
+from service.jobs.downloads import no_such_link
+from service.jobs.queries import MAX_LINES, Queries
+
+router = APIRouter(prefix="/v1", tags=["downloads"])
+
+_WANTED = ("job_not_found", "artifact_not_found", "checkpoint_not_found", "storage_unavailable")
+
+
+@router.post(
+    "/jobs/{job_id}/downloads",
+    operation_id="create_download_link",
+    status_code=201,
+    response_model=views.DownloadLink,
+    openapi_extra=json_body(DownloadRequest),
+    dependencies=[NoParameters],
+    responses=declare(
+        *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
+        *("invalid_parameter", *_WANTED),
+    ),
+)
+async def create(request: Request, context: TheContext, caller: Caller, job_id: str) -> Response:
+    """Make a link that downloads an artifact, a file of a checkpoint or a log of the job without a
+    token: once, within a minute, and only while the token that asked for it is valid."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(DownloadRequest, request, limit_bytes)
+    await _content(request, context, job_id, wanted)  # a browser shows no problem of a download
+    link = await context.runtime.downloads.create(
+        job_id, wanted, owner=caller, token_id=context.authority.token_id(caller)
+    )
+    return fresh(link, 201, {"Location": link.url})
+
+
+@router.get(
+    "/downloads/{secret}",
+    operation_id="use_download_link",
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses={
+        **DOWNLOAD,
+        **declare("invalid_parameter", "download_link_not_found", "range_not_satisfiable"),
+        **declare(*_WANTED),
+    },
+)
+async def use(request: Request, context: TheContext, secret: str) -> Response:
+    """Download what the link is for, or a range of it. The link is spent from then on."""
+    link = await context.runtime.downloads.use(secret)
+    if link.token_id is None or link.token_id != context.authority.token_id(link.owner):
+        raise no_such_link()
+    request.state.caller = link.owner
+    response = await _content(request, context, link.job_id, link.wanted)
+    response.headers["Cache-Control"] = "no-store"
+    # Browsers fetch a large file in several parts at a time where ranges are offered (Chromium for
+    # Android does): of a link that works once they would get one.
+    response.headers["Accept-Ranges"] = "none"
+    return response
+
+
+async def _content(
+    request: Request, context: Context, job_id: str, wanted: DownloadRequest
+) -> Response:
+    storage, reading = context.runtime.storage, context.runtime.reading
+    if wanted.artifact is not None:
+        artifact, url = await reading.artifact(job_id, wanted.artifact)
+        return download(request, storage, await artifacts.locate(storage, artifact, url))
+    if wanted.checkpoint is not None:
+        step, path = wanted.checkpoint.step, wanted.checkpoint.path
+        return download(request, storage, await checkpoints.locate(reading, job_id, step, path))
+    log = wanted.log
+    assert log is not None, "one of the three is given"
+    first = await _page(reading, job_id, log, None)
+    name = f"{job_id}.log" if log.rank is None else f"{job_id}-rank-{log.rank}.log"
+    lines = _lines(reading, job_id, log, first)
+    return StreamingResponse(lines, headers=attachment(name), media_type=BINARY)
+
+
+async def _page(
+    reading: Queries, job_id: str, log: LogRequest, cursor: str | None
+) -> views.LogPage:
+    return await reading.logs(
+        job_id, rank=log.rank, attempt=log.attempt, cursor=cursor, limit=MAX_LINES
+    )
+
+
+async def _lines(
+    reading: Queries, job_id: str, log: LogRequest, page: views.LogPage
+) -> AsyncIterator[bytes]:
+    """The lines from this page on, until there are no more by now."""
+    while page.items:
+        texts = [
+            line.text if log.rank is not None else f"[{line.attempt}:{line.rank}] {line.text}"
+            for line in page.items
+        ]
+        yield "".join(f"{text}\n" for text in texts).encode("utf-8", "replace")
+        page = await _page(reading, job_id, log, page.next_cursor)

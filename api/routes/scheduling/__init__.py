@@ -1,0 +1,1 @@
+"""Routes of queues, costs, plans, and what the scheduler decided and expects."""

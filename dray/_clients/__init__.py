@@ -1,0 +1,1 @@
+"""The methods of both clients by subject, each blocking class beside its asynchronous twin."""

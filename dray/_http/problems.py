@@ -1,0 +1,61 @@
+"""Unsuccessful answers as exceptions of `dray.errors`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import httpx
+
+from dray import errors
+from dray.views import Problem
+
+_BY_STATUS: dict[int, type[errors.ApiError]] = {
+    401: errors.Unauthorized,
+    403: errors.Forbidden,
+    404: errors.NotFound,
+    409: errors.Conflict,
+    412: errors.Conflict,
+}
+
+
+def _by_status(status: int) -> type[errors.ApiError]:
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if status >= 500:
+        return errors.ServerError
+    return errors.BadRequest if status >= 400 else errors.ApiError
+
+
+def from_response(response: httpx.Response) -> errors.ApiError:
+    """The exception for an unsuccessful answer, whose body must have been read."""
+    problem = _problem(response)
+    kind = errors.CODES.get(problem.code) or _by_status(response.status_code)
+    return kind(problem, retry_after_s=_seconds(response.headers.get("retry-after", "")))
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Seconds of a Retry-After header (RFC 9110, 10.2.3), which may hold a date; None if
+    invalid."""
+    if retry_after.isascii() and retry_after.isdigit():
+        return float(retry_after)
+    try:
+        when = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max(0.0, (when.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+
+
+def _problem(response: httpx.Response) -> Problem:
+    """The body as a problem; any other body, such as a proxy's, is described by a new problem."""
+    try:
+        return Problem.model_validate_json(response.content)
+    except ValueError:
+        answer = f"{response.status_code} {response.reason_phrase}".strip()
+        return Problem(
+            type="about:blank",
+            title=response.reason_phrase,
+            status=response.status_code,
+            detail=f"{response.request.url} answered {answer}, not as a dray server does",
+            code="",
+        )

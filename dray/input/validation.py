@@ -1,0 +1,335 @@
+"""Validation of documents: the error as one sentence, with the place and a suggestion.
+
+Server and client use the same functions, so the client finds the same errors offline.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from dray.spec import JobSpec, Sweep
+from dray.spec.authoring.synonyms import MEANT, MEANT_VALUES, as_ours
+from dray.spec.fields import TAG_FIELDS
+
+MAX_DEPTH = 32
+"""Most levels of objects and lists in a document."""
+MAX_FAULTS = 20
+"""Most faults of one document to process: a document with thousands must not keep a server busy."""
+TOO_DEEP = f"the document is nested deeper than {MAX_DEPTH} levels"
+
+_PLAINLY = (
+    ("Value error, ", ""),
+    ("Input should", "must"),
+    ("String should", "must"),
+    ("List should", "must"),
+    ("Value should", "must"),
+    ("Tuple should", "must"),
+    ("Dictionary should", "must"),
+)
+
+D = TypeVar("D", bound=BaseModel)
+Error = Mapping[str, Any]
+"""An item of pydantic's `ValidationError.errors()`."""
+
+
+class Fault(ValueError):
+    """A document is invalid: `code` is the API's, `pointer` is the field at fault (RFC 6901)."""
+
+    def __init__(
+        self, code: str, detail: str, pointer: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.pointer = pointer
+        self.hint = hint
+
+
+def check(document: Mapping[str, Any]) -> JobSpec:
+    """The document as a JobSpec; raises Fault with the first field at fault and the reason."""
+    spec = check_as(JobSpec, document)
+    if spec.sweep is not None:
+        _check_values_of(spec, spec.sweep)
+    return spec
+
+
+def _check_values_of(spec: JobSpec, sweep: Sweep) -> None:
+    """Raise Fault for a parameter of a sweep that is no field of the recipe's document, or has a
+    value that the field can never have. Whether values go together, each trial's document shows."""
+    if spec.recipe is None:
+        return
+    for name, parameter in sweep.parameters.items():
+        for value in parameter.extremes:
+            document = spec.of_trial({name: value})
+            try:
+                JobSpec.model_validate(document)
+            except ValidationError as error:
+                own = [e for e in error.errors(include_url=False) if _is_of(e, name, document)]
+                if not own:
+                    continue
+                fault = _first_of(own, document, JobSpec)
+                raise Fault(
+                    fault.code,
+                    f"with the value {_cut(json.dumps(value))}: {fault.detail}",
+                    f"/sweep/parameters/{_escaped(name)}",
+                    fault.hint,
+                ) from None
+
+
+def _is_of(error: Error, name: str, document: Mapping[str, Any]) -> bool:
+    """Whether an error is one of the field itself, whatever the others are."""
+    field, place = f"/{name.replace('.', '/')}", _pointer(error, document, JobSpec)
+    if error["type"] == "wrong_together":
+        return False
+    if error["type"] == "value_error":
+        return place == field
+    return f"{field}/".startswith(f"{place}/")
+
+
+def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
+    """As `check`, for any kind of document."""
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise _first_of(error.errors(include_url=False), document, kind) from None
+
+
+def check_values(document: Any) -> None:
+    """Raise Fault if the document is too deep, or has a text that a database can't hold."""
+    level: list[tuple[str, Any]] = [("", document)]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        below: list[tuple[str, Any]] = []
+        for pointer, value in level:
+            if isinstance(value, str):
+                _check_text(value, pointer)
+            elif isinstance(value, Mapping):
+                for key, inner in value.items():
+                    _check_text(key, pointer)
+                    below.append((f"{pointer}/{_escaped(key)}", inner))
+            elif isinstance(value, list):
+                # A pointer for each of thousands of numbers would take long.
+                below += [
+                    (f"{pointer}/{index}", inner)
+                    for index, inner in enumerate(value)
+                    if isinstance(inner, str | Mapping | list)
+                ]
+        level = below
+    if level:
+        raise Fault("malformed_request", TOO_DEEP)
+
+
+def _check_text(text: Any, pointer: str) -> None:
+    if isinstance(text, str) and (
+        "\0" in text or (not text.isascii() and re.search("[\ud800-\udfff]", text))
+    ):
+        detail = "must not contain NUL or half of a surrogate pair"
+        raise Fault("invalid_document", detail, pointer)
+
+
+def _escaped(part: Any) -> str:
+    return str(part).replace("~", "~0").replace("/", "~1")
+
+
+def plainly(message: str) -> str:
+    """pydantic's message in a form that can follow the name of a field."""
+    for theirs, ours in _PLAINLY:
+        if message.startswith(theirs):
+            return ours + message.removeprefix(theirs)
+    return message
+
+
+def _first_of(errors: Iterable[Error], document: Mapping[str, Any], root: type[BaseModel]) -> Fault:
+    """One fault for all errors: the first field in full, the others by name."""
+    found: dict[str, list[Error]] = {}
+    for error in islice(errors, MAX_FAULTS):
+        found.setdefault(_pointer(error, document, root), []).append(error)
+    pointer, at_first = next(iter(found.items()))
+    detail = "; or ".join(dict.fromkeys(_message(error) for error in at_first))
+    others = [_cut(name) or "the document" for name in found if name != pointer]
+    if others:
+        more = " and more" if len(others) > 5 else ""
+        detail += f"; also wrong: {', '.join(others[:5])}{more}"
+    return Fault("invalid_document", detail, pointer, _hint(at_first[0], pointer, root))
+
+
+def _pointer(error: Error, document: Any, root: type[BaseModel]) -> str:
+    """The JSON pointer of an error, without the parts of pydantic's location that name types."""
+    if error["type"] == "wrong_together":
+        pointer: str = error["ctx"]["pointer"]
+        return pointer
+    location: Sequence[Any] = error["loc"]
+    pointer, here = "", document
+    models = [root]
+    for part in location:
+        chosen = _tagged(models, part)
+        if chosen is not None:
+            models = [chosen]
+            continue
+        is_item = isinstance(here, list) and isinstance(part, int) and part < len(here)
+        if is_item or (isinstance(here, Mapping) and part in here):
+            here = here[part]
+        elif isinstance(here, Mapping) and error["type"] == "missing":
+            here = None
+        else:
+            break
+        models = _models_of(models, part)
+        pointer += f"/{_escaped(part)}"
+    is_untagged = error["type"].startswith("union_tag_")
+    return f"{pointer}/{_tag_field(error)}" if is_untagged else pointer
+
+
+def _tag_field(error: Error) -> str:
+    """The field that chooses among the types of a union."""
+    return str(error["ctx"]["discriminator"]).strip("'")
+
+
+def _message(error: Error) -> str:
+    match error["type"]:
+        case "extra_forbidden":
+            return f"there is no field {_shown(error['loc'][-1])}"
+        case "missing":
+            return f"the field {error['loc'][-1]!r} is missing"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "must be an object with fields"
+        case "union_tag_invalid":
+            return f"must be one of {error['ctx']['expected_tags']}"
+        case "union_tag_not_found":
+            return f"the field {_tag_field(error)!r} is missing"
+        case _:
+            return plainly(str(error["msg"]))
+
+
+def _shown(name: Any) -> str:
+    return repr(_cut(str(name)))
+
+
+def _cut(text: str) -> str:
+    """The text in at most 100 characters and an ellipsis."""
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
+    """A suggestion by similarity of names."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        *parents, name = error["loc"]
+        candidates = list(_fields_at(parents, root))
+        listed = f"its fields are {', '.join(candidates)}" if candidates else None
+        return (
+            _meant(str(name), pointer, root)
+            or _of_another_kind(parents, str(name), root)
+            or _elsewhere(str(name), pointer, root)
+            or nearest(str(name), candidates)
+            or listed
+        )
+    if kind == "union_tag_invalid":
+        return nearest(context["tag"], _quoted(context["expected_tags"]))
+    if kind == "string_type" and not isinstance(error.get("input"), list | Mapping | None):
+        return "write it in quotes"
+    if kind in ("literal_error", "enum") and isinstance(error.get("input"), str):
+        choices = _quoted(str(context.get("expected", "")))
+        meant = MEANT_VALUES.get(as_ours(error["input"]))
+        return nearest(meant if meant in choices else error["input"], choices)
+    return None
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text)
+
+
+def nearest(name: str, candidates: Sequence[str]) -> str | None:
+    """A suggestion of the candidate that is most like the name; None if none is."""
+    # A long name is similar to none, and comparing it would take long.
+    close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+def _of_another_kind(parents: Sequence[Any], name: str, root: type[BaseModel]) -> str | None:
+    """Suggest the other types of a union, if these have the field and the chosen one does not."""
+    if not parents:
+        return None
+    models = _models_at(parents[:-1], root)
+    chosen = _tagged(models, parents[-1])
+    others = [m for m in models if m is not chosen and name in m.model_fields]
+    if chosen is None or not others:
+        return None
+    tag = next(field for field in TAG_FIELDS if field in chosen.model_fields)
+    names = " or ".join(str(model.model_fields[tag].default) for model in others)
+    return f"it is a field of {tag} {names}: set {tag}"
+
+
+def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
+    """Suggest the field of this name in another part: `epochs` belongs into `train`.
+
+    The place at `pointer` itself, which another model may allow, is not suggested.
+    """
+    parts: list[tuple[str, list[type[BaseModel]]]] = [("", [root])]
+    for part, models in parts:
+        for field in dict.fromkeys(field for model in models for field in model.model_fields):
+            place = f"{part}/{field}"
+            if field == name and place != pointer:
+                return f"did you mean {place!r}?"
+            below = _models_of(models, field)
+            if below:
+                parts.append((place, below))
+    return None
+
+
+def _meant(name: str, pointer: str, root: type[BaseModel]) -> str | None:
+    """Suggest dray's name for another program's: `batch_size` is `global_batch_size`."""
+    ours = as_ours(name) if len(name) <= 100 else ""
+    place = MEANT.get(ours)
+    if place is None or not issubclass(root, JobSpec):
+        return None
+    part, _, field = place.rpartition("/")
+    is_here = part == pointer.rpartition("/")[0]
+    return f"did you mean {(field if is_here else place)!r}?"
+
+
+def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:
+    """Names of the fields of the part of the document at `parents`."""
+    models = _models_at(parents, root)
+    yield from dict.fromkeys(name for model in models for name in model.model_fields)
+
+
+def _models_at(parents: Iterable[Any], root: type[BaseModel]) -> Sequence[type[BaseModel]]:
+    """The models of the part of the document at `parents`."""
+    models = [root]
+    for parent in parents:
+        chosen = _tagged(models, parent)
+        models = [chosen] if chosen is not None else _models_of(models, parent)
+    return models
+
+
+def _tagged(models: Sequence[type[BaseModel]], part: Any) -> type[BaseModel] | None:
+    """The model that `part` of a location chooses, if it is the tag of a union."""
+    if len(models) < 2:
+        return next((model for model in models if model.__name__ == part), None)
+    return next((model for model in models if part in _tags(model)), None)
+
+
+def _tags(model: type[BaseModel]) -> list[Any]:
+    """The values of the fields by which unions choose a model."""
+    fields = model.model_fields
+    return [fields[name].default for name in TAG_FIELDS if name in fields]
+
+
+def _models_of(models: Iterable[type[BaseModel]], field: Any) -> list[type[BaseModel]]:
+    fields = [m.model_fields[str(field)] for m in models if str(field) in m.model_fields]
+    return [model for found in fields for model in _models_in(found.annotation)]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)

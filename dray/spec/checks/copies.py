@@ -1,0 +1,143 @@
+"""Checks of a whole document: how the ranks keep their copies of the model in step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dray.spec.fields import wrong
+from dray.spec.training.sync import AutoSync, Gossip, ParameterServer
+
+if TYPE_CHECKING:
+    from dray.spec.job import JobSpec
+
+
+def check(spec: JobSpec) -> None:
+    compression = spec.compression
+    if spec.sync is not None and spec.script is not None:
+        raise wrong("/sync", "is for recipes; a script exchanges its gradients itself")
+    continues = spec.init_from is not None and spec.init_from.take == "everything"
+    if isinstance(spec.sync, AutoSync) and continues:
+        raise wrong(
+            "/sync",
+            "must not be auto with init_from.take everything: give the other job's sync, with "
+            "which the job goes on",
+        )
+    if spec.copies_differ:
+        _check_differing_copies(spec)
+    if isinstance(spec.sync, Gossip):
+        spec.sync.check(spec.resources.num_workers)
+        _check_asynchronous(spec, spec.sync)
+    if isinstance(spec.sync, ParameterServer):
+        _check_servers(spec, spec.sync)
+    if compression is None:
+        return
+    if spec.is_exact:
+        raise wrong(
+            "/sync/compression",
+            "is not for elastic.exact: each rank leaves out something else",
+        )
+    optimizer = spec.train.optimizer
+    if spec.train.on_divergence == "skip_step" and compression.name in ("topk", "powersgd"):
+        raise wrong(
+            "/train/on_divergence",
+            f"must not be skip_step with {compression.name}, which keeps what it does not "
+            "send: also a gradient that is not finite. Take rollback",
+        )
+    if spec.train.precision == "fp16" and compression.name in ("topk", "powersgd"):
+        raise wrong(
+            "/train/precision",
+            f"must be fp32 or bf16 with {compression.name}, which keeps what it does not send: "
+            "also a gradient that overflowed",
+        )
+    if compression.name == "topk" and optimizer.nesterov:
+        raise wrong(
+            "/train/optimizer/nesterov",
+            "is not for topk, which takes the momentum over: set it to false",
+        )
+    if compression.name == "topk" and optimizer.name == "lars":
+        raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")
+
+
+def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
+    """The servers know vectors: no tensors, no samples and no losses."""
+    train = spec.train
+    sync.check(spec.resources.num_workers)
+    chosen = "with sync.kind parameter_server"
+    if spec.is_divided or spec.parallel.auto:
+        raise wrong("/parallel", f"must be unset {chosen}: each worker has the whole model")
+    if spec.elastic is not None:
+        raise wrong("/elastic", f"is not for this job: {chosen} the size is fixed")
+    gpus = spec.resources.gpus_per_worker
+    if gpus and sync.server_resources is None:
+        raise wrong(
+            "/sync/server_resources",
+            "must be given with gpus_per_worker, because servers use no GPU: such as "
+            "`{cpus: 2}`. Or take gpus_per_worker 0",
+        )
+    if 0 < gpus < 1:
+        raise wrong("/resources/gpus_per_worker", f"must be 0 or 1 {chosen}: servers share no GPU")
+    if sync.server_resources is not None and spec.resources.required_topology is not None:
+        raise wrong(
+            "/resources/required_topology",
+            "must be unset with sync.server_resources in this version: it is for slots that "
+            "are alike",
+        )
+    if train.precision == "fp16":
+        raise wrong("/train/precision", f"must be fp32 or bf16 {chosen}: no loss is scaled")
+    if train.ema is not None:
+        raise wrong("/train/ema", f"must be unset {chosen}, which keep no average")
+    if train.on_divergence == "skip_step":
+        raise wrong(
+            "/train/on_divergence",
+            f"must not be skip_step {chosen}, which add up what they get: take rollback",
+        )
+    if spec.profile is not None:
+        raise wrong("/profile", f"must be unset {chosen}: workers do not take the same steps")
+    optimizer = train.optimizer
+    if optimizer.name not in ("adamw", "sgd"):
+        raise wrong(
+            "/train/optimizer/name",
+            f"must be adamw or sgd {chosen}: {optimizer.name} looks at whole layers, which "
+            "servers do not have",
+        )
+    if optimizer.state_dtype != "fp32":
+        raise wrong("/train/optimizer/state_dtype", f"must be fp32 {chosen}")
+    if spec.data.loader_workers and sync.mode != "synchronous":
+        raise wrong(
+            "/data/loader_workers",
+            f"must be 0 with sync.mode {sync.mode}: a worker learns before each step which "
+            "samples it computes",
+        )
+    if train.max_grad_norm is not None and sync.mode == "synchronous":
+        raise wrong(
+            "/train/max_grad_norm",
+            "must be unset with synchronous parameter servers, of which none has the whole "
+            "gradient: leave it out, or take sync.mode asynchronous or bounded",
+        )
+
+
+def _check_asynchronous(spec: JobSpec, sync: Gossip) -> None:
+    if sync.mode != "ad_psgd":
+        return
+    if spec.resources.gpus_per_worker:
+        raise wrong(
+            "/resources/gpus_per_worker",
+            "must be 0 with ad_psgd, which averages on CPU in this version: or take d_psgd or sgp",
+        )
+    if spec.data.loader_workers:
+        raise wrong(
+            "/data/loader_workers",
+            "must be 0 with ad_psgd: its ranks learn during a step which samples they compute",
+        )
+
+
+def _check_differing_copies(spec: JobSpec) -> None:
+    assert spec.sync is not None
+    chosen = "sync.every above 1" if spec.takes_local_steps else f"sync.kind {spec.sync.kind}"
+    why = f"with {chosen} the ranks have no common weights in between"
+    if spec.elastic is not None:
+        raise wrong("/elastic", f"must be unset: {why} to change the size with")
+    if spec.train.ema is not None:
+        raise wrong("/train/ema", f"must be unset: {why} to average")
+    if spec.checkpoint.every_steps == "auto":
+        raise wrong("/checkpoint/every_steps", f"must be a number: {why} to save")

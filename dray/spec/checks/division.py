@@ -1,0 +1,116 @@
+"""Checks of a whole document: the axes along which the model is divided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dray.spec.fields import wrong
+from dray.spec.program.script import Script
+from dray.spec.training.sync import ParameterServer
+
+if TYPE_CHECKING:
+    from dray.spec.job import JobSpec
+
+
+def check_mesh(spec: JobSpec) -> None:
+    spec.parallel.check(spec.resources.num_workers)
+    if spec.parallel.auto and spec.script is not None:
+        raise wrong("/parallel", "is for recipes; a script divides its model itself")
+    if spec.parallel.auto and spec.elastic is not None:
+        raise wrong("/elastic", "is not for parallel: auto, which plans for a fixed size")
+    if spec.is_divided:
+        _check_divided(spec)
+        if spec.model is not None:
+            spec.parallel.check_model(spec.model)
+
+
+def _check_divided(spec: JobSpec) -> None:
+    train = spec.train
+    axis = "shard" if spec.parallel.shard > 1 else spec.parallel.inner_axes[0]
+    alone = f"needs parallel.{axis} 1"
+    if spec.elastic is not None:
+        raise wrong("/elastic", f"{alone}: no rank has the whole state")
+    if spec.script is not None:
+        _check_divided_script(spec, spec.script)
+        return
+    if spec.copies_differ:
+        at = "/sync/every" if spec.takes_local_steps else "/sync/kind"
+        raise wrong(at, f"{alone}: no rank has the whole state")
+    if spec.checkpoint.every_steps == "auto":
+        raise wrong(
+            "/checkpoint/every_steps",
+            f"must be a number with parallel.{axis}: all ranks save together",
+        )
+    if spec.parallel.zero == 1:
+        return  # weights and gradients are whole everywhere
+    instead = ", or take parallel.zero 1" if not spec.parallel.inner_axes else ""
+    if spec.compression is not None:
+        why = ": it is for gradients that each rank has whole"
+        if spec.parallel.is_sharded:
+            why = (
+                f"{instead}: FSDP2 adds up parts, for which torch has none of these; "
+                "parallel.reduce_dtype bf16 sends half"
+            )
+        raise wrong("/sync/compression", f"{alone}{why}")
+    if train.ema is not None:
+        raise wrong("/train/ema", f"{alone} in this version of dray{instead}")
+    if train.optimizer.name not in ("adamw", "sgd"):
+        raise wrong(
+            "/train/optimizer/name",
+            f"must be adamw or sgd with parallel.{axis}{instead}: {train.optimizer.name} looks "
+            "at whole layers",
+        )
+
+
+def _check_divided_script(spec: JobSpec, script: Script) -> None:
+    """`train.prepare` divides its model along the axes `data`, `shard` and `tensor`."""
+    for axis in ("pipeline", "context"):
+        if getattr(spec.parallel, axis) > 1:
+            raise wrong(
+                f"/parallel/{axis}",
+                "is for recipes; train.prepare() takes parallel.shard and parallel.tensor",
+            )
+    if script.framework != "torch" or script.roles:
+        raise wrong("/parallel", "divides the model of a script of torch without roles")
+    if spec.parallel.zero != 3:
+        raise wrong("/parallel/zero", "must be 3 for a script: train.prepare() uses FSDP2")
+    for name in ("param_dtype", "reduce_dtype"):
+        if getattr(spec.parallel, name) != "fp32":
+            raise wrong(f"/parallel/{name}", "is for recipes; train.prepare() sends fp32")
+
+
+def check_sent_types(spec: JobSpec) -> None:
+    parallel = spec.parallel
+    for name in ("param_dtype", "reduce_dtype"):
+        if getattr(parallel, name) == "fp32":
+            continue
+        if not parallel.is_sharded or parallel.zero == 1:
+            raise wrong(
+                f"/parallel/{name}",
+                "is for what FSDP sends: with parallel.shard or context above 1, and zero 2 or "
+                "3; among replicas sync.compression bf16 does it",
+            )
+    param, precision = parallel.param_dtype, spec.train.precision
+    if param not in ("fp32", precision):
+        raise wrong("/parallel/param_dtype", f"needs train.precision {param}, which computes so")
+    if parallel.reduce_dtype == "fp16" and precision != "fp16":
+        raise wrong(
+            "/parallel/reduce_dtype",
+            "fp16 needs train.precision fp16, whose loss scale keeps small gradients: or take bf16",
+        )
+
+
+def check_balance(spec: JobSpec) -> None:
+    if spec.parallel.balance == "even":
+        return
+    if spec.script is not None:
+        raise wrong("/parallel/balance", "is for recipes; a script shares its batches out itself")
+    if spec.is_exact:
+        raise wrong("/parallel/balance", "must be even with elastic.exact: its shares are equal")
+    has_servers = isinstance(spec.sync, ParameterServer)
+    if spec.compression is not None or spec.copies_differ or has_servers:
+        raise wrong(
+            "/parallel/balance",
+            "must be even with sync.compression and sync.every, and with sync.kind other than "
+            "all_reduce",
+        )

@@ -1,0 +1,69 @@
+"""Checks of a whole document: the group's GPUs and sizes, and the ranks that other parts name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dray.spec.fields import wrong
+
+if TYPE_CHECKING:
+    from dray.spec.job import JobSpec
+
+
+def check_gpus(spec: JobSpec) -> None:
+    share, accepts = spec.resources.gpus_per_worker, spec.resources.share_gpus
+    if 0 < share < 1 and not accepts:
+        at = "/resources/share_gpus"
+        raise wrong(at, f"must be true for {share:g} of a GPU: other jobs have the rest of it")
+    if accepts and share in (0, 1):
+        at = "/resources/share_gpus"
+        raise wrong(at, "is for a part of a GPU: give gpus_per_worker as 0.5, say")
+
+
+def check_elastic(spec: JobSpec) -> None:
+    if spec.elastic is None:
+        return
+    least, most = spec.elastic.min_workers, spec.resources.num_workers
+    if least > most:
+        raise wrong(
+            "/elastic/min_workers",
+            f"is {least}, more than the {most} of resources.num_workers",
+        )
+    if spec.script is not None and spec.script.roles:
+        raise wrong("/elastic", "is not for roles, whose sizes are fixed")
+    if spec.script is not None and spec.elastic.exact:
+        raise wrong("/elastic/exact", "is for recipes; of a script dray does not know the loss")
+    if spec.resources.gpus_per_worker:
+        raise wrong(
+            "/elastic", "needs gpus_per_worker 0: this version of dray resizes groups on CPU"
+        )
+    rule = spec.train.early_stopping
+    if spec.elastic.exact and rule is not None and rule.metric != "val/loss":
+        raise wrong(
+            "/train/early_stopping/metric",
+            "must be val/loss with elastic.exact: other metrics are added up in an order that "
+            "depends on the world size, so a run could stop elsewhere",
+        )
+    if spec.parallel.data != "auto":
+        raise wrong("/parallel/data", "must be auto: an elastic job has no fixed world size")
+
+
+def check_profile(spec: JobSpec) -> None:
+    if spec.profile is None:
+        return
+    if spec.script is not None:
+        raise wrong("/profile", "is for recipes; a script calls torch.profiler itself")
+    num_workers = spec.resources.num_workers
+    if max(spec.profile.ranks) >= num_workers:
+        message = f"must be below resources.num_workers, which is {num_workers}"
+        raise wrong("/profile/ranks", message)
+
+
+def check_metrics(spec: JobSpec) -> None:
+    if spec.metrics and spec.script is None:
+        raise wrong("/metrics", "is for scripts; a recipe reports its metrics itself")
+    num_workers = spec.resources.num_workers
+    for number, metric in enumerate(spec.metrics):
+        if metric.rank != "all" and metric.rank >= num_workers:
+            message = f"must be below resources.num_workers, which is {num_workers}"
+            raise wrong(f"/metrics/{number}/rank", message)

@@ -1,0 +1,139 @@
+"""Checks of a whole job document that has `federated`: other options must fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dray.spec.federated.document import Federated
+from dray.spec.fields import refuse_set, wrong
+from dray.spec.program.model import Imported
+from dray.spec.program.recipes import RECIPES
+from dray.spec.training.train import Train
+
+if TYPE_CHECKING:
+    from dray.spec import JobSpec
+
+HTTP_RECIPES = ("image_classification", "tabular_classification", "tabular_regression")
+"""Recipes whose clients may be outside of the cluster."""
+INSTEAD: dict[str, str] = {
+    "epochs": "federated.rounds and local_epochs",
+    "max_steps": "federated.rounds",
+    "global_batch_size": "federated.batch_size",
+    "batch_range": "federated.batch_size",
+    "micro_batch_size": "federated.batch_size",
+    "eval_every_epochs": "federated.evaluate_every",
+}
+"""Options of `train` that a federated job has another one for."""
+
+
+def with_num_workers(document: Any) -> Any:
+    """A job document with `resources.num_workers` filled in, where silos say it and it is unset."""
+    if not isinstance(document, Mapping):
+        return document
+    federated, resources = document.get("federated"), document.get("resources", {})
+    silos = federated.get("silos") if isinstance(federated, Mapping) else None
+    if not isinstance(silos, list | tuple) or not isinstance(resources, Mapping):
+        return document
+    return {**document, "resources": {"num_workers": len(silos) + 1, **resources}}
+
+
+def check(document: JobSpec) -> None:
+    """Raise the error of `wrong` for the first option that does not go together with `federated`,
+    or has no meaning there."""
+    federated = document.federated
+    if federated is None:
+        return
+    if document.script is not None:
+        raise wrong("/federated", "is for recipes; a script trains its clients itself")
+    _check_group(document)
+    if federated.silos is not None:
+        _check_silos(document, len(federated.silos))
+    elif federated.http is not None:
+        _check_outside(document)
+    elif (num_workers := document.resources.num_workers) > federated.clients_per_round:
+        raise wrong(
+            "/resources/num_workers",
+            f"is {num_workers}: with more workers than the {federated.clients_per_round} clients "
+            "of a round, some have nothing to do",
+        )
+    _check_train(document.train, federated)
+    assert document.recipe is not None
+    if federated.partition.by != "iid" and not RECIPES[document.recipe].classifies:
+        raise wrong(
+            "/federated/partition/by",
+            f"must be iid for {document.recipe}, whose samples are of no class",
+        )
+
+
+def _check_group(document: JobSpec) -> None:
+    for name, reason in {
+        "sync": "with federated: clients send updates, not gradients",
+        "parallel": "with federated, where each rank has the whole model",
+        "profile": "with federated, in this version",
+    }.items():
+        refuse_set(document, "", (name,), f"must be unset {reason}")
+    if document.data.loader_workers:
+        raise wrong("/data/loader_workers", "must be 0 with federated, in this version")
+
+
+def _check_silos(document: JobSpec, num_silos: int) -> None:
+    """Refuse what silos can't have, and all by which a submitter's own code would run in one."""
+    resources, chosen = document.resources, "with federated.silos"
+    if resources.num_workers != num_silos + 1:
+        raise wrong(
+            "/resources/num_workers",
+            f"must be {num_silos + 1}, one for each silo and one that aggregates: leave it out",
+        )
+    if resources.gpus_per_worker:
+        raise wrong(
+            "/resources/gpus_per_worker",
+            f"must be 0 {chosen}, in this version: a group on GPUs does not recover in place",
+        )
+    message = f"must be unset {chosen}, whose nodes are given"
+    refuse_set(resources, "/resources", ("required_topology",), message)
+    if isinstance(document.model, Imported):
+        raise wrong("/model", f"must be one of dray's {chosen}: no code of yours runs in a silo")
+    for names, reason in {
+        ("elastic",): ": each silo has its node. Give a quorum",
+        ("environment",): ": no code and no variables of yours go there",
+        ("array", "sweep"): ", in this version",
+    }.items():
+        refuse_set(document, "", names, f"must be unset {chosen}{reason}")
+
+
+def _check_outside(document: JobSpec) -> None:
+    """Clients outside of the cluster, who run nothing that the job brings along."""
+    if (num_workers := document.resources.num_workers) != 1:
+        raise wrong(
+            "/resources/num_workers",
+            f"is {num_workers}, and must be 1 with federated.http: the only rank aggregates",
+        )
+    message = "must be unset with federated.http, whose only rank aggregates"
+    refuse_set(document, "", ("elastic",), message)
+    if document.recipe not in HTTP_RECIPES:
+        known = " and ".join(HTTP_RECIPES)
+        message = f"is {document.recipe}: federated.http takes {known}, in this version"
+        raise wrong("/recipe", message)
+    if isinstance(document.model, Imported):
+        raise wrong(
+            "/model/name", "must not be imported with federated.http: clients run no code of a job"
+        )
+
+
+def _check_train(train: Train, federated: Federated) -> None:
+    for name in INSTEAD:
+        message = f"must be unset with federated: give {INSTEAD[name]}"
+        refuse_set(train, "/train", (name,), message)
+    unsupported = ("lr_scaling", "recompute", "compile", "measure_noise")
+    refuse_set(train, "/train", unsupported, "must be unset with federated, in this version")
+    if train.precision == "fp16":
+        raise wrong("/train/precision", "must be fp32 or bf16 with federated")
+    message = "must be unset with federated: clients keep no optimizer state between rounds"
+    refuse_set(train.optimizer, "/train/optimizer", ("state_dtype", "offload"), message)
+    plain = train.optimizer.name == "sgd" and not train.optimizer.momentum
+    if federated.algorithm == "scaffold" and not plain:
+        raise wrong(
+            "/train/optimizer/name",
+            "must be sgd without momentum with scaffold, whose corrections are made for it",
+        )

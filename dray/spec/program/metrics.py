@@ -1,0 +1,69 @@
+"""Metrics that dray takes from the output of a script and from the files of its loggers."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from dray.input.patterns import MAX_PATTERN_CHARS, compile_pattern
+from dray.spec.fields import Document, Int
+from dray.spec.training.parallel import MAX_WORKERS
+
+Source = Literal["tensorboard", "csv", "transformers", "none"]
+
+
+def _checked_pattern(pattern: str) -> str:
+    try:
+        groups = compile_pattern(pattern).groups
+    except ImportError:
+        try:
+            groups = re.compile(pattern).groups
+        except (re.error, OverflowError, RecursionError):
+            return pattern  # RE2's syntax is a little different: the server decides
+    if groups != 1:
+        raise ValueError(
+            f"must have one group in parentheses, around the number, and has {groups}; a group "
+            "that only holds something together is written (?:...)"
+        )
+    return pattern
+
+
+Pattern = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=MAX_PATTERN_CHARS),
+    AfterValidator(_checked_pattern),
+]
+MetricKey = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^[a-z0-9_]+(/[a-z0-9_.]+)*$")
+]
+
+
+class Metric(Document):
+    """A metric that a script prints (`name` and `pattern`), or a logger whose metrics are taken
+    (`source`)."""
+
+    name: MetricKey | None = None
+    """Key of the metric, such as `train/loss`."""
+    pattern: Pattern | None = None
+    """Regular expression (RE2), searched in each line of the output; its one group is the
+    number."""
+    step: Pattern | None = None
+    """Regular expression whose one group is the step, in the same line or an earlier one; unset,
+    the values are numbered from 1."""
+    source: Source | None = None
+    """Logger whose metrics are taken: `tensorboard` and `csv` are files in the job's directory,
+    `transformers` is what its Trainer prints. Where no entry has a source, `tensorboard` and `csv`
+    are taken; `none`: neither is."""
+    rank: Annotated[Int, Field(ge=0, lt=MAX_WORKERS)] | Literal["all"] = 0
+    """Rank whose output, or whose node's files, are read."""
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Self:
+        if self.source is not None:
+            if self.name is not None or self.pattern is not None or self.step is not None:
+                raise ValueError("has a source, which brings its own names: give that alone")
+        elif self.name is None or self.pattern is None:
+            raise ValueError("needs a name and a pattern, or a source")
+        return self

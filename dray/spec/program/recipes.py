@@ -1,0 +1,182 @@
+"""The models, formats and metrics of each recipe, so that anything else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from dray.spec.fields import wrong
+from dray.spec.program.model import Unet
+from dray.spec.training.data import Data, Format
+from dray.spec.training.train import Train
+
+RecipeName = Literal[
+    "image_classification",
+    "image_segmentation",
+    "tabular_classification",
+    "tabular_regression",
+    "language_model",
+]
+
+MINIMISED: Final = frozenset(
+    {"val/loss", "val/mae", "val/mse", "val/perplexity", "val/worst_tenth_loss"}
+)
+"""Metrics that are better when lower."""
+
+
+FORMATS_OF: Final[Mapping[str, tuple[Format, ...]]] = MappingProxyType(
+    {
+        "target": ("npz", "csv", "parquet"),
+        "features": ("npz", "csv", "parquet"),
+        "categorical": ("csv", "parquet"),
+        "delimiter": ("csv",),
+        "encoding": ("csv",),
+        "decimal": ("csv",),
+        "missing": ("csv", "parquet"),
+        "missing_columns": ("csv", "parquet"),
+        "image_size": ("images",),
+    }
+)
+"""Options of `data` that only some formats use."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The models, formats and metrics of a recipe."""
+
+    models: tuple[str, ...]
+    """Models of the recipe, the default first."""
+    formats: tuple[Format, ...]
+    folder_format: Format | None
+    """Format of a source without a known extension."""
+    sklearn_sets: tuple[str, ...]
+    metrics: tuple[str, ...]
+    classifies: bool
+    reads_masks: bool = False
+    """Whether the targets are masks."""
+
+    @property
+    def client_metrics(self) -> tuple[str, ...]:
+        """Metrics of the recipe in a federated job, the last ones over the worst clients."""
+        accuracy = ("val/worst_tenth_accuracy",) if self.classifies else ()
+        return (*self.metrics, "val/worst_tenth_loss", *accuracy)
+
+    def format_of(self, data: Data) -> Format | None:
+        return data.known_format or self.folder_format
+
+    def check(
+        self, model: Any, data: Data, train: Train, best: str | None, metrics: tuple[str, ...]
+    ) -> None:
+        """Raise the error of `wrong` for the first option that does not fit the recipe. `metrics`
+        are those of the job."""
+        if model.name not in self.models:
+            raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
+        self._check_data(data)
+        if isinstance(model, Unet) and data.image_size is not None:
+            _check_halving(model, data.image_size)
+        stopping = train.early_stopping
+        for pointer, metric in (
+            ("/checkpoint/best", best),
+            ("/train/early_stopping/metric", stopping.metric if stopping else None),
+        ):
+            if metric is not None and metric not in metrics:
+                raise wrong(pointer, f"must be one of {_listed(metrics)} for this recipe")
+        if train.label_smoothing > 0.0 and not self.classifies:
+            raise wrong("/train/label_smoothing", "is for classification")
+
+    def _check_data(self, data: Data) -> None:
+        form = self.format_of(data)
+        if form == "sklearn":
+            name = data.source.removeprefix("sklearn://").rstrip("/")
+            if name not in self.sklearn_sets:
+                known = _listed(f"sklearn://{one}" for one in self.sklearn_sets)
+                brought = f"'s are {known}" if known else " brings none"
+                raise wrong("/data/source", f"is no set for this recipe; scikit-learn{brought}")
+        elif form is None:
+            formats = _listed(self.formats)
+            raise wrong("/data/format", f"is needed: the source's end tells none of {formats}")
+        elif form not in self.formats:
+            pointer = "/data/format" if data.format else "/data/source"
+            raise wrong(pointer, f"is {form}, and this recipe reads {_listed(self.formats)}")
+        if form in ("csv", "parquet") and data.target is None:
+            raise wrong("/data/target", f"is needed: it names the {form} column to predict")
+        for option, owners in FORMATS_OF.items():
+            default = Data.model_fields[option].default
+            if getattr(data, option) != default and form not in owners:
+                raise wrong(f"/data/{option}", f"is for {_listed(owners)}, and the data are {form}")
+        if form == "csv" and data.decimal == data.known_delimiter:
+            raise wrong("/data/decimal", "is a comma, and so is data.delimiter: set that, as to ;")
+        if data.missing_columns.get(data.target or "", "error") not in ("error", "drop"):
+            message = f"must be error or drop of the target, {data.target!r}: it is never made up"
+            raise wrong("/data/missing_columns", message)
+        if data.classes is not None and not self.reads_masks:
+            raise wrong("/data/classes", "is for image_segmentation: it names the classes of masks")
+        if form == "npz" and data.features is not None and len(data.features) > 1:
+            raise wrong("/data/features", "names one array of the npz file: the inputs")
+
+
+_SAMPLES_METRICS = ("val/loss", "val/accuracy", "val/f1", "val/auroc")
+_TABLES: tuple[Format, ...] = ("csv", "parquet", "npz")
+
+RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
+    {
+        "image_classification": Options(
+            models=("cnn", "resnet", "mlp", "imported"),
+            formats=("images", "npz"),
+            folder_format="images",
+            sklearn_sets=("digits",),
+            metrics=_SAMPLES_METRICS,
+            classifies=True,
+        ),
+        "image_segmentation": Options(
+            models=("unet", "imported"),
+            formats=("images", "npz"),
+            folder_format="images",
+            sklearn_sets=(),
+            metrics=("val/loss", "val/dice", "val/iou", "val/accuracy"),
+            classifies=False,
+            reads_masks=True,
+        ),
+        "tabular_classification": Options(
+            models=("mlp", "imported"),
+            formats=_TABLES,
+            folder_format=None,
+            sklearn_sets=("breast_cancer", "digits", "iris", "wine"),
+            metrics=_SAMPLES_METRICS,
+            classifies=True,
+        ),
+        "tabular_regression": Options(
+            models=("mlp", "imported"),
+            formats=_TABLES,
+            folder_format=None,
+            sklearn_sets=("diabetes",),
+            metrics=("val/loss", "val/mae", "val/mse", "val/r2"),
+            classifies=False,
+        ),
+        "language_model": Options(
+            models=("gpt", "imported"),
+            formats=("text",),
+            folder_format="text",
+            sklearn_sets=(),
+            metrics=("val/loss", "val/perplexity", "val/accuracy"),
+            classifies=False,
+        ),
+    }
+)
+"""Options of each recipe by its name in a job document."""
+
+
+def _check_halving(model: Unet, size: tuple[int, int]) -> None:
+    if min(size) < model.least_side:
+        height, width = size
+        raise wrong(
+            "/data/image_size",
+            f"is {height} x {width}; a unet of depth {model.depth} needs sides of at least "
+            f"{model.least_side} pixels",
+        )
+
+
+def _listed(words: Any) -> str:
+    return ", ".join(words)

@@ -1,0 +1,83 @@
+"""The part of a job document that names a training program of the user's own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from dray.spec.fields import Document, PlainText, Seconds, wrong
+from dray.spec.program import roles as roles_of
+from dray.spec.program.code import Code
+from dray.spec.program.roles import Framework, Role, RoleName
+
+LEAST_HANG_LIMIT_S = 10
+"""Two looks of the supervisor, which are 5 s apart: it can't tell shorter times."""
+
+
+def _measurable(limit_s: int) -> int:
+    if limit_s < LEAST_HANG_LIMIT_S:
+        raise ValueError(
+            f"must be at least {LEAST_HANG_LIMIT_S} s, since dray looks at a script every 5 s; "
+            "choose more than the longest time between two reports"
+        )
+    return limit_s
+
+
+class Script(Document):
+    """A training program, started once for each worker, as torchrun would start it."""
+
+    entrypoint: Annotated[PlainText, StringConstraints(min_length=1, max_length=4096)] | None = None
+    """Path of a Python file: in `code`, or without it on the worker's machine."""
+    module: (
+        Annotated[
+            str, StringConstraints(max_length=1024, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+        ]
+        | None
+    ) = None
+    """A module that is run as `python -m` would run it, instead of `entrypoint`."""
+    args: Annotated[list[PlainText], Field(max_length=1024)] = []
+    """Command line arguments, given as they are (no shell)."""
+    code: Code | None = None
+    """The id of uploaded code, as `dray submit --code` and `POST /v1/code` give it; or where the
+    nodes fetch it. Unset, the program is on the workers' machines already."""
+    framework: Framework = "torch"
+    """Framework by whose rules the ranks find each other; `none`: they form no group."""
+    roles: Annotated[dict[RoleName, Role], Field(max_length=16)] = {}
+    """Ranks with commands of their own, such as `ps` and `worker`, numbered role by role; unset,
+    all run the same. `resources.num_workers` is their sum, and may be left out."""
+    hang_limit_s: Annotated[Seconds, AfterValidator(_measurable)] | None = None
+    """A script that reports nothing for so many seconds, or never reports and does nothing, is
+    ended and started again; a number from 10, or a time such as `30m`. Unset, it must show two
+    signs of a hang for 15 minutes."""
+
+    @property
+    def command(self) -> str:
+        """The program to run, as a person would write it."""
+        return self.entrypoint or f"-m {self.module}"
+
+    def for_rank(self, rank: int) -> Script:
+        """The program and the arguments that this rank runs."""
+        if not self.roles:
+            return self
+        name, _ = roles_of.role_of(self.roles, rank)
+        role = self.roles[name]
+        own: dict[str, object] = {}
+        if role.entrypoint is not None:
+            own |= {"entrypoint": role.entrypoint, "module": None}
+        if role.args is not None:
+            own["args"] = role.args
+        return self.model_copy(update=own)
+
+    @model_validator(mode="after")
+    def _roles_of_the_framework(self) -> Self:
+        roles_of.check(self.framework, self.roles)
+        return self
+
+    @model_validator(mode="after")
+    def _one_program(self) -> Self:
+        if self.entrypoint is None and self.module is None:
+            raise wrong("/script/entrypoint", "is missing: give a file, or a module instead")
+        if self.entrypoint is not None and self.module is not None:
+            raise wrong("/script/module", "is run instead of an entrypoint: give one of the two")
+        return self

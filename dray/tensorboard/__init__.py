@@ -1,0 +1,1 @@
+"""Metrics of jobs in TensorBoard: its event files, and their writer."""

@@ -1,0 +1,163 @@
+"""Metrics of jobs as event files of TensorBoard, written while the jobs go on.
+
+Each job has one file, in a folder of its own. The file itself is the record of what was written:
+a later call reads its scalars and goes on after them, also after a call that was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+from dray.tensorboard import event_files
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dray.aio import AsyncClient
+    from dray.views import Job, Point
+
+FILE = "events.out.tfevents.0.dray"
+DOCUMENT = "job\N{NO-BREAK SPACE}document"
+"""The tag of the job's document. No metric is called so: their names have no such space. Of two
+kinds of content with one tag, TensorBoard shows the first alone."""
+FLUSH_S = 1.0
+_PIECE_BYTES = 4 << 20
+
+
+class LogdirInUse(OSError):
+    """Another process writes the event file of the same job."""
+
+
+async def write_jobs(client: AsyncClient, job_ids: Sequence[str], logdir: Path) -> None:
+    """Write the metrics of rank 0 until each of the jobs is over. Raises LogdirInUse, and the
+    errors of `follow_metrics`."""
+    tasks = [asyncio.create_task(_write_job(client, job_id, logdir)) for job_id in job_ids]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _write_job(client: AsyncClient, job_id: str, logdir: Path) -> None:
+    job = await client.get(job_id)
+    with EventFile(logdir / folder_of(job)) as file:
+        if file.is_new:
+            file.write_document(job)
+        tasks = {
+            asyncio.create_task(_write_points(client, job_id, file)),
+            asyncio.create_task(_flush(file)),  # ends with an error alone, as of a full disk
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+
+async def _write_points(client: AsyncClient, job_id: str, file: EventFile) -> None:
+    async for point in client.follow_metrics(job_id, after=file.last_steps):
+        file.write(point)
+
+
+async def _flush(file: EventFile) -> None:
+    while True:
+        await asyncio.sleep(FLUSH_S)
+        file.flush()
+
+
+def folder_of(job: Job) -> str:
+    """The folder of a job below the logdir, which is its name in TensorBoard."""
+    return f"{re.sub('[^A-Za-z0-9._-]+', '_', job.name).lstrip('.')}-{job.id[-8:]}"
+
+
+class EventFile:
+    """The event file of one job, which one process writes at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not through a link: what is no event file is cut off below.
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        self._file: BinaryIO = os.fdopen(os.open(folder / FILE, flags, 0o666), "a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise LogdirInUse(
+                f"another `dray tensorboard` writes {folder / FILE}: use that one, or another "
+                "folder by --logdir"
+            ) from None
+        self.last_steps: dict[str, int] = {}
+        """By the name of a series, the last step that is in the file."""
+        self._waiting: tuple[int, float, dict[str, float]] | None = None
+        """Values of one step and time, which become one event."""
+        end = self._read()
+        self._file.truncate(end)  # half a record, of a process that was killed
+        self.is_new = end == 0
+        if self.is_new:
+            self._append(event_files.version(time.time()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.closing(self._file):
+            self.flush()
+
+    def _read(self) -> int:
+        """Note the last steps; answers the end of the last whole record."""
+        self._file.seek(0)
+        start, data, end = 0, b"", 0
+        with contextlib.suppress(event_files.Damaged):
+            while piece := self._file.read(_PIECE_BYTES):
+                start, data, end = start + end, data[end:] + piece, 0
+                for after, event in event_files.records(data):
+                    if after > len(data):
+                        break
+                    event_files.check(event, data[end:after])
+                    self.last_steps.update(event_files.last_steps(event))
+                    end = after
+        return start + end
+
+    def write_document(self, job: Job) -> None:
+        text = json.dumps({"job": job.id, **job.spec}, indent=2)
+        at = job.created_at.timestamp()
+        self._append(event_files.text_event(at, DOCUMENT, f"```json\n{text}\n```"))
+
+    def write(self, point: Point) -> None:
+        at = time.time() if point.time is None else point.time
+        if self._waiting is None or self._waiting[:2] != (point.step, at):
+            self._write_waiting()
+            self._waiting = point.step, at, {}
+        self._waiting[2][point.key] = float(point.value)
+
+    def flush(self) -> None:
+        self._write_waiting()
+        self._file.flush()
+
+    def _write_waiting(self) -> None:
+        if self._waiting is not None:
+            step, at, values = self._waiting
+            self._waiting = None
+            self._append(event_files.scalars_event(at, step, values))
+
+    def _append(self, event: bytes) -> None:
+        self._file.write(event_files.record(event))

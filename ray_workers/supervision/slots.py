@@ -1,0 +1,165 @@
+"""The slots of an attempt: placement groups of Ray, asked for and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ray_workers.node import placement_groups
+from ray_workers.shared.contracts import AttemptSpec, ServerSlots, Slice, by_bundle
+from ray_workers.supervision.rank_actor import RankActor
+from ray_workers.supervision.rules.timings import Timings
+
+BLOCK_LIMIT_S = 2.0
+"""How long Ray may take to give a part of a GPU that is only to be blocked."""
+PROBE_LIMIT_S = 10.0
+"""How long an actor may take, at least, that looks which GPU Ray has chosen."""
+
+
+class SlotsUnavailable(Exception):
+    """Ray did not give every slot in time."""
+
+
+@dataclass
+class Slots:
+    """One placement group, which is what the attempt holds of one node, or a part of it."""
+
+    part: Slice
+    group: PlacementGroup
+    bundle: Mapping[str, float]
+    """Ray resources of each worker in it."""
+    is_held: bool = True
+    """False while the slots are asked for and may not come."""
+    is_going: bool = False
+    """They are given back as soon as the processes in them are seen gone."""
+
+
+class AttemptSlots:
+    """All slots of one attempt, from the moment they are asked for."""
+
+    def __init__(self, spec: AttemptSpec, timings: Timings) -> None:
+        self._spec = spec
+        self._timings = timings
+        self.held: list[Slots] = []
+        """Those that are asked for or held, until they are given back."""
+        self.num_ever = 0
+        """How many placement groups were asked for so far."""
+
+    async def acquire(self) -> None:
+        """Reserve the slots, one placement group per node slice: all of them or none. Of shared
+        GPUs it is one for each worker, on a GPU that no other worker of the group has.
+
+        Raises SlotsUnavailable after `start_timeout_s`; `held` are those that were reserved.
+        """
+        spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
+        if not 0 < spec.bundle.get("GPU", 0) < 1:
+            await self.ask(spec.slices, spec.start_timeout_s, servers=spec.servers)
+            return
+        kept = [s for part in spec.slices for s in await self._acquire_apart(part, deadline)]
+        await self.give_back([slots for slots in self.held if slots not in kept])
+        self.held = kept
+
+    async def _acquire_apart(self, part: Slice, deadline: float) -> list[Slots]:
+        """Slots for so many workers, each on another GPU of the node.
+
+        Ray chooses the GPU of which the least is left that suffices, so the second slot comes on
+        the first one's. Such a slot is given back, and the rest of that GPU is blocked meanwhile,
+        part by part, until Ray chooses another.
+        """
+        kept: dict[str, Slots] = {}
+        bundle = self._spec.bundle
+        while (lacking := part.num_workers - len(kept)) > 0:
+            try:
+                found = await self._acquire_seen(part.node_id, lacking, bundle, deadline)
+            except (SlotsUnavailable, TimeoutError):
+                raise SlotsUnavailable(
+                    f"Ray did not give {part.num_workers} slots of {bundle['GPU']:g} GPU, each on "
+                    f"another GPU of one node, within {self._spec.start_timeout_s:g} s; others may "
+                    "be using the GPUs"
+                ) from None
+            again = [slots for slots, gpu in found if kept.setdefault(gpu, slots) is not slots]
+            await self.give_back(again)
+            await self._block(part.node_id, len(again), set(kept), deadline)
+        return list(kept.values())
+
+    async def _block(self, node_id: str, number: int, gpus: Set[str], deadline: float) -> None:
+        """Take so many parts of these GPUs, or fewer where there is no more room on them."""
+        known = list(self.held)
+        part = {"GPU": self._spec.bundle["GPU"]}
+        soon = min(deadline, time.monotonic() + BLOCK_LIMIT_S)
+        blocking: list[Slots] = []
+        with contextlib.suppress(SlotsUnavailable, TimeoutError):
+            found = await self._acquire_seen(node_id, number, part, soon)
+            blocking = [slots for slots, gpu in found if gpu in gpus]
+        await self.give_back([s for s in self.held if s not in known and s not in blocking])
+
+    async def _acquire_seen(
+        self, node_id: str, number: int, bundle: Mapping[str, float], deadline: float
+    ) -> list[tuple[Slots, str]]:
+        """So many slots with a part of a GPU, one placement group for each, and their GPUs."""
+        limit_s = max(0.0, deadline - time.monotonic())
+        asked = await self.ask([Slice(node_id, 1)] * number, limit_s, bundle=bundle)
+        async with asyncio.timeout(max(PROBE_LIMIT_S, deadline - time.monotonic())):
+            gpus = await asyncio.gather(*map(self._gpu_of, asked))
+        return list(zip(asked, gpus, strict=True))
+
+    async def ask(
+        self,
+        slices: Sequence[Slice],
+        timeout_s: float,
+        *,
+        is_held: bool = True,
+        bundle: Mapping[str, float] | None = None,
+        servers: ServerSlots | None = None,
+    ) -> list[Slots]:
+        """bundle: of one slot, where it is not a worker's. servers: those among the slots."""
+        spec, asked = self._spec, []
+        for part, own in by_bundle(slices, bundle or spec.bundle, servers):
+            group = placement_group(
+                [dict(own)] * part.num_workers,
+                strategy="STRICT_PACK",
+                name=placement_groups.slots_name(spec.job_id, spec.attempt, self.num_ever),
+                lifetime="detached",
+                bundle_label_selector=[{"ray.io/node-id": part.node_id}] * part.num_workers,
+            )
+            self.num_ever += 1
+            asked.append(Slots(part, group, own, is_held))
+            self.held.append(asked[-1])
+        deadline = time.monotonic() + timeout_s
+        waits = [
+            # Ray counts this in whole seconds and cuts off the rest.
+            asyncio.to_thread(slots.group.wait, math.ceil(max(deadline - time.monotonic(), 0.0)))
+            for slots in asked
+        ]
+        if not all(await asyncio.gather(*waits)):
+            num = sum(part.num_workers for part in slices)
+            raise SlotsUnavailable(
+                f"Ray did not give {num} slots within {timeout_s:g} s; "
+                "others may be using the cluster"
+            )
+        return asked
+
+    async def _gpu_of(self, slots: Slots) -> str:
+        """The GPU that Ray has chosen for a slot, by an actor that looks and ends."""
+        strategy = PlacementGroupSchedulingStrategy(slots.group, placement_group_bundle_index=0)
+        looks = RankActor.options(  # type: ignore[attr-defined]
+            num_cpus=0, num_gpus=self._spec.bundle["GPU"], scheduling_strategy=strategy
+        ).remote("", str(self._spec.spec["name"]), self._timings)
+        try:
+            (gpu,) = await looks.gpus.remote()
+            return str(gpu)
+        finally:
+            ray.kill(looks)
+
+    async def give_back(self, slots: Sequence[Slots]) -> None:
+        """Give slots back in which nothing runs."""
+        await placement_groups.give_back([each.group for each in slots])
+        self.held = [each for each in self.held if each not in slots]

@@ -1,0 +1,66 @@
+"""The training loop of a silo: it plays rounds on its own samples until the aggregator is done."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from dray.spec import JobSpec
+from dray.train.kv.connection import ConnectionLost
+from ray_workers.recipes import RECIPES
+from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
+from ray_workers.training.clients.silo_client import SiloClient
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.core.finished import finish_if_told
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
+
+AGGREGATOR = 0
+"""The rank that has no data of a silo; silo n of the document is the rank n + 1."""
+
+
+def is_silo(task: RankTask, spec: JobSpec) -> bool:
+    federated = spec.federated
+    return federated is not None and federated.silos is not None and task.rank != AGGREGATOR
+
+
+def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
+    """Play rounds until there is no other. ConnectionLost if the aggregator is gone before."""
+    workload = _workload_of(task, spec)
+    rendezvous = RendezvousHandler(task, page)
+    store = rendezvous.meet_without_group()
+    page.enter(RankPhase.JOINING, TimeCategory.STARTING)
+    page.begin(rendezvous.place.generation, 0)
+    try:
+        limit = timedelta(seconds=MEETING_LIMIT_S)
+        client = SiloClient.of(spec, task.rank - 1, workload, page, store, limit)
+        try:
+            given = client.next_round()
+            # One in the place of another begins with the round that is open.
+            page.begin(rendezvous.place.generation, given.number - 1)
+            while True:
+                client.play(given)
+                given = client.next_round()
+        finally:
+            client.close()
+    except ConnectionLost:
+        if not finish_if_told(store, page, rendezvous.place.generation):
+            raise
+
+
+def _workload_of(task: RankTask, spec: JobSpec) -> Workload:
+    """The model as `data` make it, with the silo's own samples."""
+    assert spec.recipe is not None
+    assert spec.federated is not None
+    if task.silo_source is None:
+        name = (spec.federated.silos or [])[task.rank - 1].name
+        raise DataError(
+            f"the silo {name} has no data: give its source in the job document, or set "
+            "DRAY_SILO_SOURCE where Ray is started on its node"
+        )
+    alone = {"source": task.silo_source, "sha256": None, "size_bytes": None}
+    if urlsplit(task.silo_source).scheme == "sklearn":
+        alone |= {"format": None}
+    own = spec.data.model_copy(update=alone)
+    return RECIPES[spec.recipe].build(spec, task.data_policy, own)

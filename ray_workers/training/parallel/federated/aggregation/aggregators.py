@@ -1,0 +1,96 @@
+"""From the updates of a round to one, the same to the last bit on any number of ranks.
+
+A mean is added up in whole numbers: an update, which has a bounded norm, is rounded to multiples of
+a power of two, and sums of whole numbers do not depend on their order. Such sums are what secure
+aggregation needs, too. Other aggregators get all updates of the round on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dray.spec.federated.parts import Aggregator
+from ray_workers.training.elastic import process_group
+
+BITS = 61
+"""Of a sum, without its sign: one is left for what rounding adds."""
+SORTED_AT_ONCE = 2**24
+"""Numbers, of all updates together."""
+
+
+class FixedPointSum:
+    """A weighted sum of updates. The weights of all that are added, on whatever rank, come to 1 at
+    most."""
+
+    def __init__(self, num_elements: int, max_norm: float, device: torch.device) -> None:
+        """max_norm: the largest norm of an update."""
+        self._scale = 2.0 ** (BITS - max(0, math.ceil(math.log2(max_norm))))
+        self._sum = torch.zeros(num_elements, dtype=torch.int64, device=device)
+
+    def add(self, update: Tensor, weight: float) -> None:
+        self._sum += (update.double() * (weight * self._scale)).round_().long()
+
+    def total(self, world_size: int) -> Tensor:
+        """The sum over all ranks, in float64. A collective."""
+        process_group.add_up(self._sum, world_size)
+        return self._sum.double() / self._scale
+
+
+def rows_of_all(mine: Sequence[Tensor], owners: Sequence[int], like: Tensor) -> Tensor:
+    """The updates of all participants of a round on every rank: (participants, elements), in their
+    order. A collective.
+
+    mine: those that this rank has, in their order. owners: the rank of each.
+    """
+    if not dist.is_initialized():
+        return torch.stack(list(mine)) if mine else like.new_empty(0, len(like))
+    counts = [owners.count(rank) for rank in range(dist.get_world_size())]
+    own = like.new_zeros(max(counts), len(like))
+    for row, update in zip(own, mine, strict=False):
+        row.copy_(update)
+    found = [torch.empty_like(own) for _ in counts]
+    dist.all_gather(found, own)
+    each = [iter(rows) for rows in found]
+    return torch.stack([next(each[rank]) for rank in owners]) if owners else own
+
+
+def robust(options: Aggregator, rows: Tensor) -> Tensor:
+    """One update of several: (updates, elements) -> float64 (elements,).
+
+    A sort takes six times the memory of its rows, so only some elements are sorted at once.
+    """
+    if options.name == "krum":
+        return rows[nearest(rows, options.malicious, options.keep)].double().mean(dim=0)
+    parts = torch.split(rows, max(1, SORTED_AT_ONCE // len(rows)), dim=1)
+    return torch.cat([_of_each_element(options, part.double()) for part in parts])
+
+
+def _of_each_element(options: Aggregator, rows: Tensor) -> Tensor:
+    match options.name:
+        case "mean":
+            return rows.mean(dim=0)
+        case "median":
+            ordered = rows.sort(dim=0).values
+            middle = len(rows) // 2
+            return (ordered[middle] + ordered[(len(rows) - 1) // 2]) / 2
+        case "trimmed_mean":
+            ends = max(1, int(options.trim * len(rows)))
+            return rows.sort(dim=0).values[ends : len(rows) - ends].mean(dim=0)
+        case "krum":
+            raise AssertionError("it takes whole updates")
+
+
+def nearest(rows: Tensor, malicious: int, keep: int) -> Tensor:
+    """The numbers of the `keep` updates whose nearest neighbours, all but `malicious` and two, are
+    nearest (Blanchard et al. 2017, equation 1)."""
+    exact = rows.double()
+    distances = torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist").square_()
+    num_neighbours = len(rows) - malicious - 2
+    # The least of each is its distance of 0 from itself.
+    scores = distances.sort(dim=1).values[:, 1 : 1 + num_neighbours].sum(dim=1)
+    return scores.sort(stable=True).indices[:keep].sort().values

@@ -1,0 +1,145 @@
+"""Differential privacy for clients: clipping, noise, and how much privacy is spent.
+
+One client's update can move the sum of a round by the clipping norm at most, and the noise hides
+that. The noise of a simulation is drawn from the job's seed, so that a run can be repeated: it
+shows what privacy costs, and hides nothing from who knows the seed.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dray import spec
+from dray.spec.federated.parts import Privacy
+from ray_workers.training.core.errors import RoundsError
+from ray_workers.training.data.sampler import derive_seed
+
+
+class Accountant:
+    """Epsilon after a number of rounds, by opacus: the moments of the sampled Gaussian mechanism
+    (Mironov et al. 2019, arXiv:1908.10530), with each client in a round by a chance of its own."""
+
+    def __init__(self, federated: spec.Federated, privacy: Privacy) -> None:
+        self._privacy = privacy
+        self._sample_rate = federated.clients_per_round / federated.clients
+
+    @cached_property
+    def _of_one_round(self) -> tuple[list[float], Any]:
+        """(orders, the divergence of each)."""
+        try:
+            from opacus.accountants import RDPAccountant
+            from opacus.accountants.analysis.rdp import compute_rdp
+        except ModuleNotFoundError as error:
+            raise RoundsError(
+                "federated.privacy needs the package opacus on the nodes, which counts what is "
+                'spent: name it in environment.python_packages, as "opacus>=1.5"'
+            ) from error
+        orders = list(RDPAccountant.DEFAULT_ALPHAS)
+        noise = self._privacy.noise_multiplier
+        return orders, compute_rdp(
+            q=self._sample_rate, noise_multiplier=noise, steps=1, orders=orders
+        )
+
+    def epsilon(self, num_rounds: int) -> float:
+        if num_rounds == 0:
+            return 0.0
+        from opacus.accountants.analysis.rdp import get_privacy_spent
+
+        orders, one = self._of_one_round
+        spent, _ = get_privacy_spent(orders=orders, rdp=one * num_rounds, delta=self._privacy.delta)
+        return float(spent)
+
+    def most_rounds(self, limit: int) -> int:
+        """The rounds, up to `limit`, after which no more is spent than the document allows."""
+        if self.epsilon(limit) <= self._privacy.epsilon:
+            return limit
+        enough, too_many = 0, limit
+        while too_many - enough > 1:
+            middle = (enough + too_many) // 2
+            if self.epsilon(middle) <= self._privacy.epsilon:
+                enough = middle
+            else:
+                too_many = middle
+        return enough
+
+
+def rounds_of(options: spec.Federated) -> int:
+    """The number of rounds that the job may take: fewer than the document's where they would spend
+    more privacy than it allows. RoundsError if there is none."""
+    if options.privacy is None:
+        return options.rounds
+    accountant = Accountant(options, options.privacy)
+    rounds = accountant.most_rounds(options.rounds)
+    if rounds == 0:
+        raise RoundsError(
+            f"federated.privacy.epsilon is {options.privacy.epsilon:g}, and one round spends "
+            f"{accountant.epsilon(1):.4g}: allow more, or take a larger noise_multiplier or fewer "
+            "clients_per_round"
+        )
+    return rounds
+
+
+def check_statistics(model: nn.Module) -> None:
+    """RoundsError if the model has running statistics, which clients would have to send without
+    noise."""
+    for name, module in model.named_modules():
+        if getattr(module, "running_mean", None) is not None:
+            raise RoundsError(
+                f"federated.privacy is not for models with running statistics, which {name} "
+                f"({type(module).__name__}) has: take a GroupNorm or LayerNorm instead"
+            )
+
+
+class ClippingNorm:
+    """The norm to which updates are clipped, which may follow a quantile of their norms."""
+
+    def __init__(self, federated: spec.Federated, privacy: Privacy, seed: int) -> None:
+        self._federated = federated
+        self._privacy = privacy
+        self._seed = seed
+        self.value = privacy.clip_norm
+
+    def clip(self, update: Tensor, norm: float) -> bool:
+        """In place; whether nothing had to be clipped."""
+        if norm > self.value:
+            update *= self.value / norm
+        return norm <= self.value
+
+    def noise(self, round_number: int, size: int) -> Tensor:
+        """The noise of the sum of a round: float64, on the CPU, the same on every rank."""
+        deviation = self._noise_multiplier * self.value
+        return deviation * torch.randn(
+            size, generator=self._generator("noise", round_number), dtype=torch.float64
+        )
+
+    @property
+    def _noise_multiplier(self) -> float:
+        """Of the updates: where the norm adapts, the noise of its count has a part of the whole
+        (Andrew et al. 2021, theorem 1)."""
+        whole = self._privacy.noise_multiplier
+        if self._privacy.adaptive is None:
+            return whole
+        return whole / math.sqrt(1 - (whole / (2 * self._federated.count_noise)) ** 2)
+
+    def after(self, round_number: int, num_within: int, num_updates: int) -> float:
+        """The norm of the next round, when so many of the updates of this one were not clipped.
+
+        Each update counts as a half with its sign, because one more or less then moves the count by
+        a half at most, as the share of the noise above has it; a plain count would move by 1.
+        """
+        federated, adaptive = self._federated, self._privacy.adaptive
+        if adaptive is None:
+            return self.value
+        generator = self._generator("count", round_number)
+        noise = federated.count_noise * float(torch.randn((), generator=generator))
+        share = 0.5 + (num_within - num_updates / 2 + noise) / federated.expected_updates
+        value = self.value * math.exp(-adaptive.lr * (share - adaptive.quantile))
+        return min(value, federated.max_update_norm)
+
+    def _generator(self, name: str, round_number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(name, self._seed, round_number))

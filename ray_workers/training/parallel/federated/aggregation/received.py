@@ -1,0 +1,97 @@
+"""Facts about the updates of a round that every rank knows: verdicts, norms and losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dray.spec.federated.parts import Silo
+from ray_workers.shared.job_log import log
+from ray_workers.training.elastic import process_group
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
+    Verdict,
+    reason,
+)
+from ray_workers.training.parallel.federated.rounds import RoundPlan
+
+MAX_NAMED = 20
+"""Clients of a round whose updates were refused that are named in the log."""
+
+
+class UpdateTable:
+    """A line for each participant of a round, which the rank fills that plays it."""
+
+    def __init__(self, plan: RoundPlan, device: torch.device) -> None:
+        self._plan = plan
+        self._lines = torch.zeros(len(plan.participants), 3, dtype=torch.float64, device=device)
+
+    def note(self, place: int, verdict: Verdict, norm: float, loss: float) -> None:
+        self._lines[place] = self._lines.new_tensor([verdict, norm, loss])
+
+    def of_all(self, world_size: int) -> ReceivedUpdates:
+        """A collective. Each line is a sum with zeros, and so exact."""
+        process_group.add_up(self._lines, world_size)
+        verdicts, norms, losses = self._lines.t().tolist()
+        return ReceivedUpdates(self._plan, [Verdict(int(one)) for one in verdicts], norms, losses)
+
+
+@dataclass(frozen=True)
+class ReceivedUpdates:
+    """The updates of a round, by the places of their clients among the participants."""
+
+    plan: RoundPlan
+    verdicts: Sequence[Verdict]
+    norms: Sequence[float]
+    """Before clipping; NaN of an update that has none, or that secure aggregation has hidden."""
+    losses: Sequence[float]
+    """The mean of each client on the way to its update; NaN where that is hidden."""
+
+    @property
+    def accepted(self) -> list[int]:
+        """The places of the updates that are not refused."""
+        return [at for at, each in enumerate(self.verdicts) if each is Verdict.ACCEPTED]
+
+    def loss(self, last: float) -> float:
+        """The mean loss over the samples of the accepted clients that tell theirs. NaN if all that
+        came were refused, and `last` if none came."""
+        if not self.plan.participants:
+            return last
+        if not (accepted := self.accepted):
+            return math.nan
+        participants = self.plan.participants
+        told = [at for at in accepted if participants[at].tells_loss]
+        total = sum(participants[at].num_samples for at in told)
+        return (
+            sum(participants[at].num_samples * self.losses[at] / total for at in told)
+            if told
+            else last
+        )
+
+    def metrics(self, *, counts: bool) -> dict[str, float]:
+        """counts: whether the round does."""
+        accepted, plan = self.accepted, self.plan
+        found: dict[str, float] = {
+            "federated/updates": len(accepted) if counts else 0,
+            "federated/dropped_out": len(plan.lost),
+            "federated/stragglers": plan.num_stragglers,
+            "federated/refused": len(plan.participants) - len(accepted),
+        }
+        norms = sorted(self.norms[at] for at in accepted if math.isfinite(self.norms[at]))
+        if norms:
+            found["federated/update_norm"] = norms[len(norms) // 2]
+        return found
+
+    def name_refused(self, max_norm: float, silos: Sequence[Silo] | None = None) -> None:
+        """In the job's log. silos: the clients, where they have names."""
+        refused = [at for at, each in enumerate(self.verdicts) if each is not Verdict.ACCEPTED]
+        for at in refused[:MAX_NAMED]:
+            client = self.plan.participants[at].client
+            who = f"client {client}" if silos is None else f"silo {silos[client].name}"
+            why = reason(self.verdicts[at], self.norms[at], max_norm)
+            log(f"round {self.plan.number}: the update of {who} is refused: {why}")
+        if len(refused) > MAX_NAMED:
+            more = len(refused) - MAX_NAMED
+            log(f"round {self.plan.number}: the updates of {more} more clients are refused")

@@ -1,0 +1,118 @@
+"""Publishing a round for clients outside of the cluster: its files in the storage of the job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dray import spec
+from dray.train import files, storage_room
+from ray_workers.shared import round_files
+from ray_workers.shared.frames import RoundReport
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.parallel.federated.outside.sent_updates import names_below
+from ray_workers.training.parallel.strategy import StrategyContext
+
+DATA_OF_CLIENTS = (
+    *("decimal", "delimiter", "encoding", "missing", "missing_columns", "validation_fraction"),
+)
+"""Fields of `data` that hold for the files of clients as well."""
+
+
+class RoundPublisher:
+    """The model of each round, and the form, which is the same in all of them."""
+
+    def __init__(
+        self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
+    ) -> None:
+        """model: the tensors that clients begin a round with."""
+        self._document = given.spec
+        self._workload: Workload = given.workload
+        self._waiting = given.page.move
+        self._url = given.rounds_url
+        self._num_elements = num_elements
+        self._model = model
+        self._form: tuple[str, int] | None = None
+        """(SHA-256, bytes), once it is published."""
+
+    def publish(
+        self, number: int, clients: list[int] | None, quorum: int, deadline_s: float, nonce: str
+    ) -> RoundReport:
+        """Have the files of the round in the storage, and those of older rounds no more.
+
+        clients: that are asked; None for all. nonce: of a round that no other attempt may take up;
+        else empty.
+        """
+        with TemporaryDirectory(prefix="dray-round-") as scratch:
+            path = Path(scratch, round_files.MODEL)
+            save_file(self._model(), path)
+            size_bytes, sha256 = files.measure(path)
+            digest = hashlib.sha256(f"{sha256}{nonce}".encode()).hexdigest() if nonce else sha256
+            name = round_files.round_name(number, digest)
+            self.store(path, f"{name}/{round_files.MODEL}")
+            if self._form is None:
+                form = Path(scratch, round_files.FORM)
+                form.write_text(json.dumps(form_of(self._document, self._workload, Path(scratch))))
+                size, digest = files.measure(form)
+                self.store(form, round_files.FORM)
+                self._form = digest, size
+        self._delete_old(number, name)
+        return RoundReport(
+            number=number,
+            name=name,
+            is_open=True,
+            clients=clients,
+            quorum=quorum,
+            deadline_s=deadline_s,
+            num_elements=self._num_elements,
+            model_sha256=sha256,
+            model_size_bytes=size_bytes,
+            form_sha256=self._form[0],
+            form_size_bytes=self._form[1],
+            received=[],
+            awaits=round_files.UPDATE,
+            update_bytes=self._num_elements * round_files.ELEMENT_BYTES,
+        )
+
+    def store(self, path: Path, name: str) -> None:
+        """Have a file in the storage under a name below that of the rounds."""
+        url = f"{self._url}/{name}"
+
+        def store() -> None:
+            files.store(path, url)
+
+        storage_room.wait_for_room(f"the round's {path.name}", store, waiting=self._waiting)
+
+    def _delete_old(self, number: int, name: str) -> None:
+        """All but this round and the one before, which an attempt repeats if no checkpoint is of
+        it. A request that was under way when a round ended may have left files in any."""
+        for each in names_below(self._url):
+            found = round_files.number_of(each)
+            if found is not None and each != name and found != number - 1:
+                files.remove_folder(f"{self._url}/{each}")
+
+
+def form_of(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:
+    """The facts that a client needs to know besides the weights: the form of the model's inputs and
+    outputs, as a result has it, and the parts of the document that training goes by. The place of
+    the job's own data, and its environment, are not among them.
+
+    folder: an empty one, for a moment.
+    """
+    workload.write_results(workload.model, {}, 0, folder)
+    form: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    whole = document.model_dump(mode="json")
+    data = {name: whole["data"][name] for name in DATA_OF_CLIENTS}
+    is_table = "target" in form
+    data |= {"source": "file:///private", "format": "csv" if is_table else "images"}
+    if is_table:
+        data["target"] = form["target"]
+    shown = {name: whole[name] for name in ("version", "recipe", "model", "train", "federated")}
+    return form | {"spec": shown | {"data": data}}

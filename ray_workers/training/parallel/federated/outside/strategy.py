@@ -1,0 +1,110 @@
+"""The strategy of a federated job whose clients are outside of the cluster: its only rank is the
+server, and a round is a step as in a simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dray.train import files
+from ray_workers.shared.job_log import log
+from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
+from ray_workers.training.data.prefetcher import Feed, Share
+from ray_workers.training.parallel.federated.aggregation.received import ReceivedUpdates
+from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict
+from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.engine import FederatedEngine
+from ray_workers.training.parallel.federated.masking_values import needing_cryptography
+from ray_workers.training.parallel.federated.outside.sent_updates import DamagedUpdateError
+from ray_workers.training.parallel.federated.outside.update_collector import (
+    CollectedShare,
+    MaskedShare,
+    UpdateCollector,
+)
+from ray_workers.training.parallel.federated.rounds import Participant
+from ray_workers.training.parallel.federated.strategy import ServerStrategy
+from ray_workers.training.parallel.strategy import StrategyContext
+
+
+class OutsideEngine(FederatedEngine):
+    """Adds up the updates that clients have sent."""
+
+    def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
+        assert isinstance(mine, CollectedShare)
+        self._given.page.move()
+        sent, size = mine.sent[participant.client], self._flat.num_elements
+        try:
+            update = mine.update_of(participant.client, size)
+        except DamagedUpdateError:  # changed since it came in: what is not finite is refused
+            update = torch.full((size,), math.nan)
+        return update.to(self._given.device), sent.loss
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        (mine,) = shares
+        if not isinstance(mine, MaskedShare):
+            super().backward(shares, scale, prepare, before_exchange)
+            return
+        count = len(mine.plan.participants)
+        hidden = [math.nan] * count
+        received = ReceivedUpdates(mine.plan, [Verdict.ACCEPTED] * count, hidden, hidden)
+        self._take(mine, received, self._of_sum(received, mine.total))
+
+    def _metrics(
+        self, mine: RoundShare, received: ReceivedUpdates, *, counts: bool
+    ) -> dict[str, float]:
+        found = super()._metrics(mine, received, counts=counts)
+        if not isinstance(mine, CollectedShare):
+            return found
+        losses = [
+            (one.val_loss, one.num_val_samples)
+            for one in (mine.sent[mine.plan.participants[at].client] for at in received.accepted)
+            if one.val_loss is not None
+        ]
+        if losses:
+            total = sum(loss * count for loss, count in losses)
+            found["federated/val_loss"] = total / sum(count for _, count in losses)
+            worst = sorted((loss for loss, _ in losses), reverse=True)
+            worst = worst[: math.ceil(len(worst) / 10)]
+            found["federated/worst_tenth_val_loss"] = sum(worst) / len(worst)
+        return found
+
+
+class OutsideStrategy(ServerStrategy):
+    """The server of clients that are outside of the cluster, on the job's only rank."""
+
+    _engine: OutsideEngine
+
+    def __init__(self, given: StrategyContext) -> None:
+        super().__init__(given, OutsideEngine(given))
+        self._collector = UpdateCollector
+        if self._options.secure_aggregation is not None:
+            with needing_cryptography():
+                from ray_workers.training.parallel.federated.outside import masked_collector
+
+            masked_collector.refuse_too_few_bits(self._options, self._engine.num_update_elements)
+            self._collector = masked_collector.MaskedCollector
+
+    def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
+        return self._collector(self.given, self._engine.num_update_elements, self._tensors)
+
+    def trained(self) -> nn.Module | None:
+        """Also deletes the files of the last rounds: all of them are in a checkpoint."""
+        try:
+            files.remove_folder(self.given.rounds_url)
+        except Exception as error:  # storage clients raise many types; they go with the job
+            log(f"files of the last rounds stay until the job is deleted: {error}")
+        return super().trained()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Copies, since a file's tensors must not share memory, and tied weights do."""
+        state = self.model.state_dict()
+        return {name: one.detach().cpu().clone().contiguous() for name, one in state.items()}

@@ -1,0 +1,181 @@
+"""Rounds whose clients are outside of the cluster: publishing a model, and waiting for updates.
+
+Nothing of a round is in this process alone. Its model and the updates are files in the storage of
+the job, by a name that depends on the weights; so the next attempt, which begins with the same
+weights, finds the updates that came in, and none is counted twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from dray import train
+from dray.secure_aggregation.messages import MaskingPhase
+from dray.spec.federated.parts import Http
+from dray.train import files, storage_room
+from dray.train.storage_room import StorageError
+from ray_workers.shared.frames import RoundReport
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.job_log import log
+from ray_workers.shared.round_files import SentUpdate
+from ray_workers.training.core.errors import LeaveRequested
+from ray_workers.training.data.prefetcher import Feeding
+from ray_workers.training.parallel.federated.client_batches import RoundFeed, RoundShare
+from ray_workers.training.parallel.federated.collection_rules import Collection, Next, next_of
+from ray_workers.training.parallel.federated.masking_values import SecureSum
+from ray_workers.training.parallel.federated.outside.publisher import RoundPublisher
+from ray_workers.training.parallel.federated.outside.sent_updates import SentUpdates, read_update
+from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan, Rounds
+from ray_workers.training.parallel.strategy import StrategyContext
+
+LOOK_S = 0.2
+"""Seconds between two looks at what came in; of a storage that is no folder, `REMOTE_LOOK_S`."""
+REMOTE_LOOK_S = 2.0
+
+
+@dataclass(frozen=True)
+class MaskedShare(RoundShare):
+    """A round with secure aggregation that is over."""
+
+    total: SecureSum
+
+
+class RoundAnswers(Protocol):
+    """The answers of clients that came in."""
+
+    @property
+    def accepted(self) -> Set[int]:
+        """The clients whose answers count."""
+
+    @property
+    def refused(self) -> Set[int]:
+        """Those whose answers do not."""
+
+    def look(self, moved: Callable[[], None]) -> None:
+        """Take in what is new. StorageError. moved: called at each."""
+
+
+@dataclass(frozen=True)
+class CollectedShare(RoundShare):
+    """A round that is over. Rank 0 has all of it."""
+
+    sent: Mapping[int, SentUpdate]
+    """By client."""
+    folder: str
+    """URL of the files of the round."""
+
+    def update_of(self, client: int, num_elements: int) -> Tensor:
+        """Raises DamagedUpdateError where a part has changed since the update came in."""
+        return read_update(self.folder, self.sent[client], num_elements)
+
+
+class UpdateCollector(RoundFeed):
+    """The feed of the rank that aggregates: a round is its batch, and updates are the samples."""
+
+    def __init__(
+        self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
+    ) -> None:
+        """model: the tensors that clients begin a round with."""
+        options = given.spec.federated
+        assert options is not None
+        assert options.http is not None
+        self._http: Http = options.http
+        assert options.deadline_s is not None
+        self._deadline_s = options.deadline_s
+        self._options = options
+        self._page: HeartbeatPage = given.page
+        self._url = given.rounds_url
+        self._num_elements = num_elements
+        self._publisher = RoundPublisher(given, num_elements, model)
+        self._rounds = Rounds(options, (), given.spec.train.seed)
+        self._failing_since: float | None = None
+        """Since when the storage does not answer."""
+        self._look_s = LOOK_S if files.local_path(self._url) is not None else REMOTE_LOOK_S
+
+    def at(self, step: int) -> Feeding:
+        """Publish the round, and wait until it is over. LeaveRequested if the rank is to leave."""
+        opening = self._publish(step)
+        folder = f"{self._url}/{opening.name}"
+        sent = SentUpdates(folder, self._num_elements, self._options.max_update_norm)
+        over = self._collect(opening, sent, asks_all=True)
+        assert over is not None
+        self._report(replace(over, is_open=False, received=sorted(sent.clients)))
+        counted = [sent.sent[client] for client in sorted(sent.accepted | sent.readable)]
+        most = self._http.max_samples
+        participants = [
+            Participant(one.client, min(one.num_samples, most), one.num_steps) for one in counted
+        ]
+        plan = self._plan(step, participants, sent.clients)
+        by_client = {one.client: one for one in counted}
+        share = CollectedShare.of(plan, sent=by_client, folder=folder)
+        return Feeding(plan.num_samples, [share])
+
+    def _publish(self, number: int, nonce: str = "") -> RoundReport:
+        options = self._options
+        everyone = options.clients_per_round == options.clients
+        clients = None if everyone else self._rounds.chosen(number)
+        quorum = options.least_updates
+        return self._publisher.publish(number, clients, quorum, self._deadline_s, nonce)
+
+    def _collect(
+        self, asking: RoundReport, answers: RoundAnswers, *, asks_all: bool
+    ) -> RoundReport | None:
+        """Report the round to the service, and take in what comes until it is over.
+
+        asks_all: whether all clients are asked in the end, and a quorum is waited for beyond the
+        deadline; if not, None once it is late and there is no quorum.
+        """
+        late_at = time.monotonic() + asking.deadline_s
+        self._look(answers)
+        self._report(replace(asking, received=sorted(answers.accepted | answers.refused)))
+        while True:
+            accepted, refused, clients = answers.accepted, answers.refused, asking.clients
+            asked = frozenset(range(self._options.clients) if clients is None else clients)
+            is_last, is_late = clients is None or not asks_all, time.monotonic() >= late_at
+            state = Collection(asked, is_last, asking.quorum, accepted, refused)
+            match next_of(state, is_late=is_late):
+                case Next.END:
+                    return asking
+                case Next.ASK_ALL:
+                    asking = replace(asking, clients=None)
+                    self._report(replace(asking, received=sorted(accepted | refused)))
+                case Next.WAIT:
+                    if is_late and not asks_all:
+                        return None
+                    self._pause()
+            self._look(answers)
+
+    def _pause(self) -> None:
+        """Before the next look. LeaveRequested if the rank is to leave."""
+        if self._page.is_asked_to_leave:
+            raise LeaveRequested
+        self._page.move()  # clients may take hours
+        time.sleep(self._look_s)
+
+    def _look(self, answers: RoundAnswers) -> None:
+        """StorageError once the storage has not answered for `storage_room.WAIT_S` seconds: in the
+        hours of a round it may fail for a moment."""
+        try:
+            answers.look(self._page.move)
+        except StorageError as error:
+            if self._failing_since is None:
+                self._failing_since = time.monotonic()
+                log(f"the updates of the round can't be read, which is tried again: {error}")
+            elif time.monotonic() - self._failing_since > storage_room.WAIT_S:
+                raise
+        else:
+            self._failing_since = None
+
+    def _report(self, report: RoundReport) -> None:
+        train.emit(report.KIND, report.body())
+
+    def _plan(self, number: int, participants: Sequence[Participant], came: Set[int]) -> RoundPlan:
+        chosen = self._rounds.chosen(number)
+        lost = [client for client in chosen if client not in came]
+        gone = dict.fromkeys(lost, MaskingPhase.MASKED_INPUT)
+        return RoundPlan(number, participants, len(chosen), 0, gone)

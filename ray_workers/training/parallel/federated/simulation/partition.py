@@ -1,0 +1,143 @@
+"""The samples of each client: a function of the labels and the seed, equal on every rank.
+
+Training and validation samples are divided alike: a client with half of a class in training has
+half of it in validation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dray.spec.federated.parts import Partition
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.data.device_dataset import Samples
+from ray_workers.training.data.sampler import derive_seed
+
+Numbers = npt.NDArray[np.int64]
+"""Of samples, in a split."""
+Shares = npt.NDArray[np.float64]
+"""(classes, clients): the share of each class that each client has. A row adds up to 1."""
+
+
+@dataclass(frozen=True)
+class ClientSamples:
+    """The numbers of the samples of each client, by client."""
+
+    train: Sequence[Numbers]
+    """None is empty."""
+    validation: Sequence[Numbers]
+
+
+def divide(
+    options: Partition, num_clients: int, train: Samples, validation: Samples, seed: int
+) -> ClientSamples:
+    """Each sample for one client. DataError if there are too few."""
+    if len(train) < num_clients:
+        raise DataError(
+            f"federated.clients is {num_clients}, and there are {len(train)} samples to train "
+            "with: each client needs one"
+        )
+    generator = np.random.default_rng(derive_seed("clients", seed))
+    if options.by == "iid":
+        shares = np.full((1, num_clients), 1 / num_clients)
+        classes = [np.zeros(len(split), dtype=np.int64) for split in (train, validation)]
+    else:
+        assert train.labels is not None
+        assert validation.labels is not None
+        classes = [train.labels, validation.labels]
+        num_classes = 1 + int(max(labels.max() for labels in classes))
+        if options.by == "dirichlet":
+            shares = generator.dirichlet(np.full(num_clients, options.alpha), num_classes)
+            shares = _without_nan(shares, generator)
+        else:
+            shares = _of_few_classes(options.classes_per_client, num_clients, num_classes)
+            shares = shares[:, generator.permutation(num_clients)]
+    owners = [_owners(labels, shares, generator) for labels in classes]
+    may_have = shares > 0.0 if options.by == "classes" else np.full(shares.shape, True)
+    _give_each_one(owners[0], classes[0], may_have)
+    return ClientSamples(*(_by_client(one, num_clients) for one in owners))
+
+
+def _without_nan(shares: Shares, generator: np.random.Generator) -> Shares:
+    """A concentration so small that all draws are 0 means that one client has all of the class."""
+    for row in shares:
+        if not np.isfinite(row).all() or row.sum() == 0.0:
+            row[:] = 0.0
+            row[generator.integers(len(row))] = 1.0
+    return shares
+
+
+def _of_few_classes(per_client: int, num_clients: int, num_classes: int) -> Shares:
+    """Each client has equal shares of `per_client` classes, and each class is had by equally many
+    clients, or one more. DataError if a class would be nobody's."""
+    if per_client > num_classes:
+        raise DataError(
+            f"federated.partition.classes_per_client is {per_client}, and the data have "
+            f"{num_classes} classes"
+        )
+    if per_client * num_clients < num_classes:
+        raise DataError(
+            f"federated.partition.classes_per_client is {per_client}: {num_clients} clients would "
+            f"leave some of the {num_classes} classes out. Take more clients or classes_per_client"
+        )
+    has = np.zeros((num_classes, num_clients))
+    places = np.arange(per_client * num_clients)
+    has[places % num_classes, places // per_client] = 1.0
+    has /= has.sum(axis=1, keepdims=True)
+    return has
+
+
+def _owners(labels: Numbers, shares: Shares, generator: np.random.Generator) -> Numbers:
+    """The client of each sample."""
+    owners = np.empty(len(labels), dtype=np.int64)
+    for label, row in enumerate(shares):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        ends = np.rint(np.cumsum(row) * len(members)).astype(np.int64)
+        ends[-1] = len(members)
+        owners[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
+    return owners
+
+
+def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bool_]) -> None:
+    """Give each client that has no sample one of a class that it may have, from the client that
+    has most of that class, in place. may_have: (classes, clients)."""
+    num_classes, num_clients = may_have.shape
+    sizes = np.bincount(owners, minlength=num_clients)
+    order = np.lexsort((owners, labels))  # by class, and within it by client
+    whole = labels[order] * num_clients + owners[order]
+    pairs, first, counts = np.unique(whole, return_index=True, return_counts=True)
+    # Of each class a heap of (-samples, client, place in `order` of the next one to give).
+    donors: list[list[tuple[int, int, int]]] = [[] for _ in range(num_classes)]
+    for pair, place, count in zip(pairs.tolist(), first.tolist(), counts.tolist(), strict=True):
+        label, client = divmod(pair, num_clients)
+        donors[label].append((-count, client, place))
+    for heap in donors:
+        heapq.heapify(heap)
+    for client in np.flatnonzero(sizes == 0):
+        offering = []
+        for label in np.flatnonzero(may_have[:, client]):
+            heap = donors[label]
+            while heap and (heap[0][0] == 0 or sizes[heap[0][1]] == 1):
+                heapq.heappop(heap)
+            if heap:
+                offering.append((heap[0][0], label))
+        if not offering:
+            raise DataError(
+                f"the data have too few samples of some class for {num_clients} clients: take "
+                "fewer federated.clients, or a larger partition.alpha or classes_per_client"
+            )
+        _, label = min(offering)
+        count, donor, place = donors[label][0]
+        heapq.heapreplace(donors[label], (count + 1, donor, place + 1))
+        owners[order[place]] = client
+        sizes[donor] -= 1
+
+
+def _by_client(owners: Numbers, num_clients: int) -> Sequence[Numbers]:
+    order = np.argsort(owners, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(owners, minlength=num_clients))[:-1])

@@ -1,0 +1,107 @@
+"""The engine of a simulation: the ranks train the clients, and mask their updates if asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ray_workers.training.data.prefetcher import Piece, Share
+from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.parallel.federated.aggregation.received import UpdateTable
+from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict
+from ray_workers.training.parallel.federated.client_batches import RoundShare
+from ray_workers.training.parallel.federated.client_training import ClientTraining
+from ray_workers.training.parallel.federated.engine import FederatedEngine
+from ray_workers.training.parallel.federated.masking_values import needing_cryptography
+from ray_workers.training.parallel.federated.rounds import Participant
+from ray_workers.training.parallel.federated.simulation.client_feed import SimulatedShare
+from ray_workers.training.parallel.strategy import StrategyContext
+
+if TYPE_CHECKING:
+    from ray_workers.training.parallel.federated.simulation.secure_round import SecureRound
+
+
+class SimulatedEngine(FederatedEngine):
+    """Trains this rank's clients, one after the other."""
+
+    def __init__(self, given: StrategyContext) -> None:
+        super().__init__(given)
+        self._secure_rounds: type[SecureRound] | None = None
+        if self._options.secure_aggregation is not None:
+            with needing_cryptography():
+                from ray_workers.training.parallel.federated.simulation.secure_round import (
+                    SecureRound,
+                )
+            self._secure_rounds = SecureRound
+
+    @cached_property
+    def _clients(self) -> ClientTraining:
+        work = self._given.workload
+        parts = work.model, work.loss_sum, self._given.autocast
+        return ClientTraining(*parts, self._train, self._options)
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        if self._secure_rounds is None:
+            super().backward(shares, scale, prepare, before_exchange)
+            return
+        (mine,) = shares
+        assert isinstance(mine, SimulatedShare)
+        before_exchange()
+        group, page = (self.rank, self._world_size), self._given.page
+        secure = self._secure_rounds(self._options, mine, self._flat.num_elements, *group, page)
+        secure.exchange_keys()
+        page.compute()
+        table = UpdateTable(mine.plan, self._given.device)
+        for each in self._updates(mine, prepare):
+            norm, loss, sender = each.norm, each.loss, each.participant
+            if each.verdict is Verdict.ACCEPTED:
+                is_within = self._clipping is None or self._clipping.clip(each.update, norm)
+                weight = sender.num_samples if self._clipping is None else 1
+                secure.send(sender.client, each.update, weight, loss, is_within=is_within)
+                norm = loss = math.nan  # the server does not learn them
+            table.note(each.place, each.verdict, norm, loss)
+        before_exchange()
+        received = table.of_all(self._world_size)
+        self._take(mine, received, self._of_sum(received, secure.total()))
+
+    def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
+        assert isinstance(mine, SimulatedShare)
+        controls, number = self._controls, mine.plan.number
+        correction = None if controls is None else controls.correction(participant.client)
+        batches = self._moving(mine.batches(participant))
+        update, loss = self._clients.train(batches, self._lr(number), correction)
+        if participant.attacks:
+            update = self._poisoned(update, number, participant.client)
+        return update, loss
+
+    def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
+        """A client may have so many steps that a rank that shows none of them seems to hang."""
+        for batch in batches:
+            self._given.page.move()
+            yield batch
+
+    def _poisoned(self, update: Tensor, round_number: int, client: int) -> Tensor:
+        attack = self._options.attack
+        assert attack is not None
+        match attack.kind:
+            case "sign_flip":
+                return update * -attack.scale
+            case "nan":
+                return torch.full_like(update, math.nan)
+            case "noise":
+                seed = derive_seed("attack", self._train.seed, round_number, client)
+                generator = torch.Generator().manual_seed(seed)
+                noise = torch.randn(len(update), generator=generator).to(update)
+                norm = float(torch.linalg.vector_norm(update))
+                return noise * (attack.scale * norm / math.sqrt(len(update)))

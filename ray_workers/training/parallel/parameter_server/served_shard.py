@@ -1,0 +1,221 @@
+"""A server's whole state, as a state machine: messages in, answers out, no I/O.
+
+The answers depend on the messages and on their order alone. So another server that is given the
+same messages in the same order holds a replica (Schneider 1990, state machine replication).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from torch import Tensor
+
+from dray import spec
+from dray.train.kv.connection import DTYPES, shapes_of, unpacked
+from ray_workers.training.parallel.parameter_server.dealer import (
+    Dealer,
+    Deals,
+    SharedDealer,
+    SynchronousDealer,
+)
+from ray_workers.training.parallel.parameter_server.layout import Sizes
+from ray_workers.training.parallel.parameter_server.shard import (
+    DoneBatches,
+    ParameterShard,
+    Push,
+    ShardSnapshot,
+)
+
+NEED_WEIGHTS: Final = ("push", "take", "pull", "state")
+"""Messages that can be answered only once the chief has given the first weights."""
+
+
+@dataclass(frozen=True)
+class ShardAnswer:
+    """Of a message, with the batches that it deals out."""
+
+    header: Mapping[str, Any] | None
+    """None: the worker waits until a batch is dealt out to it."""
+    tensors: tuple[Tensor, ...] = ()
+    deals: tuple[tuple[int, int | None], ...] = ()
+    """As `dealer.Deals`."""
+
+
+class ServedShard:
+    """A shard, and what its server knows besides: the workers, and of server 0 the dealer."""
+
+    def __init__(
+        self, index: int, num_workers: int, document: spec.JobSpec, *, is_replica: bool
+    ) -> None:
+        """index: the server's number; server 0 deals the batches out too. is_replica: whether
+        nobody gets its answers, which then have no weights."""
+        assert isinstance(document.sync, spec.ParameterServer)
+        self.index = index
+        self.is_replica = is_replica
+        self._num_workers = num_workers
+        self._sync = document.sync
+        self._optimizer = document.train.optimizer
+        self._shard: ParameterShard | None = None
+        self._sizes: list[int] = []
+        self._dealer: Dealer | None = None
+        self._workers: set[int] = set()
+        """Those that are there."""
+        self._notes: dict[str, Any] = {}
+        """The chief's state besides the weights, for the process that may take its place."""
+        self._fingerprint: str | None = None
+        self.is_finished = False
+        self._pulled_bytes = self._pushed_bytes = 0
+
+    @property
+    def has_weights(self) -> bool:
+        return self._shard is not None
+
+    @property
+    def version(self) -> int:
+        """Batches that the shard's weights have seen."""
+        return 0 if self._shard is None else self._shard.version
+
+    @property
+    def sent_bytes(self) -> int:
+        """Weights that were pulled, and gradients that went on to the replica."""
+        copied = self._pushed_bytes if self._sync.shards_kept_by == "replica" else 0
+        return self._pulled_bytes + copied
+
+    def answer(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
+        """Take a message of a worker. A worker that had no answer may send it again."""
+        match header["op"]:
+            case "hello":
+                return self._hello(worker, header)
+            case "lost":
+                return self._lost(worker)
+            case "begin":
+                return self._begin(header, payload)
+            case "push":
+                return self._push(worker, header, payload)
+            case "take":
+                assert self._dealer is not None
+                return ShardAnswer(None, deals=tuple(self._dealer.take(worker, header["done"])))
+            case "pull":
+                return self._pull(worker, header["version"])
+            case "state":
+                return self._state()
+            case "note":
+                self._notes = dict(header["notes"])
+                return ShardAnswer({})
+            case "stop":
+                return ShardAnswer({}, deals=tuple(self._dealer.stop() if self._dealer else ()))
+            case "finish":
+                self.is_finished = True
+                return ShardAnswer({}, deals=tuple(self._dealer.finish() if self._dealer else ()))
+            case op:
+                raise AssertionError(f"a message {op!r}")
+
+    def _hello(self, worker: int, header: Mapping[str, Any]) -> ShardAnswer:
+        """A worker has come, or one in the place of another that was lost; or it comes back after
+        it lost the server."""
+        deals: Deals = []
+        if header["comes_back"] and worker in self._workers:
+            if self._dealer is not None:
+                self._dealer.forget(worker)
+        else:
+            if self._shard is not None:
+                self._shard.lost(worker)
+            if self._dealer is not None:
+                deals = self._dealer.join(worker)
+        self._workers.add(worker)
+        self._fingerprint = self._fingerprint or header["fingerprint"]
+        about = {
+            "is_ready": self.has_weights,
+            "version": self.version,
+            "notes": self._notes,
+            "is_same": self._fingerprint == header["fingerprint"],
+        }
+        return ShardAnswer(about, deals=tuple(deals))
+
+    def _lost(self, worker: int) -> ShardAnswer:
+        self._workers.discard(worker)
+        if self._shard is not None:
+            self._shard.lost(worker)
+        return ShardAnswer(None, deals=tuple(self._dealer.lost(worker) if self._dealer else ()))
+
+    def _begin(self, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
+        """Take the first weights. The chief that comes after one that died may give them again."""
+        if self._shard is None:
+            self._shard = self._shard_of(header["sizes"])
+            self._shard.load(
+                unpacked(header["tensors"], payload), DoneBatches.of_pair(header["done"])
+            )
+            self._notes = dict(header["notes"])
+            if self.index == 0:
+                self._dealer = self._dealer_of(header)
+                for worker in sorted(self._workers):
+                    self._dealer.join(worker)
+        return ShardAnswer({})
+
+    def _shard_of(self, sizes: list[int]) -> ParameterShard:
+        self._sizes = sizes
+        num_shares = self._num_workers if self._sync.mode == "synchronous" else None
+        return ParameterShard(Sizes(*sizes), self._optimizer, num_shares, self._sync.correction)
+
+    def _dealer_of(self, about: Mapping[str, Any]) -> Dealer:
+        if self._sync.mode == "synchronous":
+            return SynchronousDealer(self._num_workers, about["last"], about["next"] - 1)
+        return SharedDealer(about["last"], about["next"], about["again"], self._sync.max_staleness)
+
+    def _push(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
+        assert self._shard is not None
+        self._pushed_bytes += payload.nbytes
+        gradient = payload.view(DTYPES[self._sync.push_dtype]).float()
+        push = Push(worker, header["batch"], header["lr"], header["loss"], gradient)
+        return ShardAnswer(vars(self._shard.push(push)))
+
+    def _pull(self, worker: int, version: int | None) -> ShardAnswer:
+        assert self._shard is not None
+        weights = self._shard.pull(worker, version)
+        self._pulled_bytes += weights.values.nbytes
+        about = {"version": weights.version, "loss": weights.loss, "squares": weights.squares}
+        return ShardAnswer(about, () if self.is_replica else (weights.values.clone(),))
+
+    def _state(self) -> ShardAnswer:
+        assert self._shard is not None
+        tensors = self._shard.state()
+        about = {
+            "done": self._shard.done.as_pair(),
+            "staleness": sorted(self._shard.staleness.items()),
+            "moved_bytes": self.sent_bytes + self._pushed_bytes,
+        }
+        return ShardAnswer({"tensors": shapes_of(tensors), **about}, tuple(tensors.values()))
+
+    # The whole state, for a replica.
+
+    def snapshot(self) -> ShardSnapshot:
+        about: dict[str, Any] = {
+            "workers": sorted(self._workers),
+            "notes": self._notes,
+            "fingerprint": self._fingerprint,
+            "is_finished": self.is_finished,
+            "bytes": [self._pulled_bytes, self._pushed_bytes],
+            "sizes": self._sizes,
+            "dealer": None if self._dealer is None else self._dealer.snapshot(),
+            "shard": None,
+        }
+        if self._shard is None:
+            return ShardSnapshot(about, {})
+        own = self._shard.snapshot()
+        return replace(own, about={**about, "shard": own.about})
+
+    def restore(self, snapshot: ShardSnapshot) -> None:
+        """Go on as the one that gave the snapshot."""
+        about = snapshot.about
+        self._workers, self._notes = set(about["workers"]), about["notes"]
+        self._fingerprint, self.is_finished = about["fingerprint"], about["is_finished"]
+        self._pulled_bytes, self._pushed_bytes = about["bytes"]
+        if about["shard"] is None:
+            return
+        self._shard = self._shard_of(about["sizes"])
+        self._shard.restore(replace(snapshot, about=about["shard"]))
+        if about["dealer"] is not None:
+            self._dealer = self._dealer_of({"next": 1, "again": (), **about["dealer"]})
+            self._dealer.restore(about["dealer"])

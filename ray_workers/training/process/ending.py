@@ -1,0 +1,94 @@
+"""The end of a rank's process: its exit code, and the error that it leaves on the spool. Needs no
+torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dray import train
+from dray.train.storage_room import is_storage_fault
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, STORAGE_EXIT_CODE, Cause
+from ray_workers.shared.frames import ErrorReport
+from ray_workers.training.core import elastic_error
+from ray_workers.training.core.error_chain import chain_of
+from ray_workers.training.core.failure_reason import MAX_CHARS, reason_of, traceback_of
+from ray_workers.training.core.missing_module import advised
+from ray_workers.training.scripts.script import Left
+
+MAX_TRACEBACK_CHARS = 32_000
+
+
+def flush_output() -> None:
+    """Write what is buffered, to streams that the script has left open."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank's errors are judged and told."""
+
+    cause_of: Callable[[BaseException], Cause]
+    masked: Callable[[str], str]
+    """Takes the values of secrets out of a text."""
+    has_code: bool
+    """Whether the job brings uploaded code."""
+
+    def after_error(self, error: BaseException) -> int:
+        """The exit code after an error, which is printed and reported."""
+        raised_at = time.time()  # taken first: writing the report may take long
+        text = traceback_of(error)
+        _print(text)
+        reason = reason_of(error, self.masked)
+        reason = advised(reason, error, has_code=self.has_code, max_chars=MAX_CHARS)
+        self._report(self.cause_of(error), error, reason, text, raised_at)
+        return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
+
+    def after_exit(self, leaving: SystemExit) -> int:
+        """The code that Python would exit with; a non-zero one leaves an ERROR frame too."""
+        if isinstance(leaving, Left):
+            return LEFT_EXIT_CODE
+        code = leaving.code
+        if code is None or code == 0:
+            return 0
+        raised_at = time.time()
+        if not isinstance(code, int):
+            _print(f"{code}\n")
+        # An exit from the handler of an error that a lost peer caused is an echo of that loss, too.
+        is_echo = any(self.cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving))
+        reason, text = reason_of(leaving, self.masked), traceback_of(leaving)
+        if recorded := elastic_error.recorded(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))):
+            words, stack = recorded
+            is_echo = is_echo or elastic_error.is_echo(words)
+            reason, text = f"{words} (then {reason})", stack or text
+        cause = Cause.WORKER_LOST if is_echo else Cause.USER_ERROR
+        self._report(cause, leaving, reason, text, raised_at)
+        return code & 0xFF if isinstance(code, int) else 1
+
+    def _report(
+        self, cause: Cause, error: BaseException, reason: str, text: str, raised_at: float
+    ) -> None:
+        try:
+            report = ErrorReport(
+                cause=cause,
+                type=type(error).__qualname__,
+                message=self.masked(reason),
+                traceback=self.masked(text)[-MAX_TRACEBACK_CHARS:],
+                raised_at=raised_at,
+            )
+            train.emit(report.KIND, report.body())
+        except OSError as failed:
+            _print(f"dray: the error could not be reported: {failed}\n")

@@ -1,0 +1,106 @@
+"""A rank of a script in a fresh interpreter, for environments with another torch, say, than the
+forkserver has imported.
+
+Everything that is imported here belongs to the standard library or to dray, and dray's modules
+here need nothing else, so the script finds the packages of its environment alone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+from importlib import metadata
+from typing import Any
+
+from dray import train
+from dray.train.storage_room import StorageError, is_storage_fault
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import Cause, RankTask
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.processes.stack_writer import dump_on
+from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
+from ray_workers.training.core import gpu_memory_cap
+from ray_workers.training.core.error_chain import PEER_IS_GONE, is_deterministic
+from ray_workers.training.process.ending import RankEnd, flush_output
+from ray_workers.training.scripts.script import Program, run_script
+
+TASK_FD = "DRAY_FRESH_TASK_FD"
+
+
+def main() -> int:
+    """Run the script to its end; the process's exit code."""
+    with open(int(os.environ.pop(TASK_FD)), "rb") as file:
+        given: dict[str, Any] = json.load(file)
+    program, task = Program(**given["program"]), RankTask.from_json(given["task"])
+    masker = Masker({})
+    end = RankEnd(_cause_of, lambda text: masker.text(text), program.has_code)
+    try:
+        page = _begin_page(task.page_prefix)
+        secrets = _secrets(task, given["secrets"])
+        masker = Masker(secrets)
+        os.environ.update(secrets)
+        os.environ.update(gpu_memory_cap.for_torch(_torch_version(), os.environ))
+        run_script(program, task, page)
+        train.wait_until_written(page.move)
+        return 0
+    except SystemExit as leaving:
+        code = end.after_exit(leaving)
+        if code == 0:
+            train.wait_until_written(page.move)
+        return code
+    except BaseException as error:
+        return end.after_error(error)
+    finally:
+        flush_output()
+
+
+def _begin_page(prefix: str) -> HeartbeatPage:
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)
+    if not prefix:
+        return HeartbeatPage(None)
+    page = HeartbeatPage(heartbeat.page_path(prefix), goes_on=True)
+    dump_on(signal.SIGUSR2, heartbeat.stack_path(prefix))
+    return page
+
+
+def _torch_version() -> str | None:
+    """That of the program's environment, which is not imported for it; None if it has none."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _secrets(task: RankTask, names: list[str]) -> dict[str, str]:
+    try:
+        policy = task.environment_policy
+        return read_secrets(policy.secrets_dir, names, policy.owner)
+    except SecretUnavailable as error:
+        raise StorageError(str(error)) from None
+
+
+def _cause_of(error: BaseException) -> Cause:
+    if "torch" in sys.modules:
+        # torch's own errors are known there; another torch may lack what it imports.
+        try:
+            from ray_workers.training.core.errors import cause_of
+
+            return cause_of(error)
+        except (ImportError, AttributeError):
+            pass
+    if is_storage_fault(error):
+        return Cause.INFRASTRUCTURE
+    if type(error) is RuntimeError and PEER_IS_GONE.search(str(error)):
+        return Cause.WORKER_LOST
+    return Cause.CANNOT_RUN if is_deterministic(error) else Cause.USER_ERROR
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.exit(code)

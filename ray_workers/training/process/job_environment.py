@@ -1,0 +1,116 @@
+"""The job's environment in a rank: its packages, variables and secrets.
+
+A forked rank imports from the environment's folder first. Where the folder has a module that the
+forkserver has imported from the node's own packages, or a variable must be there when an
+interpreter starts, the rank of a script goes on in a fresh interpreter
+(`ray_workers.training.process.fresh_main`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from dray.spec import Environment
+from dray.spec.program.environment import is_read_at_start
+from dray.train.storage_room import StorageError
+from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.folders import environment_overlay as overlay
+from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
+from ray_workers.training.scripts.script import Program
+
+FRESH_MAIN: Final = "ray_workers.training.process.fresh_main"
+TASK_FD: Final = "DRAY_FRESH_TASK_FD"
+"""Variable with the descriptor from which a fresh interpreter reads its `FreshTask`."""
+
+
+class EnvironmentMissingError(StorageError):
+    """The environment, or a secret, is not on this node any more, such as after the node's packages
+    were changed. The scheduler prepares it for the next attempt."""
+
+
+@dataclass(frozen=True)
+class FreshTask:
+    """All that a rank in a fresh interpreter needs besides its variables."""
+
+    program: Program
+    task: str
+    """The `RankTask`, as JSON."""
+    secrets: tuple[str, ...]
+
+
+_masker = Masker({})
+_held: list[int] = []
+"""Descriptors that keep environments from being removed, until this process ends."""
+
+
+def masked(text: str) -> str:
+    """The text without the values of this rank's secrets."""
+    return _masker.text(text)
+
+
+def enter(task: RankTask, environment: Environment | None, program: Program | None) -> None:
+    """Give this process the job's packages and secrets; the variables of `environment.env` are set
+    already. Does not return where the script needs a fresh interpreter.
+
+    EnvironmentMissingError if the node, which had it all when it was prepared, has it no longer.
+    """
+    global _masker
+    if environment is None:
+        return
+    replaced: list[str] = []
+    if environment.is_built:
+        root = overlay.environments_dir()
+        asked, policy = environment.model_dump(mode="json"), task.environment_policy
+        key = overlay.key_of(asked, policy, keeps_all=program is None)
+        record = _held_record(root, key)
+        os.environ.update(overlay.variables(root, record, os.environ))
+        replaced = overlay.replaced_in(sys.modules, record)
+        if not replaced:
+            overlay.enter(root, record)
+    early = [name for name in environment.env if is_read_at_start(name)]
+    if program is not None and (replaced or early):
+        _start_fresh(task, environment, program)
+    try:
+        policy = task.environment_policy
+        secrets = read_secrets(policy.secrets_dir, environment.secrets, policy.owner)
+    except SecretUnavailable as error:
+        raise EnvironmentMissingError(str(error)) from None
+    _masker = Masker(secrets)
+    os.environ.update(secrets)
+
+
+def _held_record(root: Path, key: str) -> overlay.EnvironmentRecord:
+    """The environment, which is not removed from now on."""
+    record = overlay.find(root, key)
+    try:
+        if record is None:
+            raise FileNotFoundError(key)
+        _held.append(overlay.hold(root, record))
+    except FileNotFoundError:
+        raise EnvironmentMissingError(
+            "the job's environment is not on this node any more"
+        ) from None
+    return record
+
+
+def _start_fresh(task: RankTask, environment: Environment, program: Program) -> NoReturn:
+    """Become a fresh interpreter: the same process, with the same output and the same parent."""
+    fresh = FreshTask(program, task.to_json(), tuple(environment.secrets))
+    sent = os.memfd_create("task", 0)  # not closed by exec
+    with open(sent, "wb", closefd=False) as file:
+        file.write(json.dumps(asdict(fresh)).encode())
+    os.lseek(sent, 0, os.SEEK_SET)
+    for fd in _held:
+        os.set_inheritable(fd, True)
+    if "DRAY_STORAGE_FD" in os.environ:
+        os.set_inheritable(int(os.environ["DRAY_STORAGE_FD"]), True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(
+        sys.executable, [sys.executable, "-P", "-m", FRESH_MAIN], {**os.environ, TASK_FD: str(sent)}
+    )

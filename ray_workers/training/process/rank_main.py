@@ -1,0 +1,219 @@
+"""The main function of a training process, from its first line to its exit code."""
+
+from __future__ import annotations
+
+import faulthandler
+import ipaddress
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from dray import train
+from dray.spec import Imported, JobSpec, ParameterServer, Script
+from dray.spec.sweep import as_text, variable
+from ray_workers.recipes import RECIPES
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
+from ray_workers.shared.folders.script_paths import checkpoint_dir, output_dir
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.processes.stack_writer import dump_on
+from ray_workers.training.clients.silo_ranks import is_silo, run_silo
+from ray_workers.training.core import compat_torch, elastic_error, gpu_memory_cap
+from ray_workers.training.core.errors import cause_of
+from ray_workers.training.devices import is_gpu, module_of
+from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.loop.run import run
+from ray_workers.training.loop.trainer import Preempted
+from ray_workers.training.parallel.parameter_server import server
+from ray_workers.training.process import job_environment
+from ray_workers.training.process.ending import RankEnd, flush_output
+from ray_workers.training.scripts import frameworks
+from ray_workers.training.scripts.script import Program, run_script
+
+MAX_RESUME_REFS = 20
+"""Checkpoints that a script gets to know, in case the newest are damaged."""
+
+
+def main(task: RankTask) -> int:
+    """Train as one rank; the process's exit code. For a freshly forked process: it changes the
+    environment, the seeds and, for a script, `sys.argv` and `sys.path`.
+
+    It is 0 only once every report of the rank is on the node's disk. An error is printed to
+    standard error and left on the spool as an ERROR frame.
+    """
+    end = RankEnd(cause_of, job_environment.masked, _has_code(task))
+    try:
+        page = _begin_page(task)
+        code = _train(task, page, end)
+        if code == 0:
+            train.wait_until_written(page.move)
+        return code
+    except BaseException as error:
+        return end.after_error(error)
+    finally:
+        flush_output()
+
+
+def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
+    try:
+        spec = JobSpec.model_validate(task.spec)
+        _enter(task, spec)
+        program = None if spec.script is None else _program(spec.script.for_rank(task.rank))
+        job_environment.enter(task, spec.environment, program)
+        if program is not None:
+            if 0 < (share := spec.resources.gpus_per_worker) < 1:
+                compat_torch.cap_memory_when_used(share)
+            run_script(program, task, page)
+        else:
+            run_recipe(task, spec, page)
+    except Preempted:
+        return LEFT_EXIT_CODE
+    except SystemExit as leaving:
+        return end.after_exit(leaving)
+    return 0
+
+
+def _program(script: Script) -> Program:
+    has_code = script.code is not None
+    return Program(script.entrypoint, script.module, tuple(script.args), has_code)
+
+
+def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
+    """The variables of a rank: torchrun's, so that its scripts just work, dray's own, and last
+    what the task adds.
+
+    As under torchrun, the rendezvous store is served outside of the ranks; with
+    TORCHELASTIC_USE_AGENT_STORE `init_process_group` joins it and no rank starts another. With
+    one visible GPU per process, LOCAL_RANK is the index of that one, 0: torchrun's
+    `--virtual-local-rank`.
+    """
+    virtual = is_gpu(torch.device(task.device))
+    variables = {
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(task.world_size),
+        "LOCAL_RANK": "0" if virtual else str(task.local_rank),
+        "LOCAL_WORLD_SIZE": str(task.local_world_size),
+        "GROUP_RANK": str(task.node_rank),
+        "GROUP_WORLD_SIZE": str(task.num_nodes),
+        "ROLE_RANK": str(task.rank),
+        "ROLE_WORLD_SIZE": str(task.world_size),
+        "ROLE_NAME": "worker",
+        "MASTER_ADDR": task.master_addr,
+        "MASTER_PORT": str(task.master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": str(elastic_error.path_of(task)),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TORCHELASTIC_RESTART_COUNT": str(task.incarnation),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": f"{task.job_id}-{task.attempt}",
+        "OMP_NUM_THREADS": str(_num_cpus(task, spec)),
+        "TMPDIR": task.temp_dir,
+        "DRAY_JOB_ID": task.job_id,
+        "DRAY_ATTEMPT": str(task.attempt),
+        "DRAY_LOCAL_RANK": str(task.local_rank),
+        "DRAY_SPOOL_DIR": task.spool_dir,
+        "DRAY_SPOOL_LIMIT_BYTES": str(task.spool_limit_bytes),
+        "DRAY_CHECKPOINT_URL": task.checkpoint_url,
+        "DRAY_ARTIFACT_URL": task.artifact_url,
+    }
+    if task.resume_from:
+        variables["DRAY_RESUME_URL"] = task.resume_from[0].url
+        told = [asdict(ref) for ref in task.resume_from[:MAX_RESUME_REFS]]
+        variables["DRAY_RESUME_FROM"] = json.dumps(told)
+    if task.device == "cpu" and _is_loopback(task.master_addr):
+        # All ranks are here: keep gloo from looking its interface up by the host's name.
+        variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    if task.array_index is not None:
+        variables["DRAY_ARRAY_INDEX"] = str(task.array_index)
+    if spec.array is not None:
+        variables["DRAY_ARRAY_SIZE"] = str(spec.array.size)
+    variables |= {variable(name): as_text(value) for name, value in task.parameters.items()}
+    if spec.script is not None:
+        folders = Path(task.folders_dir)
+        variables["DRAY_OUTPUT_DIR"] = str(output_dir(folders))
+        variables["DRAY_CHECKPOINT_DIR"] = str(checkpoint_dir(folders, task.folder_url))
+        variables = frameworks.adapted(variables, task, spec.script)
+    if 0 < (share := spec.resources.gpus_per_worker) < 1:
+        variables |= gpu_memory_cap.told(share)
+    own = spec.environment.env if spec.environment is not None else {}
+    return variables | own | dict(task.env)
+
+
+def _num_cpus(task: RankTask, spec: JobSpec) -> int:
+    is_server = task.rank >= spec.num_ranks_that_train
+    if is_server and isinstance(spec.sync, ParameterServer) and spec.sync.server_resources:
+        return spec.sync.server_resources.cpus
+    return spec.resources.cpus_per_worker
+
+
+def _enter(task: RankTask, spec: JobSpec) -> None:
+    faulthandler.enable()  # a segfault leaves its stacks in the rank's log
+    variables = environment(task, spec)
+    os.environ.update(variables)
+    Path(variables["TMPDIR"]).mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in ("DRAY_OUTPUT_DIR", "DRAY_CHECKPOINT_DIR"):
+        if name in variables:
+            Path(variables[name]).mkdir(parents=True, exist_ok=True, mode=0o700)
+    tempfile.tempdir = None  # the parent may have looked it up already
+    os.environ["DRAY_SPOOL_PID"] = str(os.getpid())
+    # The parent's pool was sized for the parent, before this process had its variables.
+    torch.set_num_threads(_threads(variables))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a log line is seen when it is printed
+            stream.reconfigure(line_buffering=True)
+
+
+def _threads(variables: Mapping[str, str]) -> int:
+    """OMP_NUM_THREADS may be a list, one number for each level of nesting."""
+    first = variables["OMP_NUM_THREADS"].split(",")[0].strip()
+    return max(1, int(first)) if first.isdigit() else 1
+
+
+def _has_code(task: RankTask) -> bool:
+    program = task.spec.get("script") or task.spec.get("model") or {}
+    return program.get("code") is not None
+
+
+def _begin_page(task: RankTask) -> HeartbeatPage:
+    """Show from the first moment on how far this process is, and where it stands when asked."""
+    if not task.page_prefix:
+        return HeartbeatPage(None)
+    page = HeartbeatPage(heartbeat.page_path(task.page_prefix))
+    dump_on(signal.SIGUSR2, heartbeat.stack_path(task.page_prefix))
+    return page
+
+
+def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
+    """Train as this rank, or serve as a parameter server, to the end of the job."""
+    assert spec.recipe is not None
+    # An elastic group may have more ranks than its document names workers, but has no servers.
+    has_servers = isinstance(spec.sync, ParameterServer)
+    if has_servers and task.rank >= (num_workers := spec.num_ranks_that_train):
+        rendezvous = RendezvousHandler(task, page)
+        server.serve(spec, task.rank - num_workers, rendezvous, page, task.master_addr)
+        return
+    if is_silo(task, spec):
+        run_silo(task, spec, page)
+        return
+    if is_gpu(device := torch.device(task.device)):
+        module_of(device).set_device(0)
+        if 0 < (share := spec.resources.gpus_per_worker) < 1:
+            module_of(device).set_per_process_memory_fraction(share, 0)
+    if isinstance(spec.model, Imported):
+        sys.path.insert(0, task.work_dir)
+    run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

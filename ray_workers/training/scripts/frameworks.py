@@ -1,0 +1,121 @@
+"""The variables by which the framework of a script finds the peers of a rank: pure.
+
+`adapted` takes the variables that torchrun sets, and adds those of the framework. Which addresses
+the ranks of a group have is in `RankTask.peers`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from dray.spec import Script
+from dray.spec.program.roles import first_rank, role_of
+from ray_workers.shared.contracts import RankTask
+
+NO_GROUP = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+)
+"""Variables that a rank of framework `none` does not have: by them torch would form a group."""
+
+
+def adapted(variables: Mapping[str, str], task: RankTask, script: Script) -> dict[str, str]:
+    """The variables of a rank of the script. variables: those of a rank under torchrun."""
+    found = {**variables, **_of_role(task, script)}
+    match script.framework:
+        case "torch":
+            return found
+        case "none":
+            return {name: value for name, value in found.items() if name not in NO_GROUP}
+        case "tensorflow":
+            return {**found, "TF_CONFIG": json.dumps(tf_config(task, script))}
+        case "jax":
+            return {**found, **_jax(task, found["LOCAL_RANK"])}
+        case "mxnet":
+            return {**found, **_mxnet(task, script)}
+        case "deepspeed":
+            return {**found, **_deepspeed(task)}
+        case "mpi":
+            return {**found, **_open_mpi(task, found["LOCAL_RANK"])}
+
+
+def _of_role(task: RankTask, script: Script) -> dict[str, str]:
+    if not script.roles:
+        return {}
+    name, number = role_of(script.roles, task.rank)
+    return {
+        "ROLE_NAME": name,
+        "ROLE_RANK": str(number),
+        "ROLE_WORLD_SIZE": str(script.roles[name].num_workers),
+        "DRAY_ROLE_SIZES": json.dumps({each: r.num_workers for each, r in script.roles.items()}),
+    }
+
+
+def tf_config(task: RankTask, script: Script) -> dict[str, object]:
+    """TensorFlow's description of the cluster. An evaluator is not in it: it finds the work of the
+    others in the files that they write."""
+    if not script.roles:
+        return {
+            "cluster": {"worker": list(task.peers)},
+            "task": {"type": "worker", "index": task.rank},
+        }
+    cluster = {}
+    for name, role in script.roles.items():
+        first = first_rank(script.roles, name)
+        if name != "evaluator":
+            cluster[name] = list(task.peers[first : first + role.num_workers])
+    name, number = role_of(script.roles, task.rank)
+    return {"cluster": cluster, "task": {"type": name, "index": number}}
+
+
+def _jax(task: RankTask, local_rank: str) -> dict[str, str]:
+    """`jax.distributed.initialize()` without arguments takes the coordinator from its own variable.
+    Versions that have none for the rest take the rest from Open MPI's, which they read where there
+    is an address of Open MPI's launcher."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": task.peers[0],
+        "JAX_COORDINATOR_BIND_ADDRESS": task.peers[0],
+        "JAX_NUM_PROCESSES": str(task.world_size),
+        "JAX_PROCESS_ID": str(task.rank),
+        "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{task.peers[0]}",
+        **_open_mpi(task, local_rank),
+    }
+
+
+def _open_mpi(task: RankTask, local_rank: str) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_RANK": str(task.rank),
+        "OMPI_COMM_WORLD_SIZE": str(task.world_size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": local_rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(task.local_world_size),
+        "OMPI_COMM_WORLD_NODE_RANK": str(task.local_rank),
+        "OMPI_UNIVERSE_SIZE": str(task.world_size),
+    }
+
+
+def _mxnet(task: RankTask, script: Script) -> dict[str, str]:
+    roles = script.roles
+    host, _, port = task.peers[first_rank(roles, "scheduler")].rpartition(":")
+    name, _ = role_of(roles, task.rank)
+    return {
+        "DMLC_ROLE": name,
+        "DMLC_PS_ROOT_URI": host,
+        "DMLC_PS_ROOT_PORT": port,
+        "DMLC_NUM_SERVER": str(roles["server"].num_workers),
+        "DMLC_NUM_WORKER": str(roles["worker"].num_workers),
+        "DMLC_NODE_HOST": task.peers[task.rank].rpartition(":")[0],
+    }
+
+
+def _deepspeed(task: RankTask) -> dict[str, str]:
+    """As its own launcher sets them, beside torchrun's."""
+    return {
+        "LOCAL_SIZE": str(task.local_world_size),
+        "CROSS_RANK": str(task.node_rank),
+        **({"DS_ACCELERATOR": "cpu"} if task.device == "cpu" else {}),
+    }

@@ -1,0 +1,155 @@
+"""The process group of a user's script that has called `train.prepare`: as a recipe's, it goes on
+when a rank is lost and another takes its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dray import train
+from dray.train.prepared.group import LoopPhase
+from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
+from ray_workers.training.core.errors import PartsLostError
+from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
+from ray_workers.training.elastic import state_transfer
+from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.scripts.script import Left
+
+_PHASES = {
+    LoopPhase.DATA: RankPhase.DATA,
+    LoopPhase.COMPUTE: RankPhase.COMPUTE,
+    # The own code of a script after its update may take as long as an evaluation.
+    LoopPhase.OWN_CODE: RankPhase.EVALUATE,
+    LoopPhase.SAVE: RankPhase.SAVE,
+    LoopPhase.FINISH: RankPhase.FINISH,
+}
+
+
+class BatchLostError(PartsLostError):
+    """No rank is at a batch from which a newcomer could go on."""
+
+    def __init__(self) -> None:
+        Exception.__init__(
+            self,
+            "no rank is at a batch from which a new one could go on: after an optimizer step the "
+            "ranks waited for each other before the loader's next batch; the newest checkpoint "
+            "has the state",
+        )
+
+
+class RankGroup:
+    """The group of one rank of a job, made by `train.prepare`. From then on the rank follows its
+    group into later rounds, and leaves as asked by SIGTERM unless the script handles that."""
+
+    def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
+        self._page = page
+        self._furthest_step = task.furthest_step
+        self._device = torch.device(task.device)
+        self._rendezvous = RendezvousHandler(task, page)
+        self._is_elastic = bool(task.spec.get("elastic"))
+        self._is_asked_to_leave = False
+        page.show_prepared()
+        train.observe(_Unobserved())
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
+            signal.signal(signal.SIGTERM, self._asked)
+
+    @property
+    def rank(self) -> int:
+        return self._rendezvous.place.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._rendezvous.place.world_size
+
+    @property
+    def may_grow(self) -> bool:
+        return self._is_elastic
+
+    def join(self) -> None:
+        if dist.is_initialized():
+            raise RuntimeError(
+                "prepare() forms the process group: leave init_process_group() out of the script"
+            )
+        self._rendezvous.join(self._take_place)
+        faultpoint(FaultPoint.GROUP_JOINED, given=self)
+
+    def _take_place(self) -> None:
+        os.environ["RANK"] = os.environ["ROLE_RANK"] = str(self.rank)
+        os.environ["WORLD_SIZE"] = os.environ["ROLE_WORLD_SIZE"] = str(self.world_size)
+
+    def check(self) -> None:
+        self._rendezvous.check()
+
+    def may_follow(self, error: BaseException) -> bool:
+        return self._rendezvous.may_follow(error)
+
+    def follow(self, error: BaseException) -> None:
+        if self.is_asked_to_leave:  # rank 0 has saved, and is gone
+            raise Left from error
+        self._rendezvous.follow(error)
+
+    def state_lost(self) -> Exception:
+        return BatchLostError()
+
+    def hand_over(
+        self, state: Callable[[], Mapping[str, Any]], source: int
+    ) -> dict[str, Any] | None:
+        return state_transfer.broadcast(state, source, self.rank, self._device)
+
+    def enter(self, phase: LoopPhase, step: int) -> None:
+        if phase is LoopPhase.EXCHANGE:
+            faultpoint(FaultPoint.BEFORE_EXCHANGE, step, self)
+            self._page.exchange()
+            return
+        use = TimeCategory.RECOMPUTED if step <= self._furthest_step else TimeCategory.USEFUL
+        if phase is LoopPhase.DATA:
+            use = TimeCategory.DATA_WAIT
+        elif phase is LoopPhase.SAVE:
+            use = TimeCategory.CHECKPOINTING
+        elif phase is LoopPhase.OWN_CODE:
+            faultpoint(FaultPoint.BACKWARD_DONE, step, self)
+        self._page.enter(_PHASES[phase], use)
+
+    def began(self, step: int) -> None:
+        self._page.begin(self._rendezvous.place.generation, step)
+        faultpoint(FaultPoint.RESTORED, step, self)
+
+    def committed(self, step: int) -> None:
+        self._page.commit(step)
+        faultpoint(FaultPoint.STEP_ENDS, step, self)
+
+    @property
+    def is_asked_to_leave(self) -> bool:
+        return self._is_asked_to_leave or self._page.is_asked_to_leave
+
+    def leave(self) -> None:
+        raise Left
+
+    def finish(self) -> None:
+        self._rendezvous.finish()
+        self._rendezvous.leave()
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        if self._is_asked_to_leave:
+            raise Left
+        self._is_asked_to_leave = True
+
+
+class _Unobserved:
+    """The group's phases book the script's time, not its calls."""
+
+    def stepped(self, step: int) -> None:
+        """Booked by the optimizer's step."""
+
+    def storing(self) -> AbstractContextManager[None]:
+        return nullcontext()

@@ -1,0 +1,161 @@
+"""Runs a user's training program in its job's own directory, as `python` itself would run it.
+
+Needs no torch: a rank whose environment has another torch runs its program so, too.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dray import train
+from ray_workers.shared.contracts import AWAITING, LEFT_EXIT_CODE, NOT_PREPARED, RankTask
+from ray_workers.shared.folders import work_dir
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.training.core.error_chain import EntrypointError, NotPreparedError
+from ray_workers.training.core.script_time import ScriptTime
+from ray_workers.training.elastic.kept_groups import keep_groups
+
+if TYPE_CHECKING:
+    from dray.train.prepared.group import Group
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program of one rank: a file or a module."""
+
+    entrypoint: str | None
+    module: str | None
+    args: tuple[str, ...]
+    has_code: bool
+    """Whether it is among uploaded files, which are in the job's directory already."""
+
+
+def run_script(program: Program, task: RankTask, page: HeartbeatPage) -> None:
+    """Run the program to its end, in the job's directory on this node. EntrypointError if there is
+    no such file."""
+    path = _enter(program, Path(task.work_dir))
+    # As `python file` and `python -m module` have it.
+    sys.path.insert(0, str(Path.cwd() if path is None else path.resolve().parent))
+    refuse_mpi4py(task.world_size)
+    keep_groups()
+    script_time = ScriptTime(page, task.furthest_step)
+    with following(task, page):
+        train.observe(script_time)
+        with script_time.running():
+            if path is not None:
+                runpy.run_path(str(path), run_name="__main__")
+            else:
+                runpy.run_module(str(program.module), run_name="__main__", alter_sys=True)
+
+
+def _enter(program: Program, directory: Path) -> Path | None:
+    """Make the job's directory the current one, and set `sys.argv`; the program's file."""
+    if program.entrypoint is not None and not program.has_code:
+        path = _program_of_the_node(program.entrypoint)
+        work_dir.enter(directory, path.resolve().parent)
+        sys.argv = [str(path), *program.args]
+        return path
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.chdir(directory)
+    sys.argv = [program.entrypoint or str(program.module), *program.args]
+    if program.entrypoint is None:
+        return None
+    path = Path(program.entrypoint).absolute()
+    if not path.is_file():  # the server looks for it among uploaded files, and sees no others
+        raise EntrypointError(f"there is no file {program.entrypoint} in the job's code")
+    return path
+
+
+def _program_of_the_node(entrypoint: str) -> Path:
+    path = Path(entrypoint).absolute()
+    if not path.is_file():
+        raise EntrypointError(
+            f"script.entrypoint is {entrypoint}, but there is no such file on this worker (looked "
+            f"from {Path.cwd()}); `dray submit --code` brings it along"
+        )
+    return path
+
+
+class Left(SystemExit):
+    """The process was asked to leave, and does. No `Exception`, so that a script that handles
+    errors of its steps does not handle this one."""
+
+    def __init__(self) -> None:
+        super().__init__(LEFT_EXIT_CODE)
+
+
+@contextmanager
+def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
+    """Within it a script that calls `train.prepare` follows its group into later rounds.
+
+    Left if the script was asked to leave, and did; NotPreparedError at the end of an elastic one
+    that never called it.
+    """
+
+    def new_group() -> Group:
+        try:
+            from ray_workers.training.scripts.prepared_script import RankGroup
+        except (ImportError, AttributeError):  # another torch, without what rounds need
+            from dray.train.prepared.group import group_of_environment
+
+            return group_of_environment()
+        return RankGroup(task, page)
+
+    train.drive(new_group, task.spec.get("parallel"))
+    try:
+        yield
+    except Left:
+        raise
+    except SystemExit as leaving:
+        if leaving.code in (None, 0):
+            _finish(task)
+        raise
+    _finish(task)
+
+
+def _finish(task: RankTask) -> None:
+    train.finish()
+    if train.is_prepared():
+        return
+    if task.generation == AWAITING:
+        raise RuntimeError(
+            "the script ended without train.prepare(), and other ranks wait for it there"
+        )
+    parallel = task.spec.get("parallel") or {}
+    if max(parallel.get("shard", 1), parallel.get("tensor", 1)) > 1:
+        raise RuntimeError(
+            "the job document has a parallel.shard or parallel.tensor above 1, and the script "
+            "ended without train.prepare(), which divides its model so"
+        )
+    if task.spec.get("elastic"):
+        raise NotPreparedError(NOT_PREPARED)
+
+
+WHY_NO_MPI4PY = (
+    "mpi4py is not supported: its ranks find each other through the daemons of mpirun, which dray "
+    "does not run, so each would be alone, as rank 0 of 1. Use torch.distributed, whose gloo "
+    "backend has MPI's collectives, or dray.train.hvd"
+)
+
+
+class _Mpi4pyRefused:
+    """A finder that fails with the reason, ahead of those that would find mpi4py."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name == "mpi4py":
+            raise ModuleNotFoundError(WHY_NO_MPI4PY, name=name)
+        return None
+
+
+def refuse_mpi4py(world_size: int) -> None:
+    """Have this process's imports of mpi4py fail, unless the process is a job by itself."""
+    if world_size > 1:
+        sys.meta_path.insert(0, _Mpi4pyRefused())

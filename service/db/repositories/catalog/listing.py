@@ -1,0 +1,112 @@
+"""SQL for pages of jobs.
+
+Each index it walks has the column that is filtered by and then the id, which is the order of the
+list. A database that must choose between several states in one such walk sorts all that match
+instead, so each state is walked by itself and the heads are merged.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from itertools import islice
+
+from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy.orm import Session, aliased
+
+from dray.views import JobState
+from service.db.models import JobLabelRow, JobRow
+from service.db.repositories.catalog import search
+from service.domain.ids import ids_since, ids_up_to, last_id
+from service.domain.tracking.search import SearchNode
+
+
+def page(
+    session: Session,
+    *,
+    states: Sequence[JobState],
+    queue: str | None,
+    owner: str | None,
+    project: str | None,
+    name: str | None,
+    text: str | None,
+    id_prefix: str | None,
+    array: str | None,
+    array_index: int | None,
+    collapse_arrays: bool,
+    job_labels: Mapping[str, str],
+    created_after: datetime | None,
+    created_before: datetime | None,
+    where: SearchNode | None,
+    before_id: str | None,
+    limit: int,
+) -> list[JobRow]:
+    """Newest first, `created_after` included and `created_before` not; ids below `before_id`."""
+    query, order = _labelled(job_labels)
+    if where is None:
+        query = query.where(JobRow.deleted_at.is_(None))
+    else:
+        # The last column of a wide row: a search that passes many jobs over does not read it.
+        deleted = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
+        query = query.where(JobRow.id.not_in(deleted), search.condition(session, where))
+    for column, wanted in (
+        (JobRow.queue, queue),
+        (JobRow.owner, owner),
+        (JobRow.project, project),
+        (JobRow.name, name),
+        (JobRow.array_index, array_index),
+    ):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    if text is not None:  # no index has this: the walk goes on until a page is full
+        query = query.where(JobRow.name.icontains(text, autoescape=True))
+    if id_prefix is not None:
+        query = query.where(order >= id_prefix, order <= last_id(id_prefix))
+    if array is not None:
+        query = query.where(JobRow.array_id >= array, JobRow.array_id <= last_id(array))
+    if created_after is not None:
+        query = query.where(order >= ids_since(created_after), JobRow.created_at >= created_after)
+    if created_before is not None:
+        query = query.where(order < ids_up_to(created_before), JobRow.created_at < created_before)
+    if before_id is not None:
+        query = query.where(order < before_id)
+    query = query.order_by(order.desc()).limit(limit)
+    distinct = sorted(set(states))
+    alone = query.where(JobRow.array_id.is_(None)) if collapse_arrays else query
+    queries = [alone.where(JobRow.state == state) for state in distinct] or [alone]
+    if collapse_arrays:
+        queries.append(_heads(query, distinct))
+    with nullcontext() if where is None else search.limited(session):
+        heads = [list(session.scalars(one)) for one in queries]
+    return list(islice(heapq.merge(*heads, key=lambda row: row.id, reverse=True), limit))
+
+
+def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
+    """The jobs that stand for arrays of which a job is in one of the states."""
+    query = query.where(JobRow.array_head.is_not(None))
+    if not states:
+        return query
+    other = aliased(JobRow)
+    in_state = select(other.id).where(
+        other.array_id == JobRow.array_head, other.state.in_(states), other.deleted_at.is_(None)
+    )
+    return query.where(in_state.exists())
+
+
+def _labelled(
+    job_labels: Mapping[str, str],
+) -> tuple[Select[JobRow], ColumnElement[str]]:
+    """Jobs with all the labels, and the id to order them by: that of the first label's index."""
+    query = select(JobRow)
+    order: ColumnElement[str] = JobRow.id.expression
+    for number, (key, value) in enumerate(job_labels.items()):
+        label = aliased(JobLabelRow)
+        same = (label.job_id == JobRow.id, label.key == key, label.value == value)
+        if number == 0:
+            query = query.join(label, label.job_id == JobRow.id).where(*same[1:])
+            order = label.job_id.expression
+        else:
+            query = query.where(select(label.job_id).where(*same).exists())
+    return query, order

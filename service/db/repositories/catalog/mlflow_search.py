@@ -1,0 +1,257 @@
+"""SQL for searches of runs: jobs by experiment, metrics, parameters, tags and attributes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Float,
+    Select,
+    Text,
+    and_,
+    case,
+    cast,
+    false,
+    func,
+    not_,
+    or_,
+    select,
+    true,
+    union,
+)
+from sqlalchemy.orm import Session, aliased
+
+from dray.views import JobState
+from service.db.models import JobAnnotationRow, JobLabelRow, JobRow, JobTagRow
+from service.db.repositories.catalog.search import limited
+from service.domain.tracking.mlflow_search import Condition, Entity, Ordering
+
+
+@dataclass(frozen=True)
+class Names:
+    """The words of MLflow that columns stand for."""
+
+    experiment_label: str
+    states: dict[str, tuple[JobState, ...]]
+    """By the status of runs."""
+    tags: dict[str, str]
+    """By the name of a tag that is no label, its column."""
+    notes: str
+    """The tag with a job's notes."""
+    job_tags: str
+    """The tag with the words that a job is marked with, with commas between."""
+
+
+def experiments(
+    session: Session, names: Names, default: str, filters: Sequence[Condition]
+) -> list[str]:
+    """`default`, then the values of the label by name; those for whose names all filters hold.
+    InvalidSearch if that takes too long."""
+    row = JobLabelRow
+    labelled = select(row.value.label("name")).where(
+        row.key == names.experiment_label, row.value != ""
+    )
+    found = union(labelled, select(cast(default, Text).label("name"))).subquery()
+    compile_ = _Compiler(session, names)
+    conditions = [compile_.compare(found.c.name, one) for one in filters]
+    query = select(found.c.name).where(*conditions)
+    with limited(session):
+        return list(session.scalars(query.order_by(found.c.name != default, found.c.name)))
+
+
+def page(
+    session: Session,
+    names: Names,
+    experiments: Collection[str],
+    *,
+    unlabelled: bool,
+    filters: Sequence[Condition],
+    order: Sequence[Ordering],
+    offset: int,
+    before: int | None,
+    limit: int,
+) -> list[JobRow]:
+    """The jobs that match all filters, in order and then the newest first; those after `offset`,
+    and with numbers below `before`. InvalidSearch if the search takes too long."""
+    compile_ = _Compiler(session, names)
+    query = select(JobRow).where(
+        JobRow.deleted_at.is_(None), compile_.of_experiments(experiments, unlabelled)
+    )
+    if before is not None:
+        query = query.where(JobRow.number < before)
+    for one in filters:
+        query = query.where(compile_.holds(one))
+    query = _ordered(query, compile_, order).offset(offset).limit(limit)
+    with limited(session):
+        return list(session.scalars(query))
+
+
+def _ordered(
+    query: Select[JobRow], compile_: _Compiler, order: Sequence[Ordering]
+) -> Select[JobRow]:
+    for one in order:
+        by = compile_.sort_key(one)
+        # Jobs without it come last, in both directions.
+        query = query.order_by(by.is_(None), by.desc() if one.descending else by.asc())
+    return query.order_by(JobRow.number.desc())
+
+
+class _Compiler:
+    """Conditions as SQL of one database, with bound values."""
+
+    def __init__(self, session: Session, names: Names) -> None:
+        self._is_sqlite = session.get_bind().dialect.name == "sqlite"
+        self._names = names
+
+    def of_experiments(self, values: Collection[str], unlabelled: bool) -> ColumnElement[bool]:
+        label = aliased(JobLabelRow)
+        own = select(label.job_id).where(
+            label.job_id == JobRow.id,
+            label.key == self._names.experiment_label,
+            label.value != "",
+        )
+        named = own.where(label.value.in_(values)).exists() if values else false()
+        return or_(named, ~own.exists()) if unlabelled else named
+
+    def holds(self, one: Condition) -> ColumnElement[bool]:
+        match one.entity:
+            case Entity.METRIC:
+                return self._metric_holds(one)
+            case Entity.PARAM:
+                return self._param_holds(one)
+            case Entity.TAG:
+                return self._tag_holds(one)
+            case Entity.ATTRIBUTE:
+                return self._attribute_holds(one)
+
+    def sort_key(self, one: Ordering) -> ColumnElement[Any]:
+        match one.entity:
+            case Entity.METRIC:
+                return self._metric(one.key)
+            case Entity.PARAM:
+                return self._param_text(one.key)
+            case Entity.TAG:
+                return self._tag(one.key)
+            case Entity.ATTRIBUTE:
+                return self._column(one.key)
+
+    def _metric(self, key: str) -> ColumnElement[Any]:
+        """The metric's last value; NULL if it is not finite, which is a text in JSON."""
+        value = JobRow.summary[key].as_string()
+        return case(
+            (value.in_(("NaN", "Infinity", "-Infinity")), None), else_=cast(value, Float(53))
+        )
+
+    def _metric_holds(self, one: Condition) -> ColumnElement[bool]:
+        return self.compare(self._metric(one.key), one)
+
+    def _param_path(self, key: str) -> tuple[str, ...] | None:
+        """As the database has it; None for a name that no field of a document has."""
+        parts = tuple(key.split("."))
+        if any(not part or '"' in part or "\\" in part for part in parts):
+            return None
+        # SQLAlchemy writes PostgreSQL's array without quotes.
+        return parts if self._is_sqlite else tuple(f'"{part}"' for part in parts)
+
+    def _param_text(self, key: str) -> ColumnElement[str]:
+        path = self._param_path(key)
+        return JobRow.spec[path].as_string() if path else cast(None, Text)
+
+    def _param_holds(self, one: Condition) -> ColumnElement[bool]:
+        path = self._param_path(one.key)
+        if path is None:
+            return false()
+        if one.operator in ("LIKE", "ILIKE"):
+            return self.compare(cast(JobRow.spec[path].as_string(), Text), one)
+        in_json = self._as_json(path)
+        values = one.value if isinstance(one.value, tuple) else (str(one.value),)
+        # A parameter's text may stand for a string of the document, or for a number or list.
+        forms = [form for value in values for form in (json.dumps(value), value)]
+        there = and_(in_json.is_not(None), in_json != "null")
+        if one.operator in ("!=", "NOT IN"):
+            return and_(there, in_json.not_in(forms))
+        return and_(there, in_json.in_(forms))
+
+    def _as_json(self, path: tuple[str, ...]) -> ColumnElement[str]:
+        """The field's JSON as it is stored."""
+        if self._is_sqlite:
+            quoted = "$" + "".join(f'."{part}"' for part in path)
+            return JobRow.spec.op("->", return_type=Text())(quoted)
+        return cast(JobRow.spec[path], Text)
+
+    def _tag(self, key: str) -> ColumnElement[Any]:
+        column = self._names.tags.get(key)
+        if column is not None:
+            return cast(getattr(JobRow, column), Text)
+        if key == self._names.notes:
+            annotation = aliased(JobAnnotationRow)
+            own = select(annotation.notes).where(annotation.job_id == JobRow.id)
+            return own.scalar_subquery()
+        if key == self._names.job_tags:
+            tag = aliased(JobTagRow)
+            joined = func.aggregate_strings(tag.tag, ", ")
+            return select(joined).where(tag.job_id == JobRow.id).scalar_subquery()
+        label = aliased(JobLabelRow)
+        own = select(label.value).where(label.job_id == JobRow.id, label.key == key)
+        return own.scalar_subquery()
+
+    def _tag_holds(self, one: Condition) -> ColumnElement[bool]:
+        return self.compare(self._tag(one.key), one)
+
+    def _column(self, key: str) -> ColumnElement[Any]:
+        columns: dict[str, Any] = {
+            "run_id": JobRow.id,
+            "run_name": JobRow.name,
+            "user_id": JobRow.owner,
+            "start_time": JobRow.created_at,
+            "end_time": JobRow.finished_at,
+            "status": JobRow.state,
+        }
+        column: ColumnElement[Any] = columns[key].expression
+        return column
+
+    def _attribute_holds(self, one: Condition) -> ColumnElement[bool]:
+        column = self._column(one.key)
+        if one.key == "status":
+            values = one.value if isinstance(one.value, tuple) else (str(one.value),)
+            states = [state for value in values for state in self._names.states.get(value, ())]
+            has = column.in_(states) if states else false()
+            return has if one.operator in ("=", "IN") else not_(has)
+        if isinstance(one.value, float):
+            try:
+                time = datetime.fromtimestamp(one.value / 1000, UTC)
+            except (ValueError, OverflowError, OSError):
+                return true() if (one.value > 0) == one.operator.startswith("<") else false()
+            return _OPERATORS[one.operator](column, time)
+        return self.compare(column, one)
+
+    def compare(self, column: ColumnElement[Any], one: Condition) -> ColumnElement[bool]:
+        if one.operator == "LIKE" and self._is_sqlite:  # whose LIKE knows no case
+            return column.op("GLOB")(_as_glob(str(one.value)))
+        return _OPERATORS[one.operator](column, one.value)
+
+
+def _as_glob(pattern: str) -> str:
+    """A pattern of LIKE as one of GLOB."""
+    quoted = re.sub(r"[*?[]", r"[\g<0>]", pattern)
+    return quoted.replace("%", "*").replace("_", "?")
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
+    "=": lambda column, value: column == value,
+    "!=": lambda column, value: column != value,
+    ">": lambda column, value: column > value,
+    ">=": lambda column, value: column >= value,
+    "<": lambda column, value: column < value,
+    "<=": lambda column, value: column <= value,
+    "LIKE": lambda column, value: column.like(value),
+    "ILIKE": lambda column, value: column.ilike(value),
+    "IN": lambda column, value: column.in_(value),
+    "NOT IN": lambda column, value: column.not_in(value),
+}

@@ -1,0 +1,1 @@
+"""SQL on queues, the cluster, costs, forecasts, decisions, and the lease of the loops."""

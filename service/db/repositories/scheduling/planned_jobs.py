@@ -1,0 +1,184 @@
+"""SQL on jobs as the scheduler sees and changes them: those that wait, or hold slots."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Row, Select, Update, bindparam, func, select, text, update
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import FIRST_POSITIONS, AttemptRow, EventRow, JobRow
+from service.db.repositories.bulk import CHUNK, in_chunks, table_of
+
+_CLAIMED = (
+    *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
+    *("num_workers", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
+    *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
+    *("created_at", "silo_sources"),
+)
+"""Columns of a job that a claim goes by."""
+
+
+def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
+    """`_CLAIMED` of those of these jobs that wait, by id; nobody else changes them before this
+    transaction ends."""
+    found: dict[str, Row[Any]] = {}
+    for some in in_chunks(sorted(job_ids), CHUNK):
+        rows = session.connection().execute(_locking_waiting(), {"job_ids": some})
+        found.update((row.id, row) for row in rows)
+    return found
+
+
+@cache
+def _locking_waiting() -> Select[Any]:
+    c = JobRow.__table__.c
+    query = select(*(c[name] for name in _CLAIMED))
+    query = query.where(c.id.in_(bindparam("job_ids", expanding=True)), c.state == JobState.QUEUED)
+    return query.order_by(c.id).with_for_update()
+
+
+def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Change jobs that `lock_waiting` has found: each with `job_id` and the same other columns."""
+    if not changes:
+        return
+    names = tuple(name for name in changes[0] if name != "job_id")
+    rows = [
+        {"job_id": one["job_id"], **{f"new_{name}": one[name] for name in names}} for one in changes
+    ]
+    changed = session.connection().execute(_change_waiting(names), rows).rowcount
+    assert changed == len(rows), "the rows are locked, so nobody changed them meanwhile"
+
+
+@cache
+def _change_waiting(names: tuple[str, ...]) -> Update:
+    """Sets these columns of a waiting job to parameters, each with `new_` before its name."""
+    table = table_of(JobRow)
+    return (
+        update(table)
+        .where(table.c.id == bindparam("job_id"), table.c.state == JobState.QUEUED)
+        .values({name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names})
+    )
+
+
+_PLANNED = (
+    *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
+    *("num_workers", "min_workers", "bundle", "servers", "required_topology", "homes"),
+    "not_before",
+    *("max_runtime_s", "runtime_used_s"),
+    *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
+    *("kept_back_s", "kept_back_since", "preemptions"),
+)
+"""Columns of a job that planning goes by."""
+
+
+def in_state(session: Session, states: tuple[JobState, ...]) -> Sequence[Row[Any]]:
+    """`_PLANNED` of jobs, in the order in which they are looked at: priority, rank, submission."""
+    return session.connection().execute(_in_state(states)).all()
+
+
+@cache
+def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
+    c = JobRow.__table__.c
+    return (
+        select(*(c[name] for name in _PLANNED))
+        .where(c.state.in_(states), c.deleted_at.is_(None))
+        .order_by(c.priority.desc(), c.rank, c.number)
+    )
+
+
+_NOTED = (
+    *("id", "held_by", "reason_code", "reason_message", "position", "blocked_by"),
+    *("kept_back_s", "kept_back_since"),
+)
+"""Columns of a waiting job that say why it waits."""
+
+
+def waiting_notes(session: Session) -> dict[str, Row[Any]]:
+    """`_NOTED` of all jobs that wait, by id."""
+    return {row.id: row for row in session.connection().execute(_waiting_notes())}
+
+
+def waiting_notes_of(session: Session, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
+    """The same of those of these jobs that wait."""
+    found: dict[str, Row[Any]] = {}
+    for some in in_chunks(job_ids, CHUNK):
+        rows = session.connection().execute(_waiting_notes_of(), {"job_ids": some})
+        found.update((row.id, row) for row in rows)
+    return found
+
+
+@cache
+def _waiting_notes_of() -> Select[Any]:
+    return _waiting_notes().where(JobRow.id.in_(bindparam("job_ids", expanding=True)))
+
+
+@cache
+def _waiting_notes() -> Select[Any]:
+    c = JobRow.__table__.c
+    query = select(*(c[name] for name in _NOTED))
+    return query.where(c.state == JobState.QUEUED, c.deleted_at.is_(None))
+
+
+def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
+    """Store why jobs wait, each note with `job_id` and the columns that say it, as one statement:
+    when a job starts, all that wait behind it move up."""
+    if notes:
+        session.connection().execute(_change_waiting(_NOTE), list(notes))
+
+
+_NOTE = (
+    *("reason_code", "reason_message", "position", "blocked_by"),
+    *("kept_back_s", "kept_back_since"),
+)
+"""Columns of a note."""
+
+
+def count_events_of_waiting(
+    session: Session, job_ids: Sequence[str], code: str
+) -> Sequence[Row[str, int, int]]:
+    """(id, number of its next event, attempt) of those of these jobs that wait and whose newest
+    event has not this code."""
+    newest = select(EventRow.seq).where(
+        EventRow.job_id == JobRow.id, EventRow.seq == JobRow.event_seq, EventRow.code == code
+    )
+    found: list[Row[str, int, int]] = []
+    for some in in_chunks(job_ids, CHUNK):
+        here = JobRow.id.in_(some), JobRow.state == JobState.QUEUED, ~newest.exists()
+        found += session.execute(
+            update(JobRow)
+            .where(*here)
+            .values(event_seq=JobRow.event_seq + 1)
+            .returning(JobRow.id, JobRow.event_seq, JobRow.attempt)
+            .execution_options(synchronize_session=False)
+        ).all()
+    return found
+
+
+_NAMED: tuple[Any, ...] = (JobRow.id, JobRow.name, JobRow.state, JobRow.priority, JobRow.world_size)
+"""Columns of a job that the explanation of another names."""
+
+
+def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
+    """`_NAMED` of the first waiting jobs by the newest plan, up to 20, of those before this
+    position."""
+    # Only jobs that wait have a position; a condition on the state would mislead SQLite's planner.
+    query: Select[Any] = select(*_NAMED).where(text(FIRST_POSITIONS), JobRow.position < before)
+    return session.execute(query.order_by(JobRow.position, JobRow.number)).all()
+
+
+def count_queued(session: Session) -> int:
+    # A job that waits is not deleted.
+    query = select(func.count()).select_from(JobRow).where(JobRow.state == JobState.QUEUED)
+    return session.scalar(query) or 0
+
+
+def holding_slots(session: Session, first: Sequence[str], limit: int) -> Sequence[Row[Any]]:
+    """`_NAMED` of jobs with an attempt that has not been seen gone: those of `first`, then the
+    oldest."""
+    live = select(AttemptRow.job_id).where(AttemptRow.finished_at.is_(None))
+    query: Select[Any] = select(*_NAMED).where(JobRow.id.in_(live))
+    order = (JobRow.id.in_(first).desc(), JobRow.number)
+    return session.execute(query.order_by(*order).limit(limit)).all()

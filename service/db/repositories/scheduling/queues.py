@@ -1,0 +1,139 @@
+"""SQL on queues: their rules, and the jobs that wait and run in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from functools import cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, select, true
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import AttemptRow, JobRow, QueueRow
+from service.domain.scheduling.rules.queues import BOUNDS_OF_WAITING, Queue
+
+_RULES = tuple(field.name for field in fields(Queue))
+
+
+def every(session: Session) -> tuple[Queue, ...]:
+    """All queues, by name."""
+    return tuple(Queue(*row) for row in session.connection().execute(_every()))
+
+
+@cache
+def _every() -> Select[Any]:
+    c = QueueRow.__table__.c
+    return select(*(c[name] for name in _RULES)).order_by(c.name)
+
+
+def get(session: Session, name: str) -> Queue | None:
+    return _found(session, _named(), name)
+
+
+def lock(session: Session, name: str) -> Queue | None:
+    """The queue as it is now. It exists, and its rules stay, until this transaction ends, and so
+    does the number of its waiting jobs if it bounds that.
+
+    A queue without bounds is locked shared, so that submits to it do not wait for each other.
+    """
+    return _found(session, _locking(shared=True), name) or lock_alone(session, name)
+
+
+def lock_alone(session: Session, name: str) -> Queue | None:
+    """The same, and nobody else holds a lock of it."""
+    return _found(session, _locking(shared=False), name)
+
+
+def _found(session: Session, query: Select[Any], name: str) -> Queue | None:
+    row = session.connection().execute(query, {"queue": name}).one_or_none()
+    return None if row is None else Queue(*row)
+
+
+@cache
+def _named() -> Select[Any]:
+    return _every().where(QueueRow.__table__.c.name == bindparam("queue"))
+
+
+@cache
+def _locking(*, shared: bool) -> Select[Any]:
+    """shared: of queues without bounds."""
+    c = QueueRow.__table__.c
+    bounds = [c[name].is_(None) for name in BOUNDS_OF_WAITING if shared]
+    return _named().where(*bounds).with_for_update(read=shared)
+
+
+def put(session: Session, queue: Queue) -> None:
+    """Add it, or replace the rules that it had."""
+    _upsert(session, queue, asdict(queue))
+
+
+def add(session: Session, queue: Queue) -> None:
+    """Add it unless there is one of this name, which then nobody changes or deletes before this
+    transaction ends."""
+    _upsert(session, queue, {"name": queue.name})
+
+
+def _upsert(session: Session, queue: Queue, changes: dict[str, Any]) -> None:
+    """changes: of the row that is there."""
+    is_postgres = session.get_bind().dialect.name == "postgresql"
+    insert = postgresql.insert if is_postgres else sqlite.insert
+    statement = insert(QueueRow).values(**asdict(queue))
+    session.execute(statement.on_conflict_do_update(index_elements=["name"], set_=changes))
+
+
+def remove(session: Session, name: str) -> None:
+    session.execute(delete(QueueRow).where(QueueRow.name == name))
+
+
+def _waiting() -> tuple[ColumnElement[bool], ...]:
+    # The second condition is that of the index by queue, state and owner.
+    return JobRow.state == JobState.QUEUED, JobRow.finished_at.is_(None)
+
+
+def count_waiting(session: Session, queue: str, owner: str | None = None) -> int:
+    """Jobs that wait in the queue, or those of one owner."""
+    query = select(func.count()).where(*_waiting(), JobRow.queue == queue)
+    return session.scalar(query if owner is None else query.where(JobRow.owner == owner)) or 0
+
+
+def count_unfinished(session: Session, queue: str) -> int:
+    query = select(func.count()).where(JobRow.queue == queue, *_unfinished())
+    return session.scalar(query) or 0
+
+
+def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
+    """The lowest rank among the queue's waiting jobs of this priority; None if it is the only one.
+
+    but: id of the job that does not count.
+    """
+    here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority, JobRow.id != but)
+    return session.scalar(select(func.min(JobRow.rank)).where(*here))
+
+
+def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:
+    """(queue, owner, jobs that wait, those of them that are held)."""
+    counts = (func.count(), func.count(JobRow.held_by))
+    query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queue))
+    return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
+
+
+def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any, Any]]:
+    """(queue, owner, slices, bundle, servers) of each attempt that may hold slots."""
+    held = (AttemptRow.slices, AttemptRow.bundle, AttemptRow.servers)
+    columns = (JobRow.queue, JobRow.owner, *held)
+    live = (AttemptRow.finished_at.is_(None), *_unfinished())
+    query = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
+    return session.execute(query.where(*live, _is_in(queue))).all()
+
+
+def _unfinished() -> tuple[ColumnElement[bool], ...]:
+    """By `finished_at` alone SQLite may go along all jobs that a queue ever had."""
+    states = [state for state in JobState if not state.is_terminal]
+    return JobRow.finished_at.is_(None), JobRow.state.in_(states)
+
+
+def _is_in(queue: str | None) -> ColumnElement[bool]:
+    return true() if queue is None else JobRow.queue == queue

@@ -1,0 +1,119 @@
+"""SQL on what jobs wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+)
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import JobDependencyRow, JobRow
+from service.db.repositories.bulk import CHUNK, in_chunks
+from service.db.repositories.submission.arrays import by_unit
+from service.domain.states import STOPPED_EARLY
+
+
+def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]]) -> None:
+    """after: each id, and whether it must succeed."""
+    rows = [
+        {"waiter": waiter, "after_id": after_id, "on_success": on_success}
+        for after_id, on_success in after
+    ]
+    if rows:
+        session.execute(insert(JobDependencyRow), rows)
+
+
+def all_open(session: Session) -> Sequence[Row[str, str, bool]]:
+    """(waiter, after_id, on_success) of all jobs and arrays that wait for others."""
+    return session.connection().execute(_all_open()).all()
+
+
+@cache
+def _all_open() -> Select[str, str, bool]:
+    c = JobDependencyRow.__table__.c
+    return select(c.waiter, c.after_id, c.on_success).order_by(c.waiter, c.after_id)
+
+
+def waiting_for(
+    session: Session, job_ids: Sequence[str], array_ids: Collection[str]
+) -> list[tuple[str, str, bool]]:
+    """(waiter, after_id, on_success) of those that wait for any of these.
+
+    The rows of arrays stay locked: of two jobs of an array that end at once, the second one to come
+    here sees the end of the first.
+    """
+    queries = [(_waiting_for(), some) for some in in_chunks(job_ids, CHUNK)]
+    of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
+    queries += [(of_arrays, some) for some in in_chunks(sorted(array_ids), CHUNK)]
+    return [
+        (waiter, after_id, on_success)
+        for query, some in queries
+        for waiter, after_id, on_success in session.execute(query, {"after_ids": some})
+    ]
+
+
+@cache
+def _waiting_for() -> Select[str, str, bool]:
+    return _all_open().where(
+        JobDependencyRow.__table__.c.after_id.in_(bindparam("after_ids", expanding=True))
+    )
+
+
+def settle(session: Session, after_ids: Iterable[str]) -> None:
+    """Nobody waits for these any more."""
+    for some in in_chunks(sorted(after_ids), CHUNK):
+        session.execute(delete(JobDependencyRow).where(JobDependencyRow.after_id.in_(some)))
+
+
+def withdraw(session: Session, waiters: Iterable[str]) -> None:
+    """These wait for nobody any more."""
+    for some in in_chunks(sorted(waiters), CHUNK):
+        session.execute(delete(JobDependencyRow).where(JobDependencyRow.waiter.in_(some)))
+
+
+def hold_unfinished(session: Session, ids: Collection[str]) -> None:
+    """Let none of these jobs, or jobs of these arrays, end before this transaction does."""
+    query = select(JobRow.id).where(JobRow.finished_at.is_(None)).order_by(JobRow.id)
+    for which in by_unit(ids):
+        session.execute(query.where(which).with_for_update(read=True)).all()
+
+
+def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str]]:
+    """The states of these jobs, and of the jobs of these arrays, each with a job that is in it;
+    nothing of an id that is unknown or is being deleted."""
+    c = JobRow.__table__.c
+    found: dict[str, dict[JobState, str]] = {}
+    stopped_early = and_(c.reason_code == STOPPED_EARLY, c.state == JobState.CANCELLED)
+    # A sweep succeeds also if trials were stopped early because others are better.
+    in_array = case((stopped_early, literal(JobState.SUCCEEDED, c.state.type)), else_=c.state)
+    for column, state in ((c.id, c.state), (c.array_id, in_array)):
+        query = select(column.label("unit"), state.label("state"), c.id)
+        rows = query.where(c.deleted_at.is_(None), column.in_(ids)).subquery().c
+        grouped = select(rows.unit, rows.state, func.min(rows.id)).group_by(rows.unit, rows.state)
+        for one, state, job_id in session.execute(grouped):
+            found.setdefault(one, {})[state] = job_id
+    return found
+
+
+def unfinished_arrays(session: Session, array_ids: Collection[str]) -> set[str]:
+    """Those of these arrays of which a job has not ended."""
+    if not array_ids:
+        return set()
+    c = JobRow.__table__.c
+    query = select(c.array_id).where(c.array_id.in_(array_ids), c.finished_at.is_(None))
+    found: set[Any] = set(session.scalars(query.distinct()))
+    return found

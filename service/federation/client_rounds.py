@@ -1,0 +1,250 @@
+"""Use cases of a client of a federated job that is outside of the cluster.
+
+Its updates go to the job's storage by way of the service, and the rank that aggregates finds them
+there, so that neither knows of the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.requests import UpdateRequest
+from dray.secure_aggregation.messages import MaskingPhase
+from dray.views import JobState, RoundPhase
+from ray_workers.shared import round_files
+from ray_workers.shared.round_files import SentUpdate
+from service.db.repositories import federation as repository
+from service.db.session import Database, touch
+from service.db.types import storable
+from service.domain.errors import BadUpdate, JoinTokenUnknown, RoundOver, UpdateRefused
+from service.federation.tokens import digest_of
+from service.storage.quota import refuse_if_full
+from service.storage.storage import Storage
+
+PLAYING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RECOVERING})
+SENT_IN_PARTS = (round_files.UPDATE, MaskingPhase.MASKED_INPUT)
+
+
+@dataclass(frozen=True)
+class RoundFile:
+    """A file of a round that clients may read."""
+
+    key: str
+    size_bytes: int
+    sha256: str
+
+
+class ClientRounds:
+    """The rounds of a job for the client that has a token. Each call raises JoinTokenUnknown if the
+    token is none of the job's; those with the `name` of a round raise RoundOver if that is not the
+    open one."""
+
+    def __init__(self, database: Database, storage: Storage, job_id: str, token: str) -> None:
+        self._database = database
+        self._storage = storage
+        self._job_id = job_id
+        self.digest = digest_of(token)
+        """The token, as the database has it."""
+        self._prefix = round_files.rounds_prefix(job_id)
+
+    async def look(self) -> views.FederatedRound:
+        """The newest round, as the client is to see it."""
+        at = await self._standing()
+        if at.joined_at is None:
+
+            def joined(session: Session) -> None:
+                touch(session)
+                repository.note_joined(session, self.digest, self._database.time(session))
+
+            await self._database.write(joined)
+        state = JobState(at.state)
+        known = {
+            field: value
+            for field, value in at._mapping.items()
+            if field in views.FederatedRound.model_fields
+        }
+        return views.FederatedRound(
+            phase=_phase(at, state),
+            job_state=state,
+            part_bytes=None if at.name is None else round_files.PART_BYTES,
+            **known,
+        )
+
+    async def model(self, name: str) -> RoundFile:
+        """The weights that clients begin the round with."""
+        at = await self._open_round(name)
+        key = f"{self._prefix}/{name}/{round_files.MODEL}"
+        return RoundFile(key, at.model_size_bytes, at.model_sha256)
+
+    async def form(self) -> RoundFile:
+        """The facts that clients know of the model and the training. RoundOver if no round was
+        opened."""
+        at = await self._standing()
+        if at.name is None:
+            raise RoundOver("no round was opened yet", hint="ask for the round, and wait for it")
+        key = f"{self._prefix}/{round_files.FORM}"
+        return RoundFile(key, at.form_size_bytes, at.form_sha256)
+
+    async def size_of_part(self, name: str, part: int) -> int:
+        """The size of a part of the client's update, if that is wanted now. BadUpdate if an update
+        has not so many parts; UpdateRefused if the client is not to send one."""
+        at = await self._open_round(name)
+        _refuse_unwanted(at)
+        await self._database.read(refuse_if_full)
+        most = round_files.num_parts(at.update_bytes)
+        if at.awaits not in SENT_IN_PARTS or part >= most:
+            raise BadUpdate(f"an update of this model has {most} parts, and {part} is none of them")
+        return round_files.part_size(at.update_bytes, part)
+
+    async def put_part(self, name: str, part: int, content: bytes) -> None:
+        """Keep a part, in place of what the client has sent as the same part before."""
+        at = await self._open_round(name)
+        _refuse_unwanted(at)
+        wanted = round_files.part_size(at.update_bytes, part)
+        if len(content) != wanted:
+            raise BadUpdate(
+                f"part {part} has {len(content)} bytes and not {wanted}: an update of this model "
+                f"has {at.update_bytes}",
+                hint="send its numbers in little-endian order and without a header, in parts of "
+                f"{round_files.PART_BYTES} bytes",
+            )
+        key = f"{self._prefix}/{name}/{round_files.part_path(at.client, part)}"
+        await asyncio.to_thread(self._storage.write_bytes, key, content)
+
+    async def send(self, name: str, said: UpdateRequest) -> tuple[views.UpdateReceipt, bool]:
+        """Hand the parts that were sent to the rank that aggregates; and whether that is news.
+
+        Harmless to repeat, and of no effect with another update: the first one of a client in a
+        round is the one that counts. BadUpdate if a part is missing.
+        """
+        at = await self._open_round(name, round_files.UPDATE)
+        sent = SentUpdate(client=at.client, **said.model_dump())
+        path = round_files.update_path(at.client)
+        return await self._hand_over(at, path, sent.to_json(), said.sha256)
+
+    async def message(self, name: str, phase: str) -> bytes:
+        """The message to which the client answers in a phase of secure aggregation; empty in the
+        first."""
+        at = await self._open_round(name, phase)
+        _refuse_unwanted(at)
+        key = f"{self._prefix}/{name}/{round_files.message_path(phase, at.client)}"
+        try:
+            return await asyncio.to_thread(self._storage.read_bytes, key)
+        except FileNotFoundError:
+            return b""
+
+    async def answer(
+        self, name: str, phase: str, content: bytes
+    ) -> tuple[views.UpdateReceipt, bool]:
+        """Hand the client's answer in a phase of secure aggregation to the rank that aggregates. As
+        `send`. In masked_input the answer is the SHA-256 of the parts."""
+        at = await self._open_round(name, phase)
+        path = round_files.answer_path(phase, at.client)
+        return await self._hand_over(at, path, content, hashlib.sha256(content).hexdigest())
+
+    async def _hand_over(
+        self, at: Row[Any], path: str, content: bytes, sha256: str
+    ) -> tuple[views.UpdateReceipt, bool]:
+        """Write the file by which the rank knows of what the client has sent, and note so first:
+        the file can be written again, and nothing else can be sent."""
+        _refuse_unwanted(at, but=sha256)
+        folder, is_update = f"{self._prefix}/{at.name}", at.awaits in SENT_IN_PARTS
+        if is_update:
+            await asyncio.to_thread(self._check_parts, folder, at)
+
+        def note(session: Session) -> bool:
+            touch(session)
+            now = self._database.time(session)
+            sent = self.digest, _sent_name(at), sha256, now
+            return repository.note_sent(session, *sent, is_update=is_update)
+
+        is_new = await self._database.write(note)
+        if not is_new:  # another request came in between, or this one came before
+            now = await self._open_round(at.name, at.awaits)
+            _refuse_unwanted(now, but=sha256)
+        await asyncio.to_thread(self._storage.write_bytes, f"{folder}/{path}", content)
+        return views.UpdateReceipt(round=at.number, client=at.client), is_new
+
+    def _check_parts(self, folder: str, at: Row[Any]) -> None:
+        for part in range(round_files.num_parts(at.update_bytes)):
+            path = round_files.part_path(at.client, part)
+            try:
+                size = self._storage.size_bytes(f"{folder}/{path}")
+            except FileNotFoundError:
+                raise BadUpdate(
+                    f"part {part} of the update is missing", hint="send it, and then the update"
+                ) from None
+            assert size == round_files.part_size(at.update_bytes, part)
+
+    async def _standing(self) -> Row[Any]:
+        def work(session: Session) -> Row[Any] | None:
+            if not storable(self._job_id):
+                return None
+            return repository.standing(session, self._job_id, self.digest)
+
+        at = await self._database.look_up(work)
+        if at is None:
+            raise JoinTokenUnknown(
+                "the token is not one of this job's clients",
+                hint="the job's owner makes one by `dray federate invite JOB`; it is sent as "
+                "`Authorization: Bearer TOKEN`",
+            )
+        return at
+
+    async def _open_round(self, name: str, awaits: str | None = None) -> Row[Any]:
+        """awaits: what the round must await of its clients."""
+        at = await self._standing()
+        if not _is_open(at) or at.name != name:
+            now_open = f"; the open one is {at.name}" if _is_open(at) else ""
+            raise RoundOver(
+                f"the round {name[:64]!r} is over{now_open}", hint="ask for the round again"
+            )
+        if awaits not in (None, at.awaits):
+            raise RoundOver(
+                f"the round {name[:64]!r} awaits {at.awaits}, not {awaits[:32]!r}",
+                hint="ask for the round again",
+            )
+        return at
+
+
+def names_of_sent(name: str) -> set[str]:
+    """The values of `sent_round` that say of a client that its update in the round is there."""
+    phases = (MaskingPhase.MASKED_INPUT, MaskingPhase.CONSISTENCY_CHECK, MaskingPhase.UNMASK)
+    return {name, *(f"{name}/{phase}" for phase in phases)}
+
+
+def _sent_name(at: Row[Any]) -> str:
+    """The value of `sent_round` of a client that has sent its update, or its answer of a phase."""
+    return at.name if at.awaits == round_files.UPDATE else f"{at.name}/{at.awaits}"
+
+
+def _phase(at: Row[Any], state: JobState) -> RoundPhase:
+    if state.is_terminal:
+        return RoundPhase.OVER
+    is_wanted = _is_open(at) and _is_asked(at) and at.sent_round != _sent_name(at)
+    return RoundPhase.OPEN if is_wanted else RoundPhase.WAITING
+
+
+def _is_open(at: Row[Any]) -> bool:
+    is_of_now = at.name is not None and at.attempt == at.job_attempt
+    return bool(is_of_now and at.is_open and JobState(at.state) in PLAYING)
+
+
+def _is_asked(at: Row[Any]) -> bool:
+    return at.clients is None or at.client in at.clients
+
+
+def _refuse_unwanted(at: Row[Any], but: str | None = None) -> None:
+    """UpdateRefused if the client is not asked for an update, or has sent one. but: the SHA-256 of
+    an update that may be sent again."""
+    if not _is_asked(at):
+        raise UpdateRefused(f"client {at.client} is not asked for an update in round {at.number}")
+    if at.sent_round == _sent_name(at) and at.sent_sha256 != but:
+        raise UpdateRefused(f"client {at.client} has sent its {at.awaits} in round {at.number}")

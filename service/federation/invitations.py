@@ -1,0 +1,110 @@
+"""Use cases of the owner of a federated job: inviting clients outside of the cluster."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.views import JobState
+from service.db.models import FederatedClientRow, JobRow
+from service.db.repositories import federation as repository
+from service.db.session import Database, touch
+from service.domain.errors import ClientNotFound, JobFinished, NotFederated, TooManyClients
+from service.federation.client_rounds import names_of_sent
+from service.federation.tokens import digest_of, new_token
+from service.jobs.service import found
+
+
+class Invitations:
+    """Clients are known by their numbers; their tokens are told once, and stored as hashes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def invite(self, job_id: str, count: int, *, by: str) -> views.InvitationPage:
+        """Tokens for `count` more clients. TooManyClients if the document has not so many."""
+
+        def work(session: Session) -> views.InvitationPage:
+            touch(session)
+            job = _federated(session, job_id)
+            if JobState(job.state).is_terminal:
+                raise JobFinished(f"job {job_id} is {job.state}: it has no more rounds")
+            taken = {one.number for one in repository.clients(session, job_id)}
+            most = job.spec["federated"]["clients"]
+            free = [number for number in range(most) if number not in taken][:count]
+            if len(free) < count:
+                raise TooManyClients(
+                    f"federated.clients is {most}, and {len(taken)} of them are invited",
+                    hint=f"`dray federate revoke {job_id} CLIENT` makes room for another one",
+                )
+            now = self._database.time(session)
+            items = [views.Invitation(client=number, token=new_token()) for number in free]
+            rows = [
+                FederatedClientRow(
+                    token_sha256=digest_of(one.token),
+                    job_id=job_id,
+                    number=one.client,
+                    invited_by=by,
+                    created_at=now,
+                    num_sent=0,
+                )
+                for one in items
+            ]
+            repository.add_clients(session, rows)
+            return views.InvitationPage(items=items)
+
+        return await self._database.write(work)
+
+    async def clients(self, job_id: str) -> views.FederatedClientPage:
+        def work(session: Session) -> views.FederatedClientPage:
+            _federated(session, job_id, lock=False)
+            rows = repository.clients(session, job_id)
+            items = [
+                views.FederatedClient(
+                    client=row.number,
+                    invited_by=row.invited_by,
+                    created_at=row.created_at,
+                    joined_at=row.joined_at,
+                    sent_at=row.sent_at,
+                    num_sent=row.num_sent,
+                )
+                for row in rows
+            ]
+            newest = repository.newest_round(session, job_id)
+            if newest is None:
+                return views.FederatedClientPage(items=items)
+            return views.FederatedClientPage(
+                items=items,
+                round=newest.number,
+                is_open=newest.is_open,
+                closes_at=newest.closes_at,
+                quorum=newest.quorum,
+                num_sent=sum(row.sent_round in names_of_sent(newest.name) for row in rows),
+            )
+
+        return await self._database.read(work)
+
+    async def revoke(self, job_id: str, number: int) -> None:
+        """Let the client's token be good for nothing from now on."""
+
+        def work(session: Session) -> None:
+            touch(session)
+            _federated(session, job_id)
+            if not repository.remove_client(session, job_id, number):
+                raise ClientNotFound(
+                    f"job {job_id} has no client {number}",
+                    hint=f"`dray federate clients {job_id}` shows those that are invited",
+                )
+
+        await self._database.write(work)
+
+
+def _federated(session: Session, job_id: str, *, lock: bool = True) -> JobRow:
+    """NotFederated unless the job has clients outside of the cluster."""
+    job = found(session, job_id, lock=lock)
+    if (job.spec.get("federated") or {}).get("http") is None:
+        raise NotFederated(
+            f"job {job_id} has no clients outside of the cluster",
+            hint="`federated: {http: {}}` in its document gives it some",
+        )
+    return job

@@ -1,0 +1,41 @@
+"""docs/queues.md tells the truth: its commands are run, on a server whose jobs only wait."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dray.requests import QueueRequest
+from tests.integration.tour import blocks_of, run_tour
+from tests.unit.api.serving import serving
+
+PAGE = (Path(__file__).parents[4] / "docs" / "queues.md").read_text()
+TOUR_TAKES_S = 200
+
+
+def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
+    with serving(tmp_path / "home") as server:
+        said = run_tour(server, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
+    made, changed, weighted, filled, refused, placed, by_http, deleted = said
+    assert re.search(r"^night +0 +0 +- +8 CPU, 64.0 GiB of memory", made, flags=re.MULTILINE)
+    assert "limit      8 CPU\n" in changed
+    assert "priority   up to 60\n" in changed
+    assert "weights    ann 2, bob 0.5; other users 1\n" in weighted
+    assert "weights    ann 2; other users 1\n" in weighted
+    assert "limit      8 CPU, 0 running\n" in filled
+    assert "waiting    2\n" in filled
+    assert "there is no queue 'nigth'; there are default, night (at /queue)" in refused
+    assert "is 90, above 60, the highest of the queue 'night' (at /priority)" in refused
+    assert "2 jobs of default wait in the queue 'night', as many as a user may have" in refused
+    assert "is held by anonymous; `dray release" in placed
+    assert "moved before all others of priority 50 in the queue 'night', by anonymous" in placed
+    assert "{'code': 'held'" in by_http
+    assert '"num_held": 1' in by_http
+    assert "1 job in the queue 'night' has not ended" in deleted
+    assert deleted.endswith("night deleted\n")
+
+
+def test_its_table_has_every_rule() -> None:
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", PAGE, flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == QueueRequest.model_fields.keys()

@@ -1,0 +1,158 @@
+"""Gangs whose servers have resources of their own: workers and servers start together or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dray.spec import ParameterServer, Resources
+from ray_workers.shared.contracts import ServerSlots, Slice, by_bundle
+from service.domain.scheduling import autoscaling
+from service.domain.scheduling.placement.slots import (
+    amounts_of,
+    held_on,
+    needs,
+    request_of,
+    share_of,
+)
+from service.domain.scheduling.policy import (
+    Holder,
+    Node,
+    Request,
+    Snapshot,
+    Start,
+    Wait,
+    WaitingJob,
+    can_ever_fit,
+    plan,
+)
+from service.domain.scheduling.rules.eviction import RunningJob
+from service.domain.scheduling.rules.limits import why_never
+from service.domain.scheduling.rules.queues import Queue
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ON_GPUS = {"CPU": 1.0, "GPU": 1.0}
+OF_SERVER = {"CPU": 4.0}
+"""One server of 4 CPUs beside two workers on GPUs."""
+REQUEST = Request(3, ON_GPUS, servers=ServerSlots(1, OF_SERVER))
+
+
+def node(name: str, **total: float) -> Node:
+    return Node(name, total, dict(total))
+
+
+def job(name: str = "job", request: Request = REQUEST, seq: int = 0) -> WaitingJob:
+    return WaitingJob(name, 0, 50, seq, request)
+
+
+def decide(*nodes: Node, jobs: Any = (), **more: Any) -> list[Any]:
+    return list(plan(Snapshot(jobs or (job(),), nodes, True, **more), NOW))
+
+
+def test_a_document_asks_for_its_servers_slots() -> None:
+    resources = Resources(num_workers=3, gpus_per_worker=1, node_labels={"rack": "r1"})
+    sync = ParameterServer.model_validate({"server_resources": {"cpus": 4, "memory_bytes": "1GiB"}})
+    request = request_of(resources, sync=sync)
+    assert request.servers is not None
+    assert request.servers.number == 1
+    own = {"CPU": 4.0, "memory": 2.0**30}
+    assert own.items() <= request.servers.bundle.items()
+    assert request.servers.bundle.keys() - own.keys() == request.bundle.keys() - ON_GPUS.keys()
+    assert request_of(resources, sync=ParameterServer()).servers is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slices"),
+    [
+        # Beside the workers, if there is room.
+        ((node("n", CPU=8.0, GPU=2.0), node("m", CPU=8.0)), (Slice("n", 2), Slice("n", 1))),
+        ((node("n", CPU=2.0, GPU=2.0), node("m", CPU=4.0)), (Slice("n", 2), Slice("m", 1))),
+        # The workers leave the only node that has room for the server.
+        (
+            (node("a", CPU=4.0, GPU=2.0), node("b", CPU=2.0, GPU=2.0)),
+            (Slice("b", 2), Slice("a", 1)),
+        ),
+    ],
+)
+def test_workers_come_first_and_servers_near_them(nodes: Any, slices: Any) -> None:
+    assert decide(*nodes) == [Start("job", slices)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ((node("n", CPU=5.0, GPU=2.0),), "has room for 1 of its servers at once, and not beside"),
+        ((node("n", CPU=3.0, GPU=2.0),), "the whole cluster has room for none of its servers"),
+        ((node("n", CPU=16.0, GPU=1.0),), "the whole cluster has room for 1 at once"),
+        ((node("n", CPU=16.0),), "each worker needs 1 GPU, but the largest node has no GPU"),
+    ],
+)
+def test_a_gang_that_never_fits_is_told_why(nodes: Any, why: str) -> None:
+    reason = can_ever_fit(REQUEST, nodes)
+    assert reason is not None
+    assert why in reason.message
+    (decision,) = decide(*nodes)
+    assert decision.reason == reason
+
+
+def test_a_gang_waits_whole_and_reserves_what_it_could_use() -> None:
+    nodes = (node("n", CPU=8.0, GPU=2.0),)
+    busy = (Holder("other", (Slice("n", 1),), OF_SERVER),)
+    free = (replace(nodes[0], available_to_us={"CPU": 4.0, "GPU": 2.0}),)
+    small = job("small", Request(1, {"CPU": 3.0}), seq=1)
+    first, second = decide(*free, jobs=(job(), small), holders=busy)
+    assert isinstance(first, Wait)
+    assert first.reason.code == "waiting_for_slots"
+    assert first.reason.message.startswith(
+        "needs 2 workers of 1 CPU and 1 GPU, and 1 server of 4 CPU; 0 are free, job other holds 1"
+    )
+    assert isinstance(second, Wait), "it would take what the first waits for"
+
+
+def test_all_that_a_gang_holds_is_counted_by_its_own_slots() -> None:
+    slices = (Slice("n", 2), Slice("n", 1))
+    holder = Holder("job", slices, ON_GPUS, servers=REQUEST.servers)
+    assert held_on("n", [holder]) == {"CPU": 6.0, "GPU": 2.0}
+    assert amounts_of(REQUEST) == pytest.approx({"CPU": 6.0, "GPU": 2.0})
+    assert share_of(REQUEST, {"CPU": 12.0, "GPU": 2.0}) == pytest.approx(1.0)
+    assert [bundle for _, bundle in by_bundle(slices, ON_GPUS, REQUEST.servers)] == [
+        ON_GPUS,
+        OF_SERVER,
+    ]
+    queue = Queue("default", limit={"CPU": 5.0})
+    why = f"{needs(REQUEST)}, but the queue 'default' has a limit of 5 CPU"
+    assert why_never(queue, REQUEST) == why
+    assert why_never(Queue("default", limit={"CPU": 6.0}), REQUEST) is None
+
+
+def test_a_second_gang_gets_what_the_first_leaves() -> None:
+    nodes = (node("a", CPU=6.0, GPU=2.0), node("b", CPU=6.0, GPU=2.0))
+    others = [job(f"job-{number}", seq=number) for number in range(3)]
+    decisions = decide(*nodes, jobs=others)
+    assert [type(each) for each in decisions] == [Start, Start, Wait]
+    assert {part.node_id for each in decisions[:2] for part in each.slices} == {"a", "b"}
+
+
+def test_a_job_that_makes_room_gives_its_servers_slots_back_as_they_are() -> None:
+    nodes = (Node("n", {"CPU": 6.0, "GPU": 3.0}, {"CPU": 0.0, "GPU": 1.0}),)
+    slices = (Slice("n", 2), Slice("n", 1))
+    running = RunningJob("low", 10, 0, REQUEST, slices, 1000.0, yields=True)
+    holders = (Holder("low", slices, ON_GPUS, servers=REQUEST.servers),)
+    for gpus, code in ((3.0, "room_is_made"), (4.0, None)):
+        coming = job("high", Request(1, {"CPU": 1.0, "GPU": gpus}), seq=1)
+        decisions = decide(*nodes, jobs=(coming,), holders=holders, running=(running,))
+        found = {each.job_id: each for each in decisions}
+        assert found["high"].reason.code == (code or "unsatisfiable")
+        assert ("low" in found) is (code is not None)
+
+
+def test_an_autoscaler_is_asked_for_the_slots_of_both() -> None:
+    to_come = (node("new", CPU=8.0, GPU=2.0),)
+    found = Snapshot((job(),), (), True, to_come=to_come)
+    decisions = plan(found, NOW)
+    demand = autoscaling.demand(found, decisions, (), to_come, in_use=())
+    assert dict(demand.bundles) == {tuple(sorted(ON_GPUS.items())): 2, (("CPU", 4.0),): 1}
+    assert demand.nodes_of == {"job": 1}

@@ -1,0 +1,180 @@
+"""Replies that come together share a transaction, and one that can't be stored fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from ray_workers.shared.contracts import Cause, Outcome, Phase, attempt_prefix
+from service.domain.errors import DatabaseUnavailable, StorageUnavailable
+from service.ingest import attempt_results
+from service.ingest.attempt_results import Received, Recorded
+from service.loops.attempts import reply_writer
+from service.loops.attempts.reply_writer import ReplyWriter
+from service.loops.shared import batches as batches_module
+from service.loops.shared.batches import together_or_alone
+from service.loops.shared.fencing import LoopDatabase
+from tests.unit.service.helpers import Service, log, metrics
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The jobs of each transaction that stores replies; that of the job `bad` fails."""
+    seen: list[list[str]] = []
+    record = attempt_results.record
+
+    def recorded(
+        session: Session,
+        storage: object,
+        received: Sequence[Received],
+        *rest: object,
+        **named: object,
+    ) -> list[Recorded]:
+        seen.append([one.job_id for one in received])
+        answers = record(session, storage, received, *rest, **named)  # type: ignore[arg-type]
+        if any("bad" in one.reply.phase_times for one in received):
+            raise RuntimeError("a reply of one job spoils the transaction")
+        return answers
+
+    monkeypatch.setattr(attempt_results, "record", recorded)
+    return seen
+
+
+def writer(service: Service) -> ReplyWriter:
+    return ReplyWriter(LoopDatabase(service.database), service.storage, service.prices)
+
+
+def ended(service: Service, job_id: str) -> Received:
+    outcome = Outcome.of(Cause.SUCCEEDED, "it ended")
+    return Received(job_id, 1, service.reply(job_id, 1, phase=Phase.ENDED, outcome=outcome))
+
+
+async def test_replies_of_many_jobs_are_stored_together(
+    service: Service, batches: list[list[str]]
+) -> None:
+    jobs = [await service.running() for _ in range(4)]
+    batches.clear()
+    writing = writer(service)
+    stored = await asyncio.gather(*(writing.store(ended(service, job_id)) for job_id in jobs))
+    assert [one.live for one in stored] == [False] * 4
+    assert batches == [jobs]
+    for job_id in jobs:
+        assert (await service.jobs.get(job_id)).state is JobState.SUCCEEDED
+        events = (await service.reading.events(job_id)).items
+        assert [event.seq for event in events] == [1, 2, 3, 4]
+
+
+async def test_a_reply_that_fails_takes_no_other_along(
+    service: Service, batches: list[list[str]]
+) -> None:
+    good, bad = await service.running(), await service.running()
+    broken = ended(service, bad)
+    broken.reply.phase_times["bad"] = 0.0  # type: ignore[index]
+    writing = writer(service)
+    answers = await asyncio.gather(
+        *(writing.store(received) for received in (ended(service, good), broken)),
+        return_exceptions=True,
+    )
+    assert isinstance(answers[0], Recorded)
+    assert isinstance(answers[1], RuntimeError)
+    assert (await service.jobs.get(good)).state is JobState.SUCCEEDED
+    assert (await service.jobs.get(bad)).state is JobState.RUNNING
+
+
+async def test_a_job_whose_log_can_not_be_written_takes_no_other_along(
+    service: Service, batches: list[list[str]]
+) -> None:
+    """A rank may have made a file where the folder of its logs is to be."""
+    good, bad = await service.running(), await service.running()
+    service.storage.write_bytes(f"{attempt_prefix(bad, 1)}/logs", b"")
+    lines = [log(number, "x" * 30_000) for number in range(3)]
+    spoilt = Received(bad, 1, service.reply(bad, 1, lines))
+    batches.clear()
+    writing = writer(service)
+    stored = await asyncio.gather(*map(writing.store, (ended(service, good), spoilt)))
+    assert [one.live for one in stored] == [False, True]
+    assert batches == [[good, bad]]
+    assert (await service.jobs.get(good)).state is JobState.SUCCEEDED
+
+
+async def test_two_replies_of_a_job_are_stored_one_after_the_other(
+    service: Service, batches: list[list[str]]
+) -> None:
+    job_id, other = await service.running(), await service.running()
+    batches.clear()
+    replies = [
+        Received(job_id, 1, service.reply(job_id, 1, [metrics(1, {"train/loss": 0.5})])),
+        ended(service, job_id),
+        ended(service, other),
+    ]
+    writing = writer(service)
+    stored = await asyncio.gather(*map(writing.store, replies))
+    assert [one.live for one in stored] == [True, False, False]
+    assert batches == [[job_id, other], [job_id]]
+
+
+async def test_a_batch_is_bounded_by_its_jobs_and_by_its_frames(
+    service: Service, batches: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_writer, "MAX_REPLIES", 2)
+    monkeypatch.setattr(reply_writer, "MAX_FRAMES", 3)
+    few = [await service.running() for _ in range(3)]
+    large = await service.running()
+    batches.clear()
+    writing = writer(service)
+    frames = [metrics(step, {"train/loss": 0.5}) for step in range(1, 5)]
+    reply = service.reply(large, 1, frames)
+    await asyncio.gather(
+        *(writing.store(ended(service, job_id)) for job_id in few),
+        writing.store(Received(large, 1, reply)),
+    )
+    assert sorted(map(len, batches)) == [1, 1, 2]
+    assert [large] in batches
+
+
+async def test_attempts_that_have_reported_share_smaller_batches(
+    service: Service, batches: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_writer, "MAX_OF_REPORTING", 1)
+    first, second, silent = [await service.running() for _ in range(3)]
+    batches.clear()
+    writing = writer(service)
+    never_reported = replace(ended(service, silent).reply, cursor={})
+    await asyncio.gather(
+        writing.store(Received(silent, 1, never_reported)),
+        *(writing.store(ended(service, job_id)) for job_id in (first, second)),
+    )
+    assert batches == [[silent, first], [second]]
+
+
+async def test_a_database_that_does_not_answer_is_asked_once() -> None:
+    asked: list[Sequence[int]] = []
+
+    async def store(items: Sequence[int]) -> list[int]:
+        asked.append(items)
+        raise DatabaseUnavailable("the database does not answer")
+
+    with pytest.raises(DatabaseUnavailable):
+        await together_or_alone([1, 2, 3], store)
+    assert asked == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("alone_s", [0.0, 60.0])
+async def test_a_storage_that_takes_long_to_fail_is_not_asked_for_each(
+    monkeypatch: pytest.MonkeyPatch, alone_s: float
+) -> None:
+    monkeypatch.setattr(batches_module, "ALONE_S", alone_s)
+    asked: list[Sequence[int]] = []
+
+    async def store(items: Sequence[int]) -> list[int]:
+        asked.append(items)
+        raise StorageUnavailable("the storage does not answer")
+
+    answers = await together_or_alone([1, 2, 3], store)
+    assert [type(answer) for answer in answers] == [StorageUnavailable] * 3
+    assert asked == ([[1, 2, 3], [1]] if alone_s == 0.0 else [[1, 2, 3], [1], [2], [3]])

@@ -1,0 +1,240 @@
+"""Ways to keep copies in step that do not go with the rest of a document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.spec.job_documents import SCRIPT, check_refusal, images
+
+
+def gossip(num_workers: int, **options: Any) -> dict[str, Any]:
+    sync = {"kind": "gossip", **options}
+    return images(sync=sync, resources={"num_workers": num_workers})
+
+
+def served(num_ranks: int, **sync: Any) -> dict[str, Any]:
+    """A job with parameter servers among its ranks."""
+    sync = {"kind": "parameter_server", **sync}
+    return images(resources={"num_workers": num_ranks}, sync=sync)
+
+
+CUSTOM: dict[str, Any] = {"graph": "custom"}
+NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
+    ({"every": 4}, "/sync/every", "Extra inputs"),
+    (CUSTOM, "/sync/edges", "give both or neither"),
+    ({"edges": [[0, 1]]}, "/sync/edges", "give both or neither"),
+    (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
+    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, and the ranks are 0"),
+    (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "joins a rank with itself"),
+    (CUSTOM | {"edges": [[0, -1]]}, "/sync/edges/0/1", "greater than or equal to 0"),
+    (
+        CUSTOM | {"mode": "sgp", "edges": [[0, 1], [1, 2], [2, 3]]},
+        "/sync/edges",
+        "no path leads from rank 1 to rank 0",
+    ),
+    (
+        CUSTOM | {"mode": "ad_psgd", "edges": [[0, 1], [1, 2], [2, 0], [2, 3]]},
+        "/sync/edges",
+        "the edge [1, 2] closes an odd cycle",
+    ),
+    ({"mode": "ad_psgd", "graph": "exponential"}, "/sync/graph", "must not be exponential"),
+]
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        (images(sync={"every": 1, "outer": {}}), "/sync/outer", "needs sync.every above 1"),
+        (
+            images(sync={"every": 5, "compression": {"name": "fp16"}}),
+            "/sync/compression",
+            "needs sync.every 1",
+        ),
+        (
+            images(sync={"every": 5}, elastic={"min_workers": 1}),
+            "/elastic",
+            "no common weights in between",
+        ),
+        (
+            images(sync={"every": 5}, train={"ema": {}}),
+            "/train/ema",
+            "no common weights in between",
+        ),
+        (
+            images(sync={"every": 5}, checkpoint={"every_steps": "auto"}),
+            "/checkpoint/every_steps",
+            "must be a number",
+        ),
+        *((gossip(4, **options), pointer, said) for options, pointer, said in NO_GOSSIP),
+        (images(sync="gossip"), "/sync", "such as {kind: gossip}"),
+        (
+            images(sync={"kind": "auto", "compression": {"name": "bf16"}}),
+            "/sync/compression",
+            "leave it out, or name the kind that it belongs to",
+        ),
+        (gossip(1), "/resources/num_workers", "a single rank has no neighbours"),
+        (gossip(3, mode="ad_psgd"), "/sync/graph", "needs an even number. Take random or complete"),
+        (gossip(2) | {"elastic": {"min_workers": 1}}, "/elastic", "with sync.kind gossip"),
+        (gossip(2) | {"train": {"ema": {}}}, "/train/ema", "with sync.kind gossip"),
+        (gossip(2) | {"checkpoint": {"every_steps": "auto"}}, "/checkpoint/every_steps", "gossip"),
+        (gossip(2) | {"parallel": {"shard": 2}}, "/sync/kind", "needs parallel.shard 1"),
+        (gossip(2) | {"parallel": {"balance": "auto"}}, "/parallel/balance", "sync.kind other"),
+        (
+            gossip(2, mode="ad_psgd") | {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
+            "/resources/gpus_per_worker",
+            "must be 0 with ad_psgd",
+        ),
+        (
+            gossip(2, mode="ad_psgd") | {"data": {"source": "file:///images", "loader_workers": 2}},
+            "/data/loader_workers",
+            "must be 0 with ad_psgd",
+        ),
+        (
+            served(3, servers=2),
+            "/resources/num_workers",
+            "is 3, of which sync.servers takes 2: make it 4 or more",
+        ),
+        (
+            served(7, servers=4),
+            "/sync/servers",
+            "is 4, more than the 3 workers that are left of the 7 ranks: take 3 servers or fewer",
+        ),
+        (served(4, mode="bounded"), "/sync/max_staleness", "and mode: bounded go together"),
+        (served(4, max_staleness=4), "/sync/max_staleness", "and mode: bounded go together"),
+        (
+            served(4, correction={"name": "staleness_lr"}),
+            "/sync/correction",
+            "synchronous updates are not stale",
+        ),
+        (
+            served(4, mode="asynchronous", correction={"name": "staleness_lr", "strength": 0.1}),
+            "/sync/correction/strength",
+            "is for delay_compensation",
+        ),
+        (
+            images(sync="auto", init_from={"job": "job-1", "take": "everything"}),
+            "/sync",
+            "give the other job's sync, with which the job goes on",
+        ),
+        (
+            images(sync="auto", federated={"clients": 20, "clients_per_round": 5, "rounds": 30}),
+            "/sync",
+            "must be unset with federated",
+        ),
+        (
+            served(4, shards_kept_by="replica"),
+            "/sync/shards_kept_by",
+            "must be snapshot with one server: a replica is on the next server. Take sync",
+        ),
+        (
+            served(4) | {"parallel": {"shard": 2}},
+            "/parallel",
+            "must be unset with sync.kind parameter_server: each worker has the whole model",
+        ),
+        (
+            served(4) | {"elastic": {"min_workers": 3}},
+            "/elastic",
+            "with sync.kind parameter_server the size is fixed",
+        ),
+        (
+            served(4) | {"parallel": {"balance": "auto"}},
+            "/parallel/balance",
+            "with sync.kind other than all_reduce",
+        ),
+        (
+            served(4) | {"resources": {"num_workers": 4, "gpus_per_worker": 1}},
+            "/sync/server_resources",
+            "must be given with gpus_per_worker, because servers use no GPU",
+        ),
+        (
+            served(4, server_resources={})
+            | {"resources": {"num_workers": 4, "gpus_per_worker": 0.5, "share_gpus": True}},
+            "/resources/gpus_per_worker",
+            "must be 0 or 1 with sync.kind parameter_server",
+        ),
+        (
+            served(4, server_resources={})
+            | {"resources": {"num_workers": 4, "required_topology": "rack"}},
+            "/resources/required_topology",
+            "must be unset with sync.server_resources",
+        ),
+        (
+            served(4, server_resources={"cpus": 0}),
+            "/sync/parameter_server/server_resources/cpus",
+            "greater than or equal to 1",
+        ),
+        (
+            served(4, server_resources={"gpus": 1}),
+            "/sync/parameter_server/server_resources/gpus",
+            "Extra inputs are not permitted",
+        ),
+        (
+            served(4) | {"train": {"optimizer": {"name": "lamb"}}},
+            "/train/optimizer/name",
+            "must be adamw or sgd with sync.kind parameter_server: lamb looks at whole layers",
+        ),
+        (
+            served(4) | {"train": {"max_grad_norm": 1.0}},
+            "/train/max_grad_norm",
+            "or take sync.mode asynchronous or bounded",
+        ),
+        (served(4) | {"train": {"precision": "fp16"}}, "/train/precision", "must be fp32 or bf16"),
+        (served(4) | {"train": {"ema": {}}}, "/train/ema", "must be unset"),
+        (
+            served(4) | {"train": {"on_divergence": "skip_step"}},
+            "/train/on_divergence",
+            "take rollback",
+        ),
+        (
+            served(4) | {"train": {"optimizer": {"state_dtype": "bf16"}}},
+            "/train/optimizer/state_dtype",
+            "must be fp32",
+        ),
+        (
+            served(4, mode="asynchronous")
+            | {"data": {"source": "sklearn://digits", "loader_workers": 2}},
+            "/data/loader_workers",
+            "must be 0 with sync.mode asynchronous",
+        ),
+        (served(4) | {"profile": {}}, "/profile", "workers do not take the same steps"),
+        (
+            served(6, servers=2) | {"train": {"global_batch_size": 3}},
+            "/train/global_batch_size",
+            "is 3, fewer than one sample for each of 4 workers",
+        ),
+        (
+            images(sync={"compression": {"name": "fp16", "ratio": 0.1}}),
+            "/sync/compression",
+            "ratio is an option of topk",
+        ),
+        (
+            images(
+                sync={"compression": {"name": "fp16"}},
+                resources={"num_workers": 2},
+                elastic={"min_workers": 1, "exact": True},
+            ),
+            "/sync/compression",
+            "is not for elastic.exact",
+        ),
+        (
+            images(
+                sync={"compression": {"name": "topk"}},
+                train={"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
+            ),
+            "/train/optimizer/nesterov",
+            "is not for topk",
+        ),
+        (
+            images(sync={"compression": {"name": "topk"}}, train={"optimizer": {"name": "lars"}}),
+            "/sync/compression/name",
+            "must not be topk with lars",
+        ),
+        (SCRIPT | {"sync": {}}, "/sync", "a script exchanges its gradients itself"),
+    ],
+)
+def test_a_way_to_keep_copies_in_step_fits_the_rest_of_the_document(
+    document: dict[str, Any], pointer: str, message: str
+) -> None:
+    check_refusal(document, pointer, message)

@@ -1,0 +1,237 @@
+"""Divisions of a model that do not go with the rest of a document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.spec.job_documents import SCRIPT, check_refusal, divided, images, recipe
+
+
+def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
+    """A language model of four workers."""
+    return recipe(
+        "language_model",
+        resources={"num_workers": 4},
+        parallel=parallel,
+        model={"num_layers": 4, "num_heads": 4, "width": 32, "context_length": 32, **model},
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        (
+            divided({"shard": 3}),
+            "/parallel/shard",
+            "does not divide the 4 of resources.num_workers: make those 6, or this 2 or 4",
+        ),
+        (
+            divided_gpt({"tensor": 2, "pipeline": 3}),
+            "/parallel/pipeline",
+            "makes the product 6 (tensor 2 x pipeline 3), which does not divide the 4 of "
+            "resources.num_workers: make those 6, or this 4",
+        ),
+        (divided({"shard": 2, "data": 4}), "/parallel/data", "so it must be 2"),
+        (divided({"tensor": 2}), "/parallel/tensor", "use parallel.shard, which every model takes"),
+        (divided({"pipeline": 2}), "/parallel/pipeline", "is for gpt and resnet"),
+        (divided({"context": 2}), "/parallel/context", "is for gpt"),
+        (
+            divided({"pipeline": 4}, model={"name": "resnet", "depth": 8}),
+            "/parallel/pipeline",
+            "makes 4 stages, more than the 3 blocks of this depth: it can be 3 at most",
+        ),
+        (divided_gpt({"tensor": 2, "zero": 1}), "/parallel/zero", "must be 2 or 3 with tensor"),
+        (divided_gpt({"tensor": 2, "zero": 2}), "/parallel/zero", "is for parallel.shard above 1"),
+        (divided({"zero": 1}), "/parallel/zero", "is for parallel.shard above 1"),
+        (divided({"schedule": "gpipe"}), "/parallel/schedule", "parallel.pipeline above 1"),
+        (divided({"stages_per_rank": 2}), "/parallel/stages_per_rank", "pipeline above 1"),
+        (
+            divided_gpt({"pipeline": 2, "stages_per_rank": 2}),
+            "/parallel/stages_per_rank",
+            "not for 1f1b",
+        ),
+        (
+            divided_gpt({"pipeline": 4, "stages_per_rank": 2, "schedule": "interleaved"}),
+            "/parallel/pipeline",
+            "more than the 4 of model.num_layers: pipeline x stages_per_rank can be 4 at most",
+        ),
+        (
+            divided_gpt({"tensor": 4}, num_heads=2),
+            "/parallel/tensor",
+            "must divide model.num_heads 2",
+        ),
+        (
+            divided_gpt({"tensor": 2, "context": 2}, num_heads=2),
+            "/parallel/tensor",
+            "(tensor x context is 4)",
+        ),
+        (
+            divided_gpt({"context": 4}, context_length=30),
+            "/parallel/context",
+            "must divide model.context_length 30",
+        ),
+        (
+            divided({"shard": 2}, train={"measure_noise": True}),
+            "/train/measure_noise",
+            "is for data parallelism",
+        ),
+        (
+            divided({"balance": "auto"}, train={"measure_noise": True}),
+            "/train/measure_noise",
+            "is not for elastic.exact, sync and balance",
+        ),
+        (
+            divided({}, train={"measure_noise": True, "precision": "fp16"}),
+            "/train/measure_noise",
+            "needs train.precision fp32 or bf16",
+        ),
+        (divided({"shard": 2, "balance": "auto"}), "/parallel/balance", "must be even with shard"),
+        (
+            divided({"balance": "auto"}, elastic={"min_workers": 1, "exact": True}),
+            "/parallel/balance",
+            "must be even with elastic.exact",
+        ),
+        (
+            divided({"balance": "auto"}, sync={"compression": {"name": "fp16"}}),
+            "/parallel/balance",
+            "must be even with sync.compression",
+        ),
+        (SCRIPT | {"parallel": {"balance": "auto"}}, "/parallel/balance", "is for recipes"),
+        (
+            divided({}, train={"recompute": "full"}),
+            "/train/recompute",
+            "is for models made of blocks",
+        ),
+        (
+            divided_gpt({"pipeline": 2, "schedule": "zero_bubble"})
+            | {"train": {"recompute": "full"}},
+            "/train/recompute",
+            "must be none with the schedule zero_bubble",
+        ),
+        (
+            divided_gpt({"pipeline": 2, "schedule": "zero_bubble"}) | {"train": {"compile": True}},
+            "/train/compile",
+            "must be false with the schedule zero_bubble",
+        ),
+        *(
+            (
+                divided({}, train={"precision": "fp16"}, sync={"compression": {"name": name}}),
+                "/train/precision",
+                f"must be fp32 or bf16 with {name}",
+            )
+            for name in ("topk", "powersgd")
+        ),
+        (
+            divided({}, train={"optimizer": {"name": "adamw", "offload": True}}),
+            "/train/optimizer/offload",
+            "needs gpus_per_worker 1",
+        ),
+        (
+            divided({}, train={"optimizer": {"name": "sgd", "state_dtype": "bf16"}}),
+            "/train/optimizer/state_dtype",
+            "sgd without momentum has nothing",
+        ),
+        (
+            divided({"shard": 2, "zero": 1}, train={"optimizer": {"state_dtype": "bf16"}}),
+            "/train/optimizer/state_dtype",
+            "needs parallel.zero 2 or 3",
+        ),
+        (divided({"param_dtype": "bf16"}), "/parallel/param_dtype", "shard or context above 1"),
+        (
+            divided({"shard": 2, "zero": 1, "reduce_dtype": "bf16"}),
+            "/parallel/reduce_dtype",
+            "zero 2 or 3",
+        ),
+        (
+            divided({"shard": 2, "param_dtype": "bf16"}, train={"precision": "fp16"}),
+            "/parallel/param_dtype",
+            "needs train.precision bf16",
+        ),
+        (
+            divided({"shard": 2, "reduce_dtype": "fp16"}, train={"precision": "bf16"}),
+            "/parallel/reduce_dtype",
+            "fp16 needs train.precision fp16",
+        ),
+        (divided({"shard": 2}, elastic={"min_workers": 2}), "/elastic", "needs parallel.shard 1"),
+        (
+            divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
+            "/sync/compression",
+            "needs parallel.shard 1, or take parallel.zero 1: FSDP2 adds up parts, for which "
+            "torch has none of these; "
+            "parallel.reduce_dtype bf16 sends half",
+        ),
+        (
+            divided_gpt({"tensor": 2}) | {"sync": {"compression": {"name": "fp16"}}},
+            "/sync/compression",
+            "needs parallel.tensor 1: it is for gradients that each rank has whole",
+        ),
+        (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the whole state"),
+        (
+            divided({"shard": 2, "zero": 1}, sync={"every": 4}),
+            "/sync/every",
+            "no rank has the whole state",
+        ),
+        (
+            divided(
+                {},
+                train={"optimizer": {"name": "sgd", "momentum": 0.9, "state_dtype": "bf16"}},
+                sync={"compression": {"name": "topk"}},
+            ),
+            "/train/optimizer/state_dtype",
+            "topk keeps the momentum itself",
+        ),
+        (
+            divided_gpt({"tensor": 2}) | {"train": {"compile": True}},
+            "/train/compile",
+            "must be false with parallel.tensor",
+        ),
+        (divided({"shard": 2}, train={"ema": {}}), "/train/ema", "needs parallel.shard 1"),
+        (
+            divided({"shard": 2}, train={"optimizer": {"name": "lamb"}}),
+            "/train/optimizer/name",
+            "looks at whole layers",
+        ),
+        (
+            divided({"shard": 2}, checkpoint={"every_steps": "auto"}),
+            "/checkpoint/every_steps",
+            "all ranks save together",
+        ),
+        (
+            SCRIPT | {"parallel": {"pipeline": 2}, "resources": {"num_workers": 2}},
+            "/parallel/pipeline",
+            "train.prepare() takes parallel.shard and parallel.tensor",
+        ),
+        (
+            SCRIPT | {"parallel": {"shard": 2, "tensor": 2}, "resources": {"num_workers": 6}},
+            "/parallel/tensor",
+            "does not divide the 6",
+        ),
+        (
+            SCRIPT | {"parallel": {"shard": 2, "zero": 2}, "resources": {"num_workers": 2}},
+            "/parallel/zero",
+            "must be 3 for a script",
+        ),
+        (
+            SCRIPT
+            | {"parallel": {"shard": 2, "reduce_dtype": "bf16"}, "resources": {"num_workers": 2}},
+            "/parallel/reduce_dtype",
+            "is for recipes",
+        ),
+        (
+            {
+                "script": {"entrypoint": "x.py", "framework": "jax"},
+                "parallel": {"shard": 2},
+                "resources": {"num_workers": 2},
+            },
+            "/parallel",
+            "a script of torch without roles",
+        ),
+        (images(parallel={"data": 2}), "/parallel/data", "resources.num_workers is 1"),
+    ],
+)
+def test_a_division_fits_the_rest_of_the_document(
+    document: dict[str, Any], pointer: str, message: str
+) -> None:
+    check_refusal(document, pointer, message)

@@ -1,0 +1,408 @@
+"""Replicas of parameter servers: no update is lost or counted twice, whoever dies when."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import random
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dray import spec
+from dray.spec import JobSpec
+from dray.train.kv.connection import ConnectionLost, listening
+from ray_workers.training.core.finished import FINISHED_KEY
+from ray_workers.training.elastic.store_server import loopback_store
+from ray_workers.training.parallel.parameter_server.replication import (
+    key_of,
+    taken_over,
+)
+from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
+from ray_workers.training.parallel.parameter_server.server import ShardServer
+from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
+
+NUM_WORKERS, NUM_BATCHES = 3, 9
+LR, MOMENTUM, STRENGTH = 0.05, 0.9, 0.5
+PATIENCE_S = 60.0
+LOOPBACK = "127.0.0.1"
+SIZES = [2, 1, 1]
+"""Decayed, plain, buffers; nothing decays."""
+START = torch.tensor([1.0, -2.0, 0.5, 0.0])
+MOVES = [45, 40, 7, 3, 5]
+"""How often workers send, the replica takes a message, a server dies, the replica, a worker."""
+NOTHING = torch.empty(0, dtype=torch.uint8)
+STALENESS_LR = spec.Correction(name="staleness_lr")
+COMPENSATED = spec.Correction(name="delay_compensation", strength=STRENGTH)
+
+
+def document(mode: str = "asynchronous", **sync: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "recipe": "image_classification",
+            "train": {
+                "optimizer": {"name": "sgd", "lr": LR, "momentum": MOMENTUM, "weight_decay": 0.0}
+            },
+            "resources": {"num_workers": NUM_WORKERS + 2},
+            "sync": {
+                "kind": "parameter_server",
+                "servers": 2,
+                "mode": mode,
+                "shards_kept_by": "replica",
+                **sync,
+            },
+        }
+    )
+
+
+def served(asked: JobSpec, *, is_replica: bool = False) -> ServedShard:
+    return ServedShard(0, NUM_WORKERS, asked, is_replica=is_replica)
+
+
+def beginning(last: int = NUM_BATCHES) -> dict[str, Any]:
+    header = {"op": "begin", "sizes": SIZES, "tensors": [["values", [4]]], "done": [0, []]}
+    return {**header, "last": last, "next": 1, "again": [], "notes": {"settled": 0}}
+
+
+def as_sent(snapshot: ShardSnapshot) -> ShardSnapshot:
+    """As it comes over a connection."""
+    tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
+    return ShardSnapshot(json.loads(json.dumps(snapshot.about)), tensors)
+
+
+# A game of messages, replication and deaths, against the equations.
+
+
+@dataclass
+class Worker:
+    """One process of a worker, which knows what it was answered."""
+
+    is_there: bool = False
+    done: int | None = None
+    weights: Tensor | None = None
+    pulled_version: int = 0
+    batch: int | None = None
+    asks: dict[str, Any] | None = None
+    """The message that has no answer yet."""
+    payload: Tensor = field(default_factory=lambda: NOTHING)
+    is_sent: bool = False
+    """To the server that lives now."""
+    is_over: bool = False
+
+
+class Game:
+    """One server, its replica on another, and workers. A message is sent, taken, replicated and
+    answered in separate moves, between which either server, or any worker, may die."""
+
+    def __init__(self, asked: JobSpec, equations: Equations) -> None:
+        self.asked = asked
+        self.equations = equations
+        self.server = served(asked)
+        self.replica: ServedShard | None = None
+        self.workers = {worker: Worker() for worker in range(NUM_WORKERS)}
+        self.log: deque[tuple[dict[str, Any], Tensor, list[tuple[Worker, Any, Any]]]] = deque()
+        """(message, payload, answers that wait for the replica to have it: (process, header,
+        weights))."""
+        self._take(0, beginning(), START.view(torch.uint8))
+
+    def _take(self, worker: int, header: dict[str, Any], payload: Tensor) -> None:
+        answer = self.server.answer(worker, header, payload)
+        weights = answer.tensors[0].clone() if answer.tensors else None
+        there = self.workers
+        answers = [] if answer.header is None else [(there[worker], dict(answer.header), weights)]
+        answers += [(there[other], {"batch": batch}, None) for other, batch in answer.deals]
+        self.log.append(({**header, "worker": worker}, payload, answers))
+
+    def replicate(self) -> None:
+        """Have the replica take the oldest message that it lacks, or the whole state first."""
+        if self.replica is None:
+            self.replica = served(self.asked, is_replica=True)
+            self.replica.restore(as_sent(self.server.snapshot()))
+            taken = list(self.log)
+            self.log.clear()
+        elif self.log:
+            taken = [self.log.popleft()]
+            self.replica.answer(taken[0][0]["worker"], taken[0][0], taken[0][1])
+        else:
+            return
+        for header, _, answers in taken:
+            self.equations.follow(header)
+            for worker, answer, weights in answers:
+                self._answer(worker, answer, weights)
+
+    def _answer(self, worker: Worker, answer: Mapping[str, Any], weights: Tensor | None) -> None:
+        if not worker.is_sent or worker.asks is None:
+            return  # its connection is gone
+        asked, worker.asks = worker.asks, None
+        match asked["op"]:
+            case "hello":
+                worker.is_there = True
+            case "take":
+                worker.batch, worker.done = answer["batch"], None
+                worker.is_over = worker.batch is None
+            case "pull":
+                worker.weights, worker.pulled_version = weights, answer["version"]
+            case "push":
+                worker.done, worker.weights, worker.batch = worker.batch, None, None
+
+    def send(self, number: int) -> None:
+        """Have a worker send its next message, or send again what it has no answer to."""
+        worker = self.workers[number]
+        if worker.is_over or (worker.asks is not None and worker.is_sent):
+            return
+        if worker.asks is None:
+            worker.asks, worker.payload = self._next(worker), NOTHING
+            if worker.asks["op"] == "push":
+                worker.payload = gradient_of(worker).view(torch.uint8)
+                self.equations.expect(number, worker)
+        elif worker.is_there:
+            self._take(number, {"op": "hello", "fingerprint": "", "comes_back": True}, NOTHING)
+            self.log[-1][2].clear()  # the greeting is read by itself
+        worker.is_sent = True
+        self._take(number, worker.asks, worker.payload)
+
+    def _next(self, worker: Worker) -> dict[str, Any]:
+        if not worker.is_there:
+            return {"op": "hello", "fingerprint": "", "comes_back": False}
+        if worker.batch is None:
+            return {"op": "take", "done": worker.done}
+        if worker.weights is None:
+            return {"op": "pull", "version": None}
+        return {"op": "push", "batch": worker.batch, "lr": LR, "loss": 0.0}
+
+    def lose_worker(self, number: int) -> None:
+        """Another process takes its place; it says hello first."""
+        if self.workers[number].is_sent:
+            self._take(number, {"op": "lost"}, NOTHING)
+        self.workers[number] = Worker()
+
+    def lose_server(self) -> None:
+        """Whatever the replica lacks, and whatever was not answered, is gone with it."""
+        if self.replica is None:
+            return  # both are gone, and the attempt ends
+        self.server = served(self.asked)
+        self.server.restore(as_sent(self.replica.snapshot()))
+        self._begin_anew()
+
+    def lose_replica(self) -> None:
+        self.replica = None
+
+    def _begin_anew(self) -> None:
+        self.log.clear()
+        self.replica = None
+        for worker in self.workers.values():
+            worker.is_sent = False
+
+    def to_the_end(self) -> None:
+        for _ in range(20 * NUM_BATCHES * NUM_WORKERS):
+            if self.workers[0].is_over:
+                break
+            for number in self.workers:
+                self.send(number)
+            while self.log or self.replica is None:
+                self.replicate()
+        assert self.workers[0].is_over, "the chief learns that no batch is left"
+
+
+def gradient_of(worker: Worker) -> Tensor:
+    """A function of the batch and of the weights that the worker has pulled."""
+    assert worker.batch is not None
+    assert worker.weights is not None
+    slope = torch.linspace(0.1, 0.4, 4) * worker.batch
+    return 0.1 * worker.weights + slope
+
+
+class Equations:
+    """The same updates in plain tensor code, in the order in which the replica has them."""
+
+    def __init__(self, correction: spec.Correction | None) -> None:
+        self._correction = correction
+        self.weights = START.clone()
+        self._velocity = torch.zeros(3)
+        self.batches: list[int] = []
+        self._expected: dict[tuple[int, int], tuple[Tensor, Tensor, int]] = {}
+
+    def expect(self, number: int, worker: Worker) -> None:
+        assert worker.batch is not None
+        assert worker.weights is not None
+        pushed = (gradient_of(worker), worker.weights, worker.pulled_version)
+        self._expected[number, worker.batch] = pushed
+
+    def follow(self, header: Mapping[str, Any]) -> None:
+        if header["op"] != "push" or header["batch"] in self.batches:
+            return
+        gradient, pulled, version = self._expected[header["worker"], header["batch"]]
+        own, change, lr = gradient[:3], gradient[3:], LR
+        if self._correction is STALENESS_LR:
+            lr /= max(1, len(self.batches) - version)
+        if self._correction is COMPENSATED:
+            own = own + STRENGTH * own * own * (self.weights[:3] - pulled[:3])
+        self._velocity = MOMENTUM * self._velocity + own
+        moved = self.weights[:3] - lr * self._velocity
+        self.weights = torch.cat([moved, self.weights[3:] + change])
+        self.batches.append(header["batch"])
+
+
+def drawn(seed: int) -> list[tuple[str, int]]:
+    """Moves, many of them deaths."""
+    draw = random.Random(seed)
+    kinds = draw.choices(["send", "replicate", "server", "replica", "worker"], MOVES, k=150)
+    return [(kind, draw.randrange(NUM_WORKERS)) for kind in kinds]
+
+
+@pytest.mark.parametrize("correction", [None, STALENESS_LR, COMPENSATED])
+def test_no_update_is_lost_or_counted_twice_whoever_dies_when(
+    correction: spec.Correction | None,
+) -> None:
+    asked = document(correction=None if correction is None else correction.model_dump())
+    for seed in range(40):
+        game = play(asked, Equations(correction), drawn(seed))
+        assert sorted(game.equations.batches) == list(range(1, NUM_BATCHES + 1)), seed
+        values = game.server.snapshot().tensors["values"]
+        torch.testing.assert_close(values, game.equations.weights, atol=1e-6, rtol=0)
+
+
+def play(asked: JobSpec, equations: Equations, moves: list[tuple[str, int]]) -> Game:
+    game = Game(asked, equations)
+    for move, number in moves:
+        match move:
+            case "send":
+                game.send(number)
+            case "replicate":
+                game.replicate()
+            case "server":
+                game.lose_server()
+            case "replica":
+                game.lose_replica()
+            case "worker":
+                game.lose_worker(number)
+    game.to_the_end()
+    return game
+
+
+# Threads: a worker that does not read.
+
+
+class Peer:
+    """A worker's connection, as a server has it."""
+
+    def __init__(self, worker: int) -> None:
+        self._asked: queue.Queue[tuple[dict[str, Any], Tensor] | None] = queue.Queue()
+        self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.reads = threading.Event()
+        self.tell({"worker": worker, "fingerprint": "", "comes_back": False})
+
+    def tell(self, header: dict[str, Any], payload: Tensor = NOTHING) -> None:
+        self._asked.put((header, payload))
+
+    def ask(self, header: dict[str, Any], payload: Tensor = NOTHING) -> dict[str, Any]:
+        self.tell(header, payload)
+        return self.answers.get(timeout=PATIENCE_S)
+
+    # The server's side.
+
+    def receive(self) -> tuple[dict[str, Any], Tensor]:
+        message = self._asked.get()
+        if message is None:
+            raise ConnectionLost
+        return message
+
+    def send(self, header: Mapping[str, Any], *payload: Tensor) -> None:
+        self.reads.wait()
+        self.answers.put(dict(header))
+
+    def close(self) -> None:
+        self.reads.set()
+        self._asked.put(None)
+
+
+def join(server: ShardServer, worker: int, *, reads: bool) -> Peer:
+    peer = Peer(worker)
+    if reads:
+        peer.reads.set()
+    threading.Thread(target=serve_quietly, args=(server, peer), daemon=True).start()
+    return peer
+
+
+def serve_quietly(server: ShardServer, peer: Any) -> None:
+    with contextlib.suppress(ConnectionLost):
+        server.serve(peer)
+
+
+def test_a_worker_that_does_not_read_holds_up_nobody() -> None:
+    server = ShardServer(0, NUM_WORKERS, document(shards_kept_by="snapshot"))
+    chief = join(server, 0, reads=True)
+    assert not chief.answers.get(timeout=PATIENCE_S)["is_ready"]
+    chief.ask(beginning(), START.view(torch.uint8))
+    deaf = join(server, 1, reads=False)
+    for header in ({"op": "take", "done": None}, {"op": "pull", "version": None}, {"op": "state"}):
+        deaf.tell(header)
+    gradient, done = torch.ones(4).view(torch.uint8), None
+    for _ in range(NUM_BATCHES - 1):
+        done = chief.ask({"op": "take", "done": done})["batch"]
+        chief.ask({"op": "pull", "version": None})
+        push = {"op": "push", "batch": done, "lr": LR, "loss": 0.0}
+        assert chief.ask(push, gradient)["counts"]
+    other = join(server, 2, reads=True)
+    assert other.answers.get(timeout=PATIENCE_S)["version"] == NUM_BATCHES - 1
+    deaf.reads.set()
+    found = [deaf.answers.get(timeout=PATIENCE_S) for _ in range(4)]
+    assert [sorted(each)[0] for each in found] == ["is_ready", "batch", "loss", "done"]
+    for peer in (chief, deaf, other):
+        peer.close()
+    assert not server.is_over(0.0)
+
+
+def test_an_answer_waits_until_the_replica_has_its_message() -> None:
+    store = loopback_store()
+    server = ShardServer(0, NUM_WORKERS, document())
+    chief = join(server, 0, reads=True)
+    with pytest.raises(queue.Empty):
+        chief.answers.get(timeout=0.05)
+    keeper = ShardServer(1, NUM_WORKERS, document())
+    with listening(store, key_of(1), LOOPBACK, keeper.serve):
+        server.replicate(store)
+        assert not chief.answers.get(timeout=PATIENCE_S)["is_ready"]
+        chief.ask(beginning(), START.view(torch.uint8))
+        batch = chief.ask({"op": "take", "done": None})["batch"]
+        push = {"op": "push", "batch": batch, "lr": LR, "loss": 0.0}
+        assert chief.ask(push, torch.ones(4).view(torch.uint8))["counts"]
+        chief.ask({"op": "finish"})
+        assert server.version == 1
+        store.set(FINISHED_KEY, "1")
+    chief.close()
+
+
+def test_a_server_whose_replica_is_lost_too_does_not_begin_anew() -> None:
+    store = loopback_store()
+    keeper = ShardServer(1, NUM_WORKERS, document(), is_newcomer=True)
+    with (
+        listening(store, key_of(1), LOOPBACK, keeper.serve),
+        pytest.raises(ConnectionLost, match="servers 0 and 1 were lost"),
+    ):
+        taken_over(store, 0, 2)
+
+
+def test_a_server_that_had_no_weights_yet_is_replaced_by_one_without() -> None:
+    store = loopback_store()
+    keeper = ShardServer(1, NUM_WORKERS, document())
+    with listening(store, key_of(1), LOOPBACK, keeper.serve):
+        assert taken_over(store, 0, 2) is None
+    store.set(FINISHED_KEY, "1")
+    with pytest.raises(ConnectionLost, match="the training is over"):
+        taken_over(store, 0, 2)
+
+
+def test_an_error_in_a_thread_ends_the_server() -> None:
+    server = ShardServer(0, NUM_WORKERS, document(shards_kept_by="snapshot"))
+    chief = join(server, 0, reads=True)
+    chief.tell({"op": "nonsense"})
+    with pytest.raises(AssertionError, match="nonsense"):
+        server.is_over(PATIENCE_S)
