@@ -50,7 +50,7 @@ LISTEN_WAIT_S = 1.0
 RECONNECT_S = 1.0
 LAST_WORDS_S = 5.0
 """How long the end of a process waits for its last NOTIFY."""
-ANNOUNCE_REST_S = 0.002
+ANNOUNCE_REST_S = 0.02
 """Between two NOTIFY statements: the topics of what is committed meanwhile share the next one."""
 MAX_PAYLOAD = 7999
 """Bytes of a NOTIFY message (PostgreSQL)."""

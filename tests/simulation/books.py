@@ -65,7 +65,7 @@ class SimDatabase(Database):
         self._gate = gate
         self._time = time
         self._watchers = []
-        self._listener = None
+        self._announcer = self._listener = None
 
     def time(self, session: Session) -> datetime:
         return self._time()
