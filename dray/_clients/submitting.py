@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -120,10 +119,12 @@ class AsyncSubmitCalls(AsyncCalls):
         include: Sequence[str] = (),
         on_progress: OnUpload | None = None,
     ) -> views.Code:
+        from asyncio import to_thread  # the blocking client does without
+
         packed = (
             folder
             if isinstance(folder, PackedCode)
-            else await asyncio.to_thread(pack, Path(folder), include)
+            else await to_thread(pack, Path(folder), include)
         )
         return await self._driver.run(self._flows.upload_code(packed, on_progress))
 

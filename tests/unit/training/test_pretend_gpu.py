@@ -156,9 +156,10 @@ def streaming(task: RankTask) -> None:
     keep_nothing_in_memory(task)
 
 
-def _assert_learnt_the_same(there: Path, here: Path, *, rel: float = 0.0) -> None:
-    """To the bit, or in bf16 but for how autocast adds up the gradients of a tied weight."""
-    keys = [key for key in _told(here) if not key.startswith("perf/")]
+def _assert_learnt_the_same(there: Path, here: Path, *, rel: float = 0.0, but: str = "") -> None:
+    """To the bit, or in bf16 but for how autocast adds up the gradients of a tied weight. but: a
+    metric that says nothing of it."""
+    keys = [key for key in _told(here) if not key.startswith("perf/") and key != but]
     assert {"train/loss", "train/grad_norm", "val/loss"} < set(keys)
     for key in keys:
         assert series(there, key) == pytest.approx(series(here, key), rel=rel, abs=rel)
@@ -320,7 +321,8 @@ def test_workers_on_gpus_learn_from_servers_without_one_what_they_learn_on_a_cpu
     train = functools.partial(run_ranks, there, document, world_size=3, device=pretend_gpu.NAME)
     assert train(before=pretend_gpu.install) == [0] * 3
     if mode == "synchronous":
-        _assert_learnt_the_same(there, here)
+        # Pulls may be counted with the step that they follow or with the next one.
+        _assert_learnt_the_same(there, here, but="sync/sent_bytes")
         after_2 = [ref for ref in checkpoint_refs(there) if ref.step == 2]
         again = train(attempt=2, resume_from=after_2, before=pretend_gpu.install)
         assert again == [0] * 3
