@@ -71,9 +71,12 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
             return connection.recv(1) == FORKED
         except TimeoutError:
             _end(connection)
-            # From here on the forked process can't say anything; it may have done so before.
-            connection.shutdown(socket.SHUT_RD)
-            return connection.recv(1) == FORKED
+            # From here on the forked process can't say anything; it may have done so before. A
+            # parent that ended with the request unread has reset the connection.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+                return connection.recv(1) == FORKED
+            return False
         except OSError:
             return False
 
