@@ -117,7 +117,7 @@ def _check_privacy(given: Federated, privacy: Privacy) -> None:
     if given.algorithm == "scaffold":
         raise wrong(
             "/federated/privacy",
-            "is not for scaffold: its corrections would tell of each client. Take fedavg",
+            "is not for scaffold: its corrections would reveal each client. Take fedavg",
         )
     if given.aggregator.name != "mean":
         raise wrong("/federated/aggregator/name", "must be mean with privacy, which clips")

@@ -623,6 +623,7 @@ def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path
     assert sent.keys() == series(tmp_path, "val/loss").keys()
     assert all(1.5 * gradient < each < 3 * gradient for each in sent.values())
     for server in (2, 3):
+        # Between two reports a step may be counted before anybody has pulled its weights.
         assert max(series(tmp_path, "perf/sent_bytes", rank=server).values()) > 0
 
 
