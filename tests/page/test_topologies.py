@@ -30,6 +30,7 @@ def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, ta
     names = ("mean", "p50", "p95", "p99", "max")
     values = {f"sync/staleness_{name}": float(n) for n, name in enumerate(names)}
     values |= {"train/loss": 1.0, "sync/clock": 7.0, "sync/staleness": 2.5}
+    values |= {"sync/staleness_count/000": 9.0, "sync/staleness_count/003-004": 3.0}
     sync = {"kind": "parameter_server", "servers": 1, "mode": "asynchronous"}
     optimizer = {"optimizer": {"name": "sgd", "lr": 0.1}}
     job_id = reported(site, 3, values, sync=sync, train=optimizer)
@@ -37,13 +38,16 @@ def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, ta
     panel = page.get_by_role("region", name="sync/staleness of all workers")
     panel.locator("canvas").wait_for()
     assert " ".join(panel.locator(".keys").inner_text().split()) == "max 4 mean 0 p50 1 p95 2 p99 3"
-    assert page.locator(".panel").count() == 4
+    assert page.locator(".panel").count() == 5
     assert "1 parameter server, asynchronous" in page.locator(".facts").inner_text()
     page.get_by_role("tab", name="Ranks").click()
     page.locator("#panel tbody tr").nth(2).wait_for()
-    rows = [row.split("\t") for row in page.locator("#panel tbody tr").all_inner_texts()]
+    ranks = page.locator("#panel table").first.locator("tbody tr")
+    rows = [row.split("\t") for row in ranks.all_inner_texts()]
     assert [row[0].strip() for row in rows] == ["0", "1", "2 server"]
     assert rows[0][4:6] == ["7", "2.5"]
+    histogram = page.get_by_role("table", name="Staleness of updates").locator("tbody tr")
+    assert [row.split() for row in histogram.all_inner_texts()] == [["0", "9"], ["3-4", "3"]]
 
 
 def test_silos_have_their_names_and_a_panel_for_each_metric(site: Site, tab: Watched) -> None:
