@@ -271,6 +271,7 @@ class FrameKind(StrEnum):
     STRAGGLERS = "stragglers"
     DIVERGENCE = "divergence"
     ROUND = "round"
+    SILO_ROUND = "silo_round"
     ERROR = "error"
 
     # Reported by the supervisor, as the rank SUPERVISOR_RANK.

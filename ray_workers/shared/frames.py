@@ -194,6 +194,19 @@ class RoundReport(Report):
 
 
 @dataclass(frozen=True)
+class SiloRoundReport(Report):
+    """A round of silos is open for long, or has ended then."""
+
+    KIND = FrameKind.SILO_ROUND
+    number: int
+    missing: Sequence[int]
+    """The places of the silos that have not answered; none of a round that has ended."""
+    quorum: int
+    ends_in_s: float | None
+    """Seconds until the deadline, after which a quorum ends the round; None without one."""
+
+
+@dataclass(frozen=True)
 class ErrorReport(Report):
     """Why a rank ends."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.round_files import round_name
+from service.federation.client_rounds import ClientRounds
 from service.federation.invitations import Invitations
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import Watched
@@ -78,15 +79,18 @@ def test_clients_outside_of_the_cluster_are_listed(site: Site, tab: Watched) -> 
     page.get_by_text("None is invited yet").wait_for()
     page.get_by_text("No round has begun").wait_for()
     invitations = Invitations(site.hands.database)
-    run(invitations.invite(job_id, 2, by="bert"))
+    invited = run(invitations.invite(job_id, 2, by="bert")).items
     files = {"model_sha256": SHA, "model_size_bytes": 1, "form_sha256": SHA, "form_size_bytes": 1}
     opened = {"number": 4, "name": round_name(4, SHA), "is_open": True, "clients": [0, 1]}
     sizes = {"quorum": 1, "deadline_s": 60.0, "num_elements": 1, "update_bytes": 4}
     body = {**opened, **files, **sizes, "received": [], "awaits": "update"}
     site.hands.report(job_id, 1, [frame(FrameKind.ROUND, body, at=site.hands.now)])
+    client = ClientRounds(site.hands.database, site.hands.storage, job_id, invited[0].token)
+    run(client.look())
+    page.get_by_text("has not answered").wait_for()
     rows = page.locator("#panel tbody tr")
-    rows.nth(1).wait_for()
-    assert rows.nth(0).inner_text().split("\t")[:2] == ["0 has not joined", "0"]
+    told = [row.split("\t")[:2] for row in rows.all_inner_texts()]
+    assert told == [["0 has not answered", "0"], ["1 has not joined", "0"]]
     round_ = page.locator("#panel p")
     assert re.match("Round 4 is open, with updates of 0 of 2 clients so far", round_.inner_text())
     ended = {**body, "is_open": False}

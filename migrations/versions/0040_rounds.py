@@ -1,4 +1,4 @@
-"""`federated.http.deadline_s` of stored documents becomes `federated.deadline_s`."""
+"""The open round of silos, and `federated.deadline_s` where documents had another field."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ OLD = ("federated", "http", "deadline_s")
 
 
 def upgrade() -> None:
+    op.add_column("attempts", sa.Column("silo_round", sa.JSON()))
     _move("jobs", "id", "spec")
     _move("sweeps", "array_id", "base")
     values = sa.table("document_values", sa.column("pointer"))
