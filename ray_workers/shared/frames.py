@@ -218,6 +218,10 @@ class ErrorReport(Report):
     traceback: str
     raised_at: float | None
     """Unix seconds by the node's clock; the report itself may come much later."""
+    seat: int | None
+    """With `incarnation`, the process; None in reports that a user's program made up. Its spool may
+    have the name of another rank: that of a process that has no place yet is named by its seat."""
+    incarnation: int | None
 
 
 class LossKind(StrEnum):

@@ -250,6 +250,8 @@ def _error(body: Body) -> ErrorReport:
         message=clean(str(body.get("message", "")))[:MAX_MESSAGE_CHARS],
         traceback=clean(str(body.get("traceback", "")))[-MAX_TRACEBACK_CHARS:],
         raised_at=number_or_none(body, "raised_at"),
+        seat=count_or_none(body, "seat"),
+        incarnation=count_or_none(body, "incarnation"),
     )
 
 
