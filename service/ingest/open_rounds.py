@@ -35,7 +35,7 @@ def _asked(job: JobRow, newest: FederatedRoundRow) -> Sequence[int]:
 
 
 def of_job(session: Session, job: JobRow, attempt: AttemptRow | None) -> views.OpenRound | None:
-    """None where no round is known to be open, or to wait for anybody."""
+    """None where no round is known to be open."""
     federated = job.spec.get("federated") or {}
     if attempt is None or job.state not in HOLDING:
         return None
