@@ -154,9 +154,7 @@ class NodeClients:
         """The ERROR frames that processes left. Nodes that do not answer are passed over."""
         return _joined(await self._all("errors"))
 
-    async def all_errors(
-        self, are_given_up: Callable[[Set[str]], Awaitable[bool]]
-    ) -> list[Frame]:
+    async def all_errors(self, are_given_up: Callable[[Set[str]], Awaitable[bool]]) -> list[Frame]:
         """As `errors`, but every node is waited for until it answers or is given up."""
         answers: dict[str, list[Frame]] = {}
         while missing := set(self._agents) - answers.keys():

@@ -107,9 +107,7 @@ def judge(
     return Outcome.of(cause, message, culprit.rank, culprit.exit_code)
 
 
-def errors_of(
-    frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]
-) -> dict[int, Frame]:
+def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
     """The ERROR frames that these processes left, by their ranks.
 
     ranks: by seat and incarnation. The name of a spool does not tell the rank: that of a process

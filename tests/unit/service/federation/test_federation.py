@@ -106,7 +106,9 @@ async def test_explain_names_the_clients_that_have_not_answered(service: Service
     found = await waited_for(service, job_id)
     assert (found.missing, found.num_answered, found.quorum) == (["0", "1", "2", "3"], 0, 2)
     await clients[1].put_part(NAME, 0, bytes(4))
-    await clients[1].send(NAME, UpdateRequest(sha256="0" * 64, num_samples=1, num_steps=1, loss=0.5))
+    await clients[1].send(
+        NAME, UpdateRequest(sha256="0" * 64, num_samples=1, num_steps=1, loss=0.5)
+    )
     explained = await service.reading.explain(job_id)
     assert "round 1 waits for clients 0, 2, 3, and has answers of 1 of 4: 2 are enough" in (
         explained.reason.message
