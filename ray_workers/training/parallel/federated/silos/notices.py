@@ -16,7 +16,7 @@ NOTICE_S: Final = 5.0
 class RoundNotices:
     """Reports an open round, then the silos that have answered since, and its end."""
 
-    def __init__(self, report: Callable[[SiloRoundReport], None]) -> None:
+    def __init__(self, report: Callable[[SiloRoundReport], object]) -> None:
         self._report = report
         self._told: SiloRoundReport | None = None
         """The newest report of the open round."""
