@@ -394,6 +394,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "closes_at": STEPPED,
         "quorum": 2,
         "num_sent": 1,
+        "missing": [1],
     },
     "FederatedRound": {
         "phase": "open",
@@ -621,6 +622,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         ],
         "forecast_error": _STARTS,
         "sync": None,
+        "round": None,
     },
     "Comparison": _COMPARISON,
     "ExperimentPage": {"items": [_EXPERIMENT], "next_cursor": None},

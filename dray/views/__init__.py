@@ -39,6 +39,7 @@ from dray.views.federation import FederatedClientPage as FederatedClientPage
 from dray.views.federation import FederatedRound as FederatedRound
 from dray.views.federation import Invitation as Invitation
 from dray.views.federation import InvitationPage as InvitationPage
+from dray.views.federation import OpenRound as OpenRound
 from dray.views.federation import RoundPhase as RoundPhase
 from dray.views.federation import UpdateReceipt as UpdateReceipt
 from dray.views.files import Artifact as Artifact

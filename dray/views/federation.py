@@ -49,6 +49,26 @@ class FederatedClientPage(View):
     quorum: int | None = None
     num_sent: int | None = None
     """Clients that have sent an update in it."""
+    missing: list[int] = []
+    """Clients that are asked and have not answered, while it is open; with secure aggregation in
+    its phase."""
+
+
+class OpenRound(View):
+    """The round of a federated job that is open, and the clients for which it waits."""
+
+    number: int
+    awaits: str
+    """The thing that clients are to send: `update`, or with secure aggregation their answer in this
+    phase."""
+    missing: list[str]
+    """Names of silos, or numbers of clients outside of the cluster, that are asked and have not
+    answered: the first 100."""
+    num_missing: int
+    num_answered: int
+    quorum: int
+    closes_at: datetime | None = None
+    """The deadline, from which on a quorum ends it."""
 
 
 class RoundPhase(StrEnum):

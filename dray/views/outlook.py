@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from dray.views.base import Reason, View
+from dray.views.federation import OpenRound
 from dray.views.jobs import JobState, OtherJob
 from dray.views.planner import SyncPlan
 
@@ -89,6 +90,9 @@ class Explanation(View):
     sync: SyncPlan | None = None
     """The choice of `sync: auto`, as it was made at the submit; null if the document gave another
     `sync`, or none."""
+    round: OpenRound | None = None
+    """Of a federated job: the round that is open. Rounds of silos are shown once they have been so
+    for some seconds."""
 
 
 class Decision(View):

@@ -95,13 +95,13 @@ class SiloRules:
 
     def _closed_error(self, body: Mapping[str, Any]) -> dict[str, Any]:
         # Short, so that it has room in the line that it replaces.
-        raised_at = body.get("raised_at")
+        numbers = ("raised_at", "seat", "incarnation")
         return {
             "cause": Cause(body["cause"]),
             "type": "Silo",
             "message": f"error in silo {self.name}",
             "traceback": "",
-            "raised_at": None if raised_at is None else _number(raised_at),
+            **{name: _number(body[name]) for name in numbers if body.get(name) is not None},
         }
 
     def stacks(self, text: str) -> str:

@@ -271,6 +271,7 @@ class FrameKind(StrEnum):
     STRAGGLERS = "stragglers"
     DIVERGENCE = "divergence"
     ROUND = "round"
+    SILO_ROUND = "silo_round"
     ERROR = "error"
 
     # Reported by the supervisor, as the rank SUPERVISOR_RANK.
@@ -295,6 +296,8 @@ COMPUTE_TIME = "perf/compute_time_s"
 SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"
 """Sent by a rank in a step; and by all ranks together, on average since the last evaluation."""
 STALENESS_MEAN, STALENESS_MAX = "sync/staleness_mean", "sync/staleness_max"
+STALENESS_COUNT = "sync/staleness_count/"
+"""How the metrics of its histogram begin: so many updates so far were as stale as a bucket says."""
 CONSENSUS_DISTANCE = "train/consensus_distance"
 """The root of the mean, over the ranks, of the squared distance of a copy from the mean of all."""
 

@@ -194,6 +194,19 @@ class RoundReport(Report):
 
 
 @dataclass(frozen=True)
+class SiloRoundReport(Report):
+    """A round of silos is open for long, or has ended then."""
+
+    KIND = FrameKind.SILO_ROUND
+    number: int
+    missing: Sequence[int]
+    """The places of the silos that have not answered; none of a round that has ended."""
+    quorum: int
+    ends_in_s: float | None
+    """Seconds until the deadline, after which a quorum ends the round; None without one."""
+
+
+@dataclass(frozen=True)
 class ErrorReport(Report):
     """Why a rank ends."""
 
@@ -205,6 +218,10 @@ class ErrorReport(Report):
     traceback: str
     raised_at: float | None
     """Unix seconds by the node's clock; the report itself may come much later."""
+    seat: int | None
+    """With `incarnation`, the process; None in reports that a user's program made up. Its spool may
+    have the name of another rank: that of a process that has no place yet is named by its seat."""
+    incarnation: int | None
 
 
 class LossKind(StrEnum):

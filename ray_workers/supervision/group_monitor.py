@@ -31,7 +31,7 @@ from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import collective_hangs, recovery_rules, script_hangs
-from ray_workers.supervision.rules.failure_attribution import RankExit, failed_by_echo
+from ray_workers.supervision.rules.failure_attribution import RankExit, errors_of, failed_by_echo
 from ray_workers.supervision.rules.group_policy import (
     Action,
     Confirm,
@@ -309,7 +309,9 @@ class GroupMonitor:
         while (left_s := deadline - time.monotonic()) > 0:
             running = [m.exit for m in self._group.running if m.exit is not None]
             failed = [end for end in self._group.ended() if end.exit_code != 0]
-            if not running or not failed_by_echo(failed, await self._nodes.errors()):
+            ranks = {(m.seat, m.incarnation): m.rank for m in self._group.placed}
+            errors = errors_of(await self._nodes.errors(), ranks)
+            if not running or not failed_by_echo(failed, errors):
                 return
             await asyncio.wait(running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 

@@ -150,14 +150,11 @@ class NodeClients:
         answers = await self._all("stacks", list(ranks), wait_s, limit_s=limit_s)
         return {rank: text for answer in answers for rank, text in answer.items()}
 
-    async def errors(self) -> dict[int, Frame]:
-        """The ERROR frame of each rank that left one, of its newest process that did. Nodes that
-        do not answer are passed over."""
-        return _newest(await self._all("errors"))
+    async def errors(self) -> list[Frame]:
+        """The ERROR frames that processes left. Nodes that do not answer are passed over."""
+        return _joined(await self._all("errors"))
 
-    async def all_errors(
-        self, are_given_up: Callable[[Set[str]], Awaitable[bool]]
-    ) -> dict[int, Frame]:
+    async def all_errors(self, are_given_up: Callable[[Set[str]], Awaitable[bool]]) -> list[Frame]:
         """As `errors`, but every node is waited for until it answers or is given up."""
         answers: dict[str, list[Frame]] = {}
         while missing := set(self._agents) - answers.keys():
@@ -167,7 +164,7 @@ class NodeClients:
                 break
             if missing:
                 await asyncio.sleep(self._timings.ask_again_pause_s)
-        return _newest(list(answers.values()))
+        return _joined(answers.values())
 
     async def signal(self, node_id: str, rank: int, number: int) -> bool:
         """Send a signal to a rank's processes; False if none runs there, or nobody answers."""
@@ -193,6 +190,5 @@ class NodeClients:
         return {node: answer for node, answer in found if not isinstance(answer, BaseException)}
 
 
-def _newest(answers: Sequence[Sequence[Frame]]) -> dict[int, Frame]:
-    frames = sorted((one for answer in answers for one in answer), key=lambda f: f.incarnation)
-    return {frame.rank: frame for frame in frames}
+def _joined(answers: Iterable[Sequence[Frame]]) -> list[Frame]:
+    return [frame for answer in answers for frame in answer]

@@ -27,7 +27,7 @@ from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
-from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.failure_attribution import RankExit, errors_of
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
 from ray_workers.supervision.rules.serving_ranks import (
     has_silos,
@@ -98,11 +98,11 @@ class RecoveryController:
             vanished = any(member.end.exit_code is None for member in lost)
             dead = await self._dead_nodes() if vanished else set()
             self._nodes.forget(dead)
-            errors = await self._nodes.errors()
+            ranks = {(member.seat, member.incarnation): member.rank for member in lost}
             ends = [member.end for member in lost]
             why_not = recovery_rules.refused(
                 ends,
-                {end.rank: errors[end.rank] for end in ends if end.rank in errors},
+                errors_of(await self._nodes.errors(), ranks),
                 num_holders=await self._num_holders(),
                 without_a_step=self.state.without_a_step,
                 servers=self._servers,

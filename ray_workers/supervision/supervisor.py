@@ -47,7 +47,7 @@ from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.node_clients import CodeUnfetchable, NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
-from ray_workers.supervision.rules.failure_attribution import excused, judge
+from ray_workers.supervision.rules.failure_attribution import errors_of, excused, judge
 from ray_workers.supervision.rules.slot_time import SlotTimeLedger
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders
@@ -291,6 +291,7 @@ class Supervisor:
         building.result()
         outcome = await self._monitor.watch()
         ended = self._group.ended()  # the others are ended by us
+        ranks = {(m.seat, m.incarnation): m.rank for m in self._group.placed}
         self._enter(Phase.STOPPING)
         await self._group.stop_processes()
         under_nccl = bool(self._spec.bundle.get("GPU")) and len(self._group.placed) > 1
@@ -298,7 +299,8 @@ class Supervisor:
             return outcome
         errors = {}
         if any(rank.exit_code != 0 for rank in ended):
-            errors = await self._nodes.all_errors(self._are_not_awaited)
+            frames = await self._nodes.all_errors(self._are_not_awaited)
+            errors = errors_of(frames, ranks)
         is_script = bool(self._spec.spec.get("script"))
         return judge(ended, errors, under_nccl=under_nccl, is_script=is_script)
 

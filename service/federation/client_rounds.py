@@ -25,6 +25,7 @@ from service.db.session import Database, touch
 from service.db.types import storable
 from service.domain.errors import BadUpdate, JoinTokenUnknown, RoundOver, UpdateRefused
 from service.federation.tokens import digest_of
+from service.ingest.open_rounds import sent_name
 from service.storage.quota import refuse_if_full
 from service.storage.storage import Storage
 
@@ -221,8 +222,7 @@ def names_of_sent(name: str) -> set[str]:
 
 
 def _sent_name(at: Row[Any]) -> str:
-    """The value of `sent_round` of a client that has sent its update, or its answer of a phase."""
-    return at.name if at.awaits == round_files.UPDATE else f"{at.name}/{at.awaits}"
+    return sent_name(at.name, at.awaits)
 
 
 def _phase(at: Row[Any], state: JobState) -> RoundPhase:

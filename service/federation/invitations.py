@@ -12,6 +12,7 @@ from service.db.session import Database, touch
 from service.domain.errors import ClientNotFound, JobFinished, NotFederated, TooManyClients
 from service.federation.client_rounds import names_of_sent
 from service.federation.tokens import digest_of, new_token
+from service.ingest import open_rounds
 from service.jobs.service import found
 
 
@@ -57,7 +58,7 @@ class Invitations:
 
     async def clients(self, job_id: str) -> views.FederatedClientPage:
         def work(session: Session) -> views.FederatedClientPage:
-            _federated(session, job_id, lock=False)
+            job = _federated(session, job_id, lock=False)
             rows = repository.clients(session, job_id)
             items = [
                 views.FederatedClient(
@@ -80,6 +81,7 @@ class Invitations:
                 closes_at=newest.closes_at,
                 quorum=newest.quorum,
                 num_sent=sum(row.sent_round in names_of_sent(newest.name) for row in rows),
+                missing=open_rounds.missing(session, job, newest) if newest.is_open else [],
             )
 
         return await self._database.read(work)

@@ -35,6 +35,7 @@ from ray_workers.shared.frames import (
     ResizedReport,
     ResumedReport,
     RoundReport,
+    SiloRoundReport,
     StragglersReport,
     SystemMetricsColumns,
     SystemMetricsReport,
@@ -226,6 +227,15 @@ def _round(body: Body) -> RoundReport:
     )
 
 
+def _silo_round(body: Body) -> SiloRoundReport:
+    return SiloRoundReport(
+        number=count(body, "number", MAX_STEP),
+        missing=ranks_of(body, "missing", MAX_CLIENTS),
+        quorum=count(body, "quorum", MAX_CLIENTS),
+        ends_in_s=seconds_or_none(body, "ends_in_s"),
+    )
+
+
 def _awaits(value: Any) -> str:
     """A part of a path, so that none but these may come."""
     if value not in (UPDATE, *MaskingPhase):
@@ -240,6 +250,8 @@ def _error(body: Body) -> ErrorReport:
         message=clean(str(body.get("message", "")))[:MAX_MESSAGE_CHARS],
         traceback=clean(str(body.get("traceback", "")))[-MAX_TRACEBACK_CHARS:],
         raised_at=number_or_none(body, "raised_at"),
+        seat=count_or_none(body, "seat"),
+        incarnation=count_or_none(body, "incarnation"),
     )
 
 
@@ -366,6 +378,7 @@ _DECODERS: dict[FrameKind, Callable[[Body], Report]] = {
     FrameKind.STRAGGLERS: _stragglers,
     FrameKind.DIVERGENCE: _divergence,
     FrameKind.ROUND: _round,
+    FrameKind.SILO_ROUND: _silo_round,
     FrameKind.ERROR: _error,
     FrameKind.REGROUPING: _regrouping,
     FrameKind.REGROUPED: _regrouped,

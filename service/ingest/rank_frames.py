@@ -24,6 +24,7 @@ from ray_workers.shared.frames import (
     MetricsReport,
     ResumedReport,
     RoundReport,
+    SiloRoundReport,
     StragglersReport,
 )
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
@@ -154,6 +155,9 @@ class RankFrames:
             case RoundReport() as report:
                 at = time_of(frame, self._now)
                 rounds.store(self._session, self._job, self._attempt, report, at)
+            case SiloRoundReport() as report:
+                at = time_of(frame, self._now)
+                rounds.store_of_silos(self._job, self._attempt, report, at)
             case ErrorReport() as report:
                 self._take_error(report, frame.rank)
             case _:

@@ -1,4 +1,4 @@
-"""Storing the rounds that the rank reports that aggregates for clients outside of the cluster."""
+"""Storing the rounds that the rank reports that aggregates for clients with data of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.frames import RoundReport
+from ray_workers.shared.frames import RoundReport, SiloRoundReport
 from service.db.models import AttemptRow, FederatedRoundRow, JobRow
 from service.db.notifications import rounds_of
 from service.db.repositories import federation as repository
@@ -38,3 +38,23 @@ def store(
     row = FederatedRoundRow(job_id=job.id, attempt=attempt.attempt, closes_at=closes_at, **told)
     repository.put_round(session, row)
     notify(session, rounds_of(job.id))
+
+
+def store_of_silos(job: JobRow, attempt: AttemptRow, report: SiloRoundReport, at: datetime) -> None:
+    """Note the open round of silos, or its end. BadFrame for a silo that the job has not.
+
+    at: when it was reported.
+    """
+    silos = (job.spec.get("federated") or {}).get("silos") or []
+    if any(place >= len(silos) for place in report.missing):
+        raise BadFrame("the job has no such silo")
+    if not report.missing:
+        attempt.silo_round = None
+        return
+    left = report.ends_in_s
+    attempt.silo_round = {
+        "number": report.number,
+        "missing": list(report.missing),
+        "quorum": report.quorum,
+        "closes_at": None if left is None else (at + timedelta(seconds=left)).isoformat(),
+    }

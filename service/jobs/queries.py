@@ -29,7 +29,7 @@ from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.events import SYNC_PLAN
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
-from service.ingest import hangs, silent_processes
+from service.ingest import hangs, open_rounds, silent_processes
 from service.jobs import serializers
 from service.jobs.service import found, not_found
 from service.lifecycle import resizing
@@ -295,7 +295,10 @@ class Queries:
             away = _cluster_silence(session, attempt)
             hung = faults_repository.has_hung(session, job_id, row.attempt)
             hang = hangs.how_to_see(job_id) if hung else None
-            message = "; ".join(filter(None, (row.reason_message, size, silent, away, hang)))
+            open_round = open_rounds.of_job(session, row, attempt)
+            waits = open_rounds.sentence(row, open_round, now)
+            said = row.reason_message, waits, size, silent, away, hang
+            message = "; ".join(filter(None, said))
             start, end = forecasts.of_job(session, row)
             position = row.position if is_queued else None
             ahead = [] if position is None else planned_jobs.first_in_queue(session, position)
@@ -322,6 +325,7 @@ class Queries:
                 ),
                 forecast_error=answers.error_of(session, row.state),
                 sync=_sync_plan(session, job_id),
+                round=open_round,
             )
 
         return await self._database.read(work)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.round_files import round_name
+from service.federation.client_rounds import ClientRounds
 from service.federation.invitations import Invitations
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import Watched
@@ -30,6 +31,7 @@ def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, ta
     names = ("mean", "p50", "p95", "p99", "max")
     values = {f"sync/staleness_{name}": float(n) for n, name in enumerate(names)}
     values |= {"train/loss": 1.0, "sync/clock": 7.0, "sync/staleness": 2.5}
+    values |= {"sync/staleness_count/000": 9.0, "sync/staleness_count/003-004": 3.0}
     sync = {"kind": "parameter_server", "servers": 1, "mode": "asynchronous"}
     optimizer = {"optimizer": {"name": "sgd", "lr": 0.1}}
     job_id = reported(site, 3, values, sync=sync, train=optimizer)
@@ -37,13 +39,16 @@ def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, ta
     panel = page.get_by_role("region", name="sync/staleness of all workers")
     panel.locator("canvas").wait_for()
     assert " ".join(panel.locator(".keys").inner_text().split()) == "max 4 mean 0 p50 1 p95 2 p99 3"
-    assert page.locator(".panel").count() == 4
+    assert page.locator(".panel").count() == 5
     assert "1 parameter server, asynchronous" in page.locator(".facts").inner_text()
     page.get_by_role("tab", name="Ranks").click()
     page.locator("#panel tbody tr").nth(2).wait_for()
-    rows = [row.split("\t") for row in page.locator("#panel tbody tr").all_inner_texts()]
+    ranks = page.locator("#panel table").first.locator("tbody tr")
+    rows = [row.split("\t") for row in ranks.all_inner_texts()]
     assert [row[0].strip() for row in rows] == ["0", "1", "2 server"]
     assert rows[0][4:6] == ["7", "2.5"]
+    histogram = page.get_by_role("table", name="Staleness of updates").locator("tbody tr")
+    assert [row.split() for row in histogram.all_inner_texts()] == [["0", "9"], ["3-4", "3"]]
 
 
 def test_silos_have_their_names_and_a_panel_for_each_metric(site: Site, tab: Watched) -> None:
@@ -74,15 +79,18 @@ def test_clients_outside_of_the_cluster_are_listed(site: Site, tab: Watched) -> 
     page.get_by_text("None is invited yet").wait_for()
     page.get_by_text("No round has begun").wait_for()
     invitations = Invitations(site.hands.database)
-    run(invitations.invite(job_id, 2, by="bert"))
+    invited = run(invitations.invite(job_id, 2, by="bert")).items
     files = {"model_sha256": SHA, "model_size_bytes": 1, "form_sha256": SHA, "form_size_bytes": 1}
     opened = {"number": 4, "name": round_name(4, SHA), "is_open": True, "clients": [0, 1]}
     sizes = {"quorum": 1, "deadline_s": 60.0, "num_elements": 1, "update_bytes": 4}
     body = {**opened, **files, **sizes, "received": [], "awaits": "update"}
     site.hands.report(job_id, 1, [frame(FrameKind.ROUND, body, at=site.hands.now)])
+    client = ClientRounds(site.hands.database, site.hands.storage, job_id, invited[0].token)
+    run(client.look())
+    page.get_by_text("has not answered").wait_for()
     rows = page.locator("#panel tbody tr")
-    rows.nth(1).wait_for()
-    assert rows.nth(0).inner_text().split("\t")[:2] == ["0 has not joined", "0"]
+    told = [row.split("\t")[:2] for row in rows.all_inner_texts()]
+    assert told == [["0 has not answered", "0"], ["1 has not joined", "0"]]
     round_ = page.locator("#panel p")
     assert re.match("Round 4 is open, with updates of 0 of 2 clients so far", round_.inner_text())
     ended = {**body, "is_open": False}

@@ -42,7 +42,7 @@ def invite_clients(
 @group.command("clients")
 def list_clients(job_id: JobId, as_json: AsJson = False) -> None:
     """List the clients that were invited, and show the newest round."""
-    from dray.cli.display.output import age, say, write_json
+    from dray.cli.display.output import age, say, time_left, write_json
     from dray.cli.display.tables import listing
 
     with connect() as client:
@@ -53,6 +53,9 @@ def list_clients(job_id: JobId, as_json: AsJson = False) -> None:
     if page.round is not None:
         state = "open" if page.is_open else "over"
         say(f"round {page.round} is {state}: {page.num_sent} updates, quorum {page.quorum}")
+        if page.missing and page.closes_at is not None:
+            missing = ", ".join(map(str, page.missing))
+            say(f"not answered, with {time_left(page.closes_at)}: {missing}")
     listing(
         page.items,
         as_json,

@@ -130,6 +130,12 @@ def age(moment: datetime) -> str:
     return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
 
 
+def time_left(moment: datetime) -> str:
+    """`42.0 s left until the deadline`, which is this moment."""
+    left_s = (moment - datetime.now(UTC)).total_seconds()
+    return f"{duration(left_s)} left until the deadline" if left_s > 0 else "the deadline over"
+
+
 def cell(value: object) -> str:
     """A value as text for people, in a table or on a line."""
     if value is None:

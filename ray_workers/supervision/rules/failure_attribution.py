@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, Outcome
@@ -105,6 +105,21 @@ def judge(
     else:
         cause, message = _unexplained(culprit, is_echo=culprit.rank in causes)
     return Outcome.of(cause, message, culprit.rank, culprit.exit_code)
+
+
+def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
+    """The ERROR frames that these processes left, by their ranks.
+
+    ranks: by seat and incarnation. The name of a spool does not tell the rank: that of a process
+    which never had a place is named by its seat, and an older one by a rank that another process
+    has now.
+    """
+    found: dict[int, Frame] = {}
+    for frame in frames:
+        rank = ranks.get((frame.body.get("seat", -1), frame.body.get("incarnation", -1)))
+        if rank is not None:
+            found[rank] = frame
+    return found
 
 
 def failed_by_echo(failed: Sequence[RankExit], errors: Mapping[int, Frame]) -> bool:

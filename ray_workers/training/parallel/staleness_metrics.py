@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 
-from ray_workers.shared.contracts import STALENESS_MAX, STALENESS_MEAN
+from ray_workers.shared.contracts import STALENESS_COUNT, STALENESS_MAX, STALENESS_MEAN
 
 PERCENTILES = (50, 95, 99)
+TOPS = (0, *(2**power for power in range(8)))
+"""The largest staleness of each bucket of the histogram but the last, which has all above."""
 
 
 def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
-    """Mean, percentiles and maximum. counts: of each staleness, the number of updates that were so
-    stale; without any there are no metrics."""
+    """Mean, percentiles, maximum and histogram. counts: of each staleness, the number of updates
+    that were so stale; without any there are no metrics."""
     found = sorted(item for item in counts.items() if item[1])
     total = sum(count for _, count in found)
     if not total:
@@ -25,4 +29,16 @@ def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
         seen = itertools.accumulate(count for _, count in found)
         at = next(n for n, number in enumerate(seen) if number >= total * percent / 100)
         metrics[f"sync/staleness_p{percent}"] = float(found[at][0])
-    return metrics
+    histogram: Counter[str] = Counter()
+    for stale, count in found:
+        histogram[STALENESS_COUNT + _bucket(stale)] += count
+    return metrics | {name: float(count) for name, count in histogram.items()}
+
+
+def _bucket(staleness: int) -> str:
+    """The name of its bucket. With leading zeros names sort as their numbers do."""
+    at = bisect.bisect_left(TOPS, staleness)
+    low = TOPS[at - 1] + 1 if at else 0
+    if at == len(TOPS):
+        return f"{low:03}-up"
+    return f"{low:03}" if low == TOPS[at] else f"{low:03}-{TOPS[at]:03}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dray import train
 from dray.train.storage_room import is_storage_fault
-from ray_workers.shared.contracts import LEFT_EXIT_CODE, STORAGE_EXIT_CODE, Cause
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, STORAGE_EXIT_CODE, Cause, RankTask
 from ray_workers.shared.frames import ErrorReport
 from ray_workers.training.core import elastic_error
 from ray_workers.training.core.error_chain import chain_of
@@ -41,6 +41,7 @@ def _print(text: str) -> None:
 class RankEnd:
     """How a rank's errors are judged and told."""
 
+    task: RankTask
     cause_of: Callable[[BaseException], Cause]
     masked: Callable[[str], str]
     """Takes the values of secrets out of a text."""
@@ -88,6 +89,8 @@ class RankEnd:
                 message=self.masked(reason),
                 traceback=self.masked(text)[-MAX_TRACEBACK_CHARS:],
                 raised_at=raised_at,
+                seat=self.task.rank,
+                incarnation=self.task.incarnation,
             )
             train.emit(report.KIND, report.body())
         except OSError as failed:

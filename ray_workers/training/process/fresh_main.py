@@ -36,7 +36,7 @@ def main() -> int:
         given: dict[str, Any] = json.load(file)
     program, task = Program(**given["program"]), RankTask.from_json(given["task"])
     masker = Masker({})
-    end = RankEnd(_cause_of, lambda text: masker.text(text), program.has_code)
+    end = RankEnd(task, _cause_of, lambda text: masker.text(text), program.has_code)
     try:
         page = _begin_page(task.page_prefix)
         secrets = _secrets(task, given["secrets"])

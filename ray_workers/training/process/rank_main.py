@@ -48,7 +48,7 @@ def main(task: RankTask) -> int:
     It is 0 only once every report of the rank is on the node's disk. An error is printed to
     standard error and left on the spool as an ERROR frame.
     """
-    end = RankEnd(cause_of, job_environment.masked, _has_code(task))
+    end = RankEnd(task, cause_of, job_environment.masked, _has_code(task))
     try:
         page = _begin_page(task)
         code = _train(task, page, end)

@@ -44,6 +44,9 @@ class AttemptRow(Base):
     bundle: Mapped[dict[str, Any]]
     servers: Mapped[dict[str, Any] | None]
     """As of its job."""
+    silo_round: Mapped[dict[str, Any] | None]
+    """A round of silos that is open for long: `number`, `missing` as places of silos, `quorum` and
+    `closes_at`."""
     world_size: Mapped[int]
     cluster_session: Mapped[str]
     cursor: Mapped[dict[str, Any]]

@@ -103,6 +103,13 @@ def forget_sent(session: Session, job_id: str, round_name: str, received: Collec
     session.flush()
 
 
+def senders(session: Session, job_id: str, sent_name: str) -> set[int]:
+    """The numbers of the clients whose newest answer is this one."""
+    row = FederatedClientRow
+    query = select(row.number).where(row.job_id == job_id, row.sent_round == sent_name)
+    return set(session.scalars(query))
+
+
 def newest_round(session: Session, job_id: str) -> FederatedRoundRow | None:
     return session.get(FederatedRoundRow, job_id)
 

@@ -8,8 +8,12 @@ import pytest
 import yaml
 
 from dray import Client
+from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.round_files import round_name
 from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli
+from tests.unit.service.helpers import frame
+from tests.wire import round_report
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "federated" / "outside.yaml"
 
@@ -36,6 +40,16 @@ def test_clients_are_invited_listed_and_revoked(
     assert cli.err == "error: none.csv: there is no such file or folder\n", "the job has not begun"
     cli("ls", exits=3)
     assert "for its rounds alone" in cli.err
+
+
+def test_the_clients_that_have_not_answered_are_named(server: LiveServer, cli: Cli) -> None:
+    job_id = server.submit(**yaml.safe_load(EXAMPLE.read_text()))
+    assert server.hands.claim(job_id) is not None
+    body = round_report(round_name(1, "0" * 64)).body()
+    server.hands.report(job_id, 1, [frame(FrameKind.ROUND, body)])
+    assert "not answered, with the deadline over: 0, 1" in cli("federate", "clients", job_id)
+    assert "round 1 waits for clients 0, 1, and has" in " ".join(cli("explain", job_id).split())
+    assert cli.json("explain", job_id)["round"]["missing"] == ["0", "1"]
 
 
 def test_a_client_that_lacks_a_package_is_told_which(

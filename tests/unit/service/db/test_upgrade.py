@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Table, insert, inspect, make_url, select, update
 
+from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.db import models
@@ -21,7 +22,9 @@ from service.db.migrate import MIGRATIONS, alembic_config, migrate
 from service.db.repositories.bulk import table_of
 from service.db.repositories.scheduling import leases
 from service.db.session import Database
+from service.domain.documents import CheckedDocument, read
 from service.domain.series import CHUNK_POINTS
+from service.jobs.listing import JobQuery
 from service.storage.storage import Storage
 from tests.marks import soak_but
 from tests.unit.service.db.old_rows import JOB, RECEIPT, WAITING, rows
@@ -39,6 +42,12 @@ def older_revisions() -> list[str]:
 OLDER = older_revisions()
 RECENT_METRICS = "0028"
 """From here on there are points that no chunk has taken yet."""
+OVER_HTTP: dict[str, Any] = {
+    "recipe": "tabular_classification",
+    "data": {"source": "sklearn://wine"},
+    "federated": {"clients": 2, "clients_per_round": 2, "rounds": 3, "http": {}},
+}
+"""A job document with clients outside of the cluster."""
 
 
 @pytest.fixture
@@ -210,6 +219,36 @@ async def test_each_queue_that_jobs_name_gets_a_row(empty: Database, tmp_path: P
     queues = (await Service(empty, storage, tmp_path).queues.list()).items
     assert [(queue.name, queue.num_waiting) for queue in queues] == [("default", 0), ("fast", 1)]
     assert {(queue.weight, queue.max_priority) for queue in queues} == {(1.0, 100)}
+
+
+async def test_a_deadline_of_rounds_over_http_is_carried_over(
+    empty: Database, tmp_path: Path
+) -> None:
+    storage = Storage((tmp_path / "storage").as_uri())
+    build(empty, "0039", storage)
+    old = CheckedDocument.of(JobSpec.model_validate(OVER_HTTP)).document
+    http = {**old["federated"]["http"], "deadline_s": 30.0}
+    old = {**old, "federated": {**old["federated"], "deadline_s": None, "http": http}}
+    pointer = "/federated/http/deadline_s"
+    value = {"holder": WAITING, "pointer": pointer, "number": 30.0, "text": None}
+    with empty.engine.begin() as connection:
+        jobs = table_of(models.JobRow)
+        connection.execute(update(jobs).where(jobs.c.id == WAITING).values(spec=old))
+        connection.execute(update(table_of(models.SweepRow)).values(base=old))
+        connection.execute(insert(table_of(models.DocumentValueRow)).values(**value))
+    migrate(empty)
+    service = Service(empty, storage, tmp_path)
+    where = JobQuery(where="federated.deadline_s = 30")
+    (listed,) = (await service.jobs.list(where)).items
+    assert (listed.id, listed.spec["federated"]["deadline_s"]) == (WAITING, 30.0)
+    with empty.engine.connect() as connection:
+        base = connection.scalar(select(table_of(models.SweepRow).c.base))
+    for document in (listed.spec, base):
+        read(document)
+    claimed = service.claim(WAITING)
+    assert claimed is not None
+    assert claimed.spec.federated is not None
+    assert claimed.spec.federated.deadline_s == 30.0
 
 
 async def test_there_is_no_way_down(empty: Database) -> None:

@@ -27,7 +27,7 @@ from dray.spec import JobSpec
 from dray.train.kv import connection
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
-from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, STALENESS_COUNT, Cause, RankTask
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
@@ -689,6 +689,8 @@ def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
     (staleness,) = series(tmp_path, "sync/staleness", rank=1).values()
     assert staleness == NUM_BATCHES - 1
     assert series(tmp_path, "sync/staleness_max")[NUM_BATCHES] == NUM_BATCHES - 1
+    counts = [series(tmp_path, f"{STALENESS_COUNT}{bucket}") for bucket in ("000", "017-032")]
+    assert [count[NUM_BATCHES] for count in counts] == [NUM_BATCHES - 1, 1]
 
 
 def come_too_late(task: RankTask) -> None:

@@ -124,6 +124,7 @@ def test_an_exit_for_a_lost_peer_is_an_echo_and_an_error_says_when_it_was_raised
     assert (echo["cause"], own["cause"]) == ("worker_lost", "user_error")
     assert "the sky is red" in own["message"]
     assert own["raised_at"] < echo["raised_at"] + 0.25
+    assert [(one["seat"], one["incarnation"]) for one in (echo, own)] == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize(

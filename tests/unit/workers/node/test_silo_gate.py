@@ -49,6 +49,7 @@ def test_no_text_of_any_frame_leaves_a_closed_silo(report: Any) -> None:
     assert CANARY not in str(found)
     if report is frames.ErrorReport:
         assert [each["cause"] for each in found] == ["bad_data"]
+        assert [(each["seat"], each["incarnation"]) for each in found] == [(1, 1)]
     else:
         assert found == []
 

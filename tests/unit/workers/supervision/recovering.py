@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from ray_workers.shared.contracts import AttemptSpec, Slice
+from ray_workers.shared.contracts import AttemptSpec, Frame, Slice
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace
@@ -43,6 +43,8 @@ class Nodes:
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.killed: list[int] = []
+        self.left: list[Frame] = []
+        """ERROR frames."""
         self.num_observed = 0
 
     async def know(self, node_ids: Any) -> None:
@@ -52,8 +54,8 @@ class Nodes:
         self.num_observed += 1
         return self.seen
 
-    async def errors(self) -> dict[int, Any]:
-        return {}
+    async def errors(self) -> list[Frame]:
+        return self.left
 
     async def stacks(self, seats: Any) -> dict[int, str]:
         return {}

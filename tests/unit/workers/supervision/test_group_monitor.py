@@ -87,7 +87,7 @@ class Standing:
         self.stack_of: dict[int, str] = {}
         self.busy: set[int] = set()
         """Ranks that use a CPU all the time."""
-        self.left: dict[int, Frame] = {}
+        self.left: list[Frame] = []
         """ERROR frames."""
         self.num_errors_asked = 0
         self._exits: list[asyncio.Future[RankExit]] = [
@@ -121,7 +121,7 @@ class Standing:
             (one.rank, one.incarnation): Activity(used.get(one.rank, 1.0), 0) for one in self.seen
         }
 
-    async def errors(self) -> dict[int, Frame]:
+    async def errors(self) -> list[Frame]:
         self.num_errors_asked += 1
         return self.left
 
@@ -596,7 +596,7 @@ async def test_a_script_that_is_silent_and_shows_no_other_sign_goes_on() -> None
 async def test_the_rank_that_the_others_lost_has_time_to_say_why() -> None:
     group, watching = watched(SCRIPT, Reports())
     echo = {"cause": "worker_lost", "message": "Connection closed by peer"}
-    group.left = {0: Frame(0, 0, FrameKind.ERROR, 1.0, echo)}
+    group.left = [Frame(0, 0, FrameKind.ERROR, 1.0, {**echo, "seat": 0, "incarnation": 0})]
     group.end(0, 1)
     async with asyncio.timeout(PATIENCE_S):
         while not group.num_errors_asked:

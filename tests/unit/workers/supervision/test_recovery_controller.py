@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_workers.shared.contracts import FrameKind, Grant
+from ray_workers.shared.contracts import Frame, FrameKind, Grant
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.recovery import least_ranks
@@ -41,6 +41,22 @@ async def test_the_time_of_a_recovery_begins_when_the_replacement_is_there(slown
     outcome = await asyncio.wait_for(job.watch(), PATIENCE_S)
     assert "not whole again" in outcome.message
     assert job.pace.overrun == slowness
+
+
+async def test_only_an_error_of_its_own_process_speaks_against_the_replacement_of_a_rank() -> None:
+    """Others are filed under its number: of a newcomer without a place, by its seat, and of an
+    older process that was the same rank."""
+    job = Recovering()
+    job.group.replaced.set()
+    job.group.lost.seat, job.group.lost.incarnation = 5, 2
+    told = {"cause": "user_error", "message": "m"}
+    others = {"seat": 1, "incarnation": 3}, {"seat": 1, "incarnation": 0}, {}
+    job.nodes.left = [Frame(1, 3, FrameKind.ERROR, 1.0, {**told, **each}) for each in others]
+    assert await job.recover()
+    job = Recovering()
+    own = {**told, "seat": 1, "incarnation": 0}
+    job.nodes.left = [Frame(0, 7, FrameKind.ERROR, 1.0, own)]
+    assert not await job.recover()
 
 
 async def test_a_round_that_could_not_be_formed_is_followed_by_another() -> None:

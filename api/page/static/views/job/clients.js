@@ -18,9 +18,14 @@ export function Clients({ job }) {
   return html`<div class="card"><h2>Clients outside of the cluster</h2><${Failure} error=${error} /><p><${Round} job=${job} page=${data} now=${now} /></p>
     ${items.length === 0 ? html`<p class="soft">None is invited yet. <code>dray federate invite ${job.id}</code> makes the tokens with which they join.</p>` : html`<table>
       <thead><tr><th>Client</th><th class="num">Updates</th><th>Newest update</th><th>Joined</th><th>Invited</th></tr></thead>
-      <tbody>${items.slice(0, MOST).map((one) => html`<tr key=${one.client}><td>${one.client}${one.joined_at ? '' : html` <span class="note">has not joined</span>`}</td>
+      <tbody>${items.slice(0, MOST).map((one) => html`<tr key=${one.client}><td>${one.client}${noteOf(one, data) && html` <span class="note">${noteOf(one, data)}</span>`}</td>
         <td class="num">${whole(one.num_sent)}</td>${time(one.sent_at)}${time(one.joined_at)}<td title=${exactly(one.created_at)}>${ago(one.created_at, now)} by ${one.invited_by}</td></tr>`)}</tbody></table>`}
     ${items.length > MOST && html`<p class="note">The first ${MOST} of ${whole(items.length)} clients are shown.</p>`}</div>`;
+}
+
+function noteOf({ client, joined_at: joined }, { missing }) {
+  if (!joined) return 'has not joined';
+  return missing.includes(client) ? 'has not answered' : '';
 }
 
 function Round({ job, page, now }) {

@@ -22,6 +22,7 @@ const FIRST = ['train/loss', 'val/loss', 'val/accuracy'];
 // that of the curve.
 const TOGETHER = [
   [/^(sync\/staleness)_(mean|p\d+|max)$/, (_, of, name) => [`${of} of all workers`, name]],
+  [/^(sync\/staleness)_count\/(.+)$/, (_, of, bucket) => [`updates by ${of}`, bucket]],
   [/^federated\/(updates|dropped_out|stragglers|refused)$/, (_, name) => ['federated/clients of a round', name]],
   [/^silo\/([^/]+)\/(.+)$/, (_, silo, metric) => [`${metric} of each silo`, silo]],
 ];

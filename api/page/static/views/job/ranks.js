@@ -44,11 +44,24 @@ const meanOf = (points) => {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 };
 
+const barOf = (value, longest, said) => html`<span class="progress"><span class="meter"><span style=${{ width: `${value && longest ? (100 * value) / longest : 0}%` }}></span></span><span class="said">${said}</span></span>`;
+
 // Of workers of parameter servers: [name, (series) => text].
 const OF_SERVED = [
   ['Batches', (series) => number(series['sync/clock']?.values.at(-1))],
   [`Staleness, mean of the last ${LATEST}`, (series) => number(meanOf(series['sync/staleness']), 2)],
 ];
+
+const COUNTED = 'sync/staleness_count/';
+
+// How many of all updates were how stale, by the newest report.
+function Staleness({ summary }) {
+  const counts = Object.entries(summary).filter(([key]) => key.startsWith(COUNTED)).sort();
+  if (!counts.length) return null;
+  const most = Math.max(...counts.map(([, count]) => count));
+  return html`<div class="card"><h2>Staleness of updates</h2><table aria-label="Staleness of updates"><thead><tr><th>Staleness</th><th>Updates so far</th></tr></thead>
+      <tbody>${counts.map(([key, count]) => html`<tr key=${key}><td>${key.slice(COUNTED.length).replace(/\b0+\B/g, '')}</td><td>${barOf(count, most, number(count))}</td></tr>`)}</tbody></table></div>`;
+}
 
 export function Ranks({ job }) {
   const { ranks: latest, error } = useLatest(job);
@@ -75,13 +88,14 @@ export function Ranks({ job }) {
       <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${[...served, ...uses].map(([name]) => html`<th key=${name} class="num">${name}</th>`)}<td></td></tr></thead>
       <tbody>${rows.map(({ rank, series, step, time, wait }) => html`<tr key=${rank}><td>${rank} <span class="soft">${roleOf(job.spec, rank)}</span>${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
         <td class="num">${step >= 0 ? number(step) : '–'}</td>
-        <td><span class="progress"><span class="meter"><span style=${{ width: `${time && longest ? (100 * time) / longest : 0}%` }}></span></span><span class="said">${duration(time)}</span></span></td>
+        <td>${barOf(time, longest, duration(time))}</td>
         <td class="num">${wait === null ? '–' : duration(wait)}</td>
         ${served.map(([name, said]) => html`<td key=${name} class="num">${said(series)}</td>`)}
         ${uses.map(([name, said]) => html`<td key=${name} class="num">${said(used.get(rank) ?? {}) || '–'}</td>`)}
         <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a>${dashboard && html` · <${RayLink} dashboard=${dashboard} place="actors" title=${`Its actor is called dray:${job.id}:${job.attempt}:worker:${rank}:…`}>Ray<//>`}</td></tr>`)}</tbody></table>
       ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}
       <p class="soft">${sample?.time && html`What they used at ${clock(1000 * sample.time)}. `}${nodes.length > 0 && html`They run on ${nodes.map((node, n) => html`${n > 0 && ', '}<${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//>${gpuOf(node) && ` (${gpuOf(node)})`}`)}.`}</p></div>
+    <${Staleness} summary=${job.summary} />
     <${System} job=${job} />
     <div class="card"><h2>Hangs</h2><${Failure} error=${hangs.error} />
       ${hangs.data?.items.length === 0 && html`<p class="soft">None. If the ranks stand still, their stacks are kept here.</p>`}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from torch import Tensor
 
+from dray import train
 from dray.secure_aggregation.messages import MaskingPhase
+from ray_workers.shared.frames import SiloRoundReport
+from ray_workers.training.core.errors import LeaveRequested
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Feeding
 from ray_workers.training.parallel.federated.client_batches import RoundFeed, RoundShare
 from ray_workers.training.parallel.federated.engine import FederatedEngine
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
+from ray_workers.training.parallel.federated.silos.notices import RoundNotices
 from ray_workers.training.parallel.federated.silos.server import RoundStart, SiloServer
 from ray_workers.training.parallel.federated.strategy import ServerStrategy
 from ray_workers.training.parallel.strategy import StrategyContext
@@ -65,12 +70,15 @@ class SiloFeed(RoundFeed):
         self._engine = engine
         self._server = server
         self._given = given
+        self._notices = RoundNotices(lambda report: train.emit(report.KIND, report.body()))
 
     def at(self, step: int) -> Feeding:
         """The round `step`, once it is over. LeaveRequested if this rank is to go meanwhile."""
-        page, federated = self._given.page, self._given.spec.federated
+        federated = self._given.spec.federated
         assert federated is not None
-        played = self._server.play(self._engine.round_start(step), lambda: page.is_asked_to_leave)
+        self._notices.begin(time.monotonic())
+        played = self._server.play(self._engine.round_start(step), self._look)
+        self._notices.end()
         self._engine.arrived = played.updates
         participants = [
             Participant(silo, sent.num_samples, sent.num_steps, tells_loss=LOSS in sent.metrics)
@@ -80,6 +88,11 @@ class SiloFeed(RoundFeed):
         lost = dict.fromkeys(gone, MaskingPhase.MASKED_INPUT)
         plan = RoundPlan(step, participants, federated.clients, played.num_late, lost)
         return Feeding(plan.num_samples, [RoundShare.of(plan)])
+
+    def _look(self, found: SiloRoundReport) -> None:
+        if self._given.page.is_asked_to_leave:
+            raise LeaveRequested
+        self._notices.look(found, time.monotonic())
 
 
 class SiloAggregator(ServerStrategy):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ray_workers.shared.frames import SiloRoundReport
 from ray_workers.training.parallel.federated.collection_rules import Collection, Next, next_of
 
 
@@ -80,6 +81,13 @@ class RoundCollector:
         if next_of(state, is_late=now >= self._ends_at) is Next.END:
             return 0.0
         return self._ends_at - now if is_enough else math.inf
+
+    def state(self, now: float) -> SiloRoundReport:
+        """The open round, and the silos that have not answered in it."""
+        assert self.number is not None
+        missing = sorted(self._all - self.updates.keys())
+        ends_in_s = None if math.isinf(self._ends_at) else max(0.0, self._ends_at - now)
+        return SiloRoundReport(self.number, missing, self._least, ends_in_s)
 
     def end(self) -> dict[int, SiloUpdate]:
         """Close the round; its updates, by silo in rising order."""

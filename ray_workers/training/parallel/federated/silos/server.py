@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from dray.train.kv.connection import ConnectionLost, TensorConnection
-from ray_workers.training.core.errors import LeaveRequested
+from ray_workers.shared.frames import SiloRoundReport
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
 
 AGGREGATOR_KEY: Final = "federated-aggregator"
 """Of the aggregator's address and secret in the attempt's store."""
 LOOK_S: Final = 0.25
-"""Between two looks whether the aggregator is asked to leave."""
+"""Between two looks at an open round, at most."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,22 @@ class SiloServer:
         self._connections: dict[int, TensorConnection] = {}
         self._start: RoundStart | None = None
 
-    def play(self, start: RoundStart, is_asked_to_leave: Callable[[], bool]) -> Played:
-        """Have the silos play a round. LeaveRequested if this rank is to leave meanwhile."""
+    def play(self, start: RoundStart, look: Callable[[SiloRoundReport], None]) -> Played:
+        """Have the silos play a round. look: is called with the open round in the meantime, and may
+        raise an error that leaves it."""
         collector = self._collector
         with self._lock:
             self._start = start
             collector.begin(start.number, time.monotonic())
             self._lock.notify_all()
-            while (left_s := collector.wait_s(time.monotonic())) > 0:
-                if is_asked_to_leave():
-                    raise LeaveRequested
+        while True:
+            with self._lock:
+                if (left_s := collector.wait_s(time.monotonic())) <= 0:
+                    num_late = collector.num_late
+                    return Played(collector.end(), num_late)
                 self._lock.wait(min(left_s, LOOK_S))
-            num_late = collector.num_late
-            return Played(collector.end(), num_late)
+                found = collector.state(time.monotonic())
+            look(found)
 
     def serve(self, connection: TensorConnection) -> None:
         """Answer one silo until it is gone."""

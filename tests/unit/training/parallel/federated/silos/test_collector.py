@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ray_workers.shared.frames import SiloRoundReport
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
+from ray_workers.training.parallel.federated.silos.notices import NOTICE_S, RoundNotices
 
 
 def update(number: float = 0.0) -> SiloUpdate:
@@ -66,3 +68,31 @@ def test_no_update_counts_twice_in_any_order_of_events(events: list[tuple[str, i
             assert not rules.take(silo, number, update()), "the round is closed"
             number, counted = number + 1, set()
             rules.begin(number, 0.0)
+
+
+def test_a_round_is_reported_once_it_is_open_for_long_and_when_it_changes() -> None:
+    rules, told = RoundCollector(3, least=2, deadline_s=60.0), list[SiloRoundReport]()
+    notices = RoundNotices(told.append)
+
+    def look(now: float) -> None:
+        notices.look(rules.state(now), now)
+
+    rules.begin(1, now=100.0)
+    notices.begin(100.0)
+    look(100.0 + NOTICE_S / 2)
+    notices.end()
+    assert told == [], "it was over soon"
+    rules.begin(2, now=200.0)
+    notices.begin(200.0)
+    rules.take(1, 2, update())
+    for second in range(31):
+        if second == 8:
+            rules.take(0, 2, update())
+        look(200.0 + second)
+    assert told == [
+        SiloRoundReport(2, [0, 2], 2, ends_in_s=55.0),
+        SiloRoundReport(2, [2], 2, ends_in_s=50.0),
+    ]
+    notices.end()
+    notices.end()
+    assert [report.missing for report in told] == [[0, 2], [2], []]

@@ -1,0 +1,93 @@
+"""The open round of a federated job, and the clients that have not answered in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from ray_workers.shared import round_files
+from service.db.models import AttemptRow, FederatedRoundRow, JobRow
+from service.db.repositories import federation as repository
+from service.lifecycle.resizing import HOLDING
+
+MAX_MISSING = 100
+MAX_NAMED = 10
+"""Clients that a sentence names."""
+
+
+def sent_name(name: str, awaits: str) -> str:
+    """The value of `sent_round` of a client that has answered in the round of this name."""
+    return name if awaits == round_files.UPDATE else f"{name}/{awaits}"
+
+
+def missing(session: Session, job: JobRow, newest: FederatedRoundRow) -> list[int]:
+    """The numbers of the clients that are asked and have not answered."""
+    name = sent_name(newest.name, newest.awaits)
+    return sorted(set(_asked(job, newest)) - repository.senders(session, job.id, name))
+
+
+def _asked(job: JobRow, newest: FederatedRoundRow) -> Sequence[int]:
+    return range(job.spec["federated"]["clients"]) if newest.clients is None else newest.clients
+
+
+def of_job(session: Session, job: JobRow, attempt: AttemptRow | None) -> views.OpenRound | None:
+    """None where no round is known to be open."""
+    federated = job.spec.get("federated") or {}
+    if attempt is None or job.state not in HOLDING:
+        return None
+    if federated.get("silos") and attempt.silo_round is not None:
+        return _of_silos([silo["name"] for silo in federated["silos"]], attempt.silo_round)
+    if federated.get("http") is None:
+        return None
+    newest = repository.newest_round(session, job.id)
+    if newest is None or not newest.is_open or newest.attempt != attempt.attempt:
+        return None
+    numbers = missing(session, job, newest)
+    return views.OpenRound(
+        number=newest.number,
+        awaits=newest.awaits,
+        missing=[str(number) for number in numbers[:MAX_MISSING]],
+        num_missing=len(numbers),
+        num_answered=len(_asked(job, newest)) - len(numbers),
+        quorum=newest.quorum,
+        closes_at=newest.closes_at,
+    )
+
+
+def _of_silos(names: Sequence[str], row: Mapping[str, Any]) -> views.OpenRound:
+    lacking = [names[place] for place in row["missing"]]
+    return views.OpenRound(
+        number=row["number"],
+        awaits=round_files.UPDATE,
+        missing=lacking[:MAX_MISSING],
+        num_missing=len(lacking),
+        num_answered=len(names) - len(lacking),
+        quorum=row["quorum"],
+        closes_at=row["closes_at"] and datetime.fromisoformat(row["closes_at"]),
+    )
+
+
+def sentence(job: JobRow, found: views.OpenRound | None, now: datetime) -> str:
+    """The clients that the round waits for, and until when; empty where it waits for none."""
+    if found is None or not found.num_missing:
+        return ""
+    one = "silo" if job.spec["federated"].get("silos") else "client"
+    names = ", ".join(found.missing[:MAX_NAMED])
+    if found.num_missing > MAX_NAMED:
+        names += f" and {found.num_missing - MAX_NAMED} more"
+    phase = "" if found.awaits == round_files.UPDATE else f" in {found.awaits}"
+    num_asked = found.num_answered + found.num_missing
+    said = (
+        f"round {found.number} waits{phase} for {one}{'s' if found.num_missing > 1 else ''} "
+        f"{names}, and has answers of {found.num_answered} of {num_asked}"
+    )
+    if found.closes_at is None:
+        return said
+    left_s = (found.closes_at - now).total_seconds()
+    enough = f"{found.quorum} {'is' if found.quorum == 1 else 'are'} enough"
+    when = f"at its deadline, in {left_s:.0f} s" if left_s > 0 else "now that its deadline is over"
+    return f"{said}: {enough} {when}"
