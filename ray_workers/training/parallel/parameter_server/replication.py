@@ -32,6 +32,9 @@ from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 LOOK_S: Final = 0.1
 """Between two looks whether a server that has nothing to be sent is there."""
 RETRY_S: Final = 0.02
+MAX_RETRY_S: Final = 0.2
+"""Between two attempts to reach a server that is away, the first and later ones: all workers ask the
+attempt's store for it, through which its successor comes."""
 
 
 def key_of(server: int) -> str:
@@ -42,13 +45,15 @@ def key_of(server: int) -> str:
 def reconnect(store: Store, server: int) -> TensorConnection:
     """To a server that was lost, or has not begun, once it is there; ConnectionLost once the result
     is stored. The supervisor ends the attempt if no server comes."""
+    pause_s = RETRY_S
     while True:
         if store.check([FINISHED_KEY]):
             raise ConnectionLost("the training is over, and the server gone")
         if store.check([key_of(server)]):
             with contextlib.suppress(ConnectionLost):  # it is the address of the lost one
                 return connect(store, key_of(server))
-        time.sleep(RETRY_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, MAX_RETRY_S)
 
 
 class Superseded(dist.DistNetworkError):
