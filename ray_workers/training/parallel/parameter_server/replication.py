@@ -191,7 +191,8 @@ class ReplicaHolder:
             if is_newest:
                 self._followed = connection
         if not is_newest:
-            return connection.send({"is_superseded": True})
+            connection.send({"is_superseded": True})
+            return
         try:
             replica = self._make()
             replica.restore(received_snapshot(hello, payload))
