@@ -56,8 +56,8 @@ ANNOUNCE_REST_S = 0.02
 MAX_PAYLOAD = 7999
 """Bytes of a NOTIFY message (PostgreSQL)."""
 LOOK_AGAIN_S = 5.0
-"""How long a task that somebody waits for trusts in signals: those of a process that was killed just
-after a commit are lost."""
+"""How long a task that somebody waits for trusts in signals: those of a process that was killed
+just after a commit are lost."""
 
 
 class Subscription:

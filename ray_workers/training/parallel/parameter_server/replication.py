@@ -33,8 +33,8 @@ LOOK_S: Final = 0.1
 """Between two looks whether a server that has nothing to be sent is there."""
 RETRY_S: Final = 0.02
 MAX_RETRY_S: Final = 0.2
-"""Between two attempts to reach a server that is away, the first and later ones: all workers ask the
-attempt's store for it, through which its successor comes."""
+"""Between two attempts to reach a server that is away, the first and later ones: all workers ask
+the attempt's store for it, through which its successor comes."""
 
 
 def key_of(server: int) -> str:
@@ -179,7 +179,7 @@ class ReplicaHolder:
         self._followed: TensorConnection | None = None
         """Over which messages for it come."""
         self._generation = 0
-        """Of the newest process that is known to be the server before: the round in which it came."""
+        """In which round the newest process came that is known to be the server before."""
 
     def follow(
         self, connection: TensorConnection, hello: Mapping[str, Any], payload: Tensor
@@ -239,7 +239,7 @@ def taken_over(
     store: Store, server: int, num_servers: int, generation: int
 ) -> ShardSnapshot | None:
     """The state of a server that was lost, for the process of this generation in its place; None if
-    the lost one had no state. ConnectionLost if the replica is lost too, or the training is over."""
+    the lost one had none. ConnectionLost if the replica is lost too, or the training is over."""
     keeper = (server + 1) % num_servers
     with contextlib.closing(reconnect(store, keeper)) as connection:
         connection.send({"takes_over": True, "generation": generation})

@@ -23,6 +23,7 @@ from dray import spec
 from dray.spec import JobSpec
 from dray.train.kv.connection import ConnectionLost, connect, listening
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
+from ray_workers.training.core.compat_torch import TCPStore
 from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.parallel.parameter_server.replication import (
@@ -482,7 +483,8 @@ def test_a_server_ends_with_the_job_though_the_chief_was_lost_before_it_said_so(
     monkeypatch.setattr(f"{serve.__module__}.FINISHED_LOOK_S", 0.0)
     store = loopback_store()
     place = RankAssignment(0, NUM_WORKERS, NUM_WORKERS + 2, None)
-    rendezvous: Any = SimpleNamespace(place=place, meet_without_group=lambda: store)
+    own = TCPStore(LOOPBACK, store.port, wait_for_workers=False)  # one waits while the other sets
+    rendezvous: Any = SimpleNamespace(place=place, meet_without_group=lambda: own)
     asked = document(shards_kept_by="snapshot")
     given = (asked, 0, rendezvous, HeartbeatPage(None), LOOPBACK)
     serving = threading.Thread(target=serve, args=given, daemon=True)
