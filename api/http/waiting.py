@@ -15,12 +15,11 @@ from fastapi import Request
 
 from api.context import Context, caller_of, context_of
 from api.problems import Refused
+from service.db.notifications import LOOK_AGAIN_S
 
 T = TypeVar("T")
 
 MAX_WAIT_S = 60.0
-LOOK_AGAIN_S = 5.0
-"""Seconds between two looks without a signal: signals between processes may get lost."""
 
 
 async def _gone(request: Request) -> None:

@@ -172,13 +172,13 @@ def _serve(port: int, choice: str, index: int, events: Any) -> None:
     """events: of a process that waits for the word to take a lost server's place."""
     torch.set_num_threads(1)
     store = TCPStore(LOOPBACK, port, wait_for_workers=False)
-    is_newcomer = events is not None
-    server = ShardServer(index, NUM_SERVERS, _document(choice), is_newcomer=is_newcomer)
-    if is_newcomer:
+    generation = 0 if events is None else 1
+    server = ShardServer(index, NUM_SERVERS, _document(choice), generation=generation)
+    if generation:
         waiting, word = events
         waiting.set()
         word.wait()
-        snapshot = taken_over(store, index, NUM_SERVERS)
+        snapshot = taken_over(store, index, NUM_SERVERS, generation)
         assert snapshot is not None
         server.take_over(snapshot)
     with listening(store, key_of(index), LOOPBACK, server.serve):

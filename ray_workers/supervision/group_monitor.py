@@ -258,8 +258,9 @@ class GroupMonitor:
         ranks |= set() if regrouping is None else set(regrouping.ranks)
         if not through or (regrouping is None and (self._is_script or not ranks)):
             return None
-        others = {m.exit for m in self._group.running if m.exit and m.rank not in ranks}
-        if others:
+        # Servers stay as long as the new ranks are connected to them.
+        left = [m for m in self._group.running if m.rank not in ranks | self._serving]
+        if others := {m.exit for m in left if m.exit}:
             await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
         names = " and ".join(str(rank) for rank in sorted(ranks))
         broke = f"rank {names} was lost" if ranks else "the group was to change its size"

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -54,6 +55,9 @@ ANNOUNCE_REST_S = 0.02
 """Between two NOTIFY statements: the topics of what is committed meanwhile share the next one."""
 MAX_PAYLOAD = 7999
 """Bytes of a NOTIFY message (PostgreSQL)."""
+LOOK_AGAIN_S = 5.0
+"""How long a task that somebody waits for trusts in signals: those of a process that was killed
+just after a commit are lost."""
 
 
 class Subscription:
@@ -154,14 +158,17 @@ class PostgresAnnouncer:
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dray-announce", daemon=True)
-        self.pid: int | None = None
-        """Of the server's process that sends the messages."""
+        self.mark = f"from:{secrets.token_hex(8)}"
+        """In each of its messages. The number of the server's process, which comes with them, soon
+        belongs to another one, after a restart also to that of another sender."""
 
-    def announce(self, topics: Iterable[str]) -> None:
+    def announce(self, topics: Collection[str]) -> None:
         """From any thread."""
+        if not topics:
+            return
         with self._lock:
             self._topics.update(dict.fromkeys(topics))
-            if self._topics and self._thread.ident is None:
+            if self._thread.ident is None:
                 self._thread.start()
         self._woken.set()
 
@@ -174,14 +181,15 @@ class PostgresAnnouncer:
 
     def _run(self) -> None:
         while not self._stop.is_set() or self._topics:
+            is_last = self._stop.is_set()
             try:
                 with psycopg.connect(self._conninfo, autocommit=True) as connection:
-                    self.pid = connection.info.backend_pid
                     self._send_all(connection)
             except psycopg.Error as error:
                 logger.warning("can't notify other processes, will try again: %s", error)
-                if self._stop.wait(RECONNECT_S):
+                if is_last:
                     return
+                self._stop.wait(RECONNECT_S)
 
     def _send_all(self, connection: psycopg.Connection) -> None:
         """Until stopped, and nothing is left."""
@@ -191,7 +199,7 @@ class PostgresAnnouncer:
             with self._lock:
                 topics, self._topics = self._topics, {}
             try:
-                for payload in _payloads(topics):
+                for payload in _payloads(topics, self.mark):
                     connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
             except psycopg.Error:
                 self.announce(topics)
@@ -200,16 +208,15 @@ class PostgresAnnouncer:
                 return
 
 
-def _payloads(topics: Iterable[str]) -> Iterator[str]:
-    """Topics with spaces between them, in messages that PostgreSQL takes."""
-    payload = ""
+def _payloads(topics: Iterable[str], mark: str) -> Iterator[str]:
+    """Topics after the mark, with spaces between them, in messages that PostgreSQL takes."""
+    payload = mark
     for topic in topics:
-        if payload and len(payload) + 1 + len(topic) > MAX_PAYLOAD:
+        if len(payload) + 1 + len(topic) > MAX_PAYLOAD:
             yield payload
-            payload = topic
-        else:
-            payload = f"{payload} {topic}" if payload else topic
-    if payload:
+            payload = mark
+        payload = f"{payload} {topic}"
+    if payload != mark:
         yield payload
 
 
@@ -254,7 +261,8 @@ class PostgresListener:
     def _topics(self, connection: psycopg.Connection) -> Iterator[str]:
         while not self._stop.is_set():
             for notice in connection.notifies(timeout=LISTEN_WAIT_S):
-                if notice.pid != self._own.pid:
-                    yield from notice.payload.split()
+                topics = notice.payload.split()
+                if self._own.mark not in topics:
+                    yield from topics
                 if self._stop.is_set():
                     return

@@ -20,7 +20,7 @@ from service.code.uploads import CodeUploads
 from service.config.node_types import LABEL
 from service.config.settings import Settings
 from service.db.models import JobRow
-from service.db.notifications import QUEUE, Signals, events_of
+from service.db.notifications import LOOK_AGAIN_S, QUEUE, Signals, events_of
 from service.db.repositories import jobs as repository
 from service.db.repositories.submission import arrays as arrays_repository
 from service.db.repositories.submission import code as code_repository
@@ -243,7 +243,7 @@ class Jobs:
                 left_s = deadline - asyncio.get_running_loop().time()
                 if job.state != known_state or job.state.is_terminal or left_s <= 0:
                     return job
-                await woken.wait(left_s)
+                await woken.wait(min(left_s, LOOK_AGAIN_S))
 
     async def list(
         self, query: JobQuery | None = None, *, limit: int = 50, cursor: str | None = None

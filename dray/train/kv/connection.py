@@ -14,6 +14,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ SECRET_BYTES: Final = 32
 CONNECT_LIMIT_S: Final = 60.0
 PROOF_LIMIT_S: Final = 30.0
 """Limit for the other end to prove itself."""
+ACCEPT_PAUSE_S: Final = 0.1
+"""After a connection that could not be accepted."""
 
 
 class ConnectionLost(dist.DistNetworkError):
@@ -130,7 +133,13 @@ def listening(
 
         def accept() -> None:
             while True:
-                sock, _ = listener.accept()
+                try:
+                    sock, _ = listener.accept()
+                except OSError:  # no descriptor is left for it, or it is gone already
+                    if listener.fileno() < 0:
+                        return
+                    time.sleep(ACCEPT_PAUSE_S)
+                    continue
                 threading.Thread(
                     target=welcome, args=(TensorConnection(sock),), daemon=True
                 ).start()

@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from service.domain.errors import DatabaseUnavailable
+from service.loops.shared.batches import together_or_alone
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.outlook import decisions
@@ -57,8 +59,14 @@ class DecisionRecorder:
         """Keep the rounds that wait; answers how many."""
         self._woken.clear()
         rounds = [self._rounds.popleft() for _ in range(len(self._rounds))]
-        if rounds:
-            await self._keep(rounds)
+        try:
+            if rounds:
+                await self._keep(rounds)
+        except DatabaseUnavailable:
+            newer = list(self._rounds)
+            self._rounds.clear()
+            self._rounds.extend([*rounds, *newer])  # they are kept with the next one
+            raise
         loop = asyncio.get_running_loop()
         if loop.time() >= self._forget_at:
             self._forget_at = loop.time() + FORGET_S
@@ -67,12 +75,23 @@ class DecisionRecorder:
 
     async def _keep(self, rounds: Sequence[SeenRound]) -> None:
         records, took_s = await asyncio.to_thread(_timed, rounds)
-        await self._database.write(lambda s, _: decisions.store(s, records))
+        for answer in await together_or_alone(records, self._store):
+            if isinstance(answer, Exception):
+                logger.error("a round of the scheduler could not be kept", exc_info=answer)
         rest_s = self._timings.record_rest * took_s
         await asyncio.sleep(max(rest_s, self._timings.record_period_s))
+
+    async def _store(self, records: Sequence[Record]) -> Sequence[None]:
+        await self._database.write(lambda s, _: decisions.store(s, records))
+        return [None] * len(records)
 
 
 def _timed(rounds: Sequence[SeenRound]) -> tuple[list[Record], float]:
     """The records, and the time of the processor that they took."""
-    began = time.thread_time()
-    return [decisions.record(seen) for seen in rounds], time.thread_time() - began
+    began, records = time.thread_time(), []
+    for seen in rounds:
+        try:
+            records.append(decisions.record(seen))
+        except Exception:
+            logger.exception("a round of the scheduler could not be kept")
+    return records, time.thread_time() - began

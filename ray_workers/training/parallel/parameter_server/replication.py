@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor
 
 from dray.train.kv.connection import (
@@ -31,6 +32,9 @@ from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 LOOK_S: Final = 0.1
 """Between two looks whether a server that has nothing to be sent is there."""
 RETRY_S: Final = 0.02
+MAX_RETRY_S: Final = 0.2
+"""Between two attempts to reach a server that is away, the first and later ones: all workers ask
+the attempt's store for it, through which its successor comes."""
 
 
 def key_of(server: int) -> str:
@@ -41,13 +45,19 @@ def key_of(server: int) -> str:
 def reconnect(store: Store, server: int) -> TensorConnection:
     """To a server that was lost, or has not begun, once it is there; ConnectionLost once the result
     is stored. The supervisor ends the attempt if no server comes."""
+    pause_s = RETRY_S
     while True:
         if store.check([FINISHED_KEY]):
             raise ConnectionLost("the training is over, and the server gone")
         if store.check([key_of(server)]):
             with contextlib.suppress(ConnectionLost):  # it is the address of the lost one
                 return connect(store, key_of(server))
-        time.sleep(RETRY_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, MAX_RETRY_S)
+
+
+class Superseded(dist.DistNetworkError):
+    """Another process has taken this server's place."""
 
 
 class Entry(NamedTuple):
@@ -116,17 +126,19 @@ class Replicator:
         snapshot: Callable[[], tuple[int, ShardSnapshot]],
         store: Store,
         keeper: int,
+        generation: int,
     ) -> None:
         """snapshot: gives the state after all messages of the log up to a number, and leaves these
-        out of the log. keeper: the next server."""
+        out of the log. keeper: the next server. generation: as of `ShardServer`."""
         self._log = log
         self._snapshot = snapshot
         self._store = store
         self._keeper = keeper
+        self._generation = generation
 
     def run(self) -> None:
         """Until the result is stored. A server that comes in the place of a lost one gets the whole
-        state first."""
+        state first. Superseded if this process was taken for lost."""
         while True:
             try:
                 with contextlib.closing(reconnect(self._store, self._keeper)) as connection:
@@ -137,8 +149,10 @@ class Replicator:
 
     def _send_all(self, connection: TensorConnection) -> None:
         number, snapshot = self._snapshot()
-        send_snapshot(connection, {"is_replica": True}, snapshot)
-        connection.receive()
+        send_snapshot(connection, {"is_replica": True, "generation": self._generation}, snapshot)
+        answer, _ = connection.receive()
+        if answer["is_superseded"]:
+            raise Superseded("another process has taken the place of this server")
         self._log.acknowledge(number)
         while True:
             entries = self._log.take(LOOK_S)
@@ -164,20 +178,28 @@ class ReplicaHolder:
         self._replica: ServedShard | None = None
         self._followed: TensorConnection | None = None
         """Over which messages for it come."""
+        self._generation = 0
+        """In which round the newest process came that is known to be the server before."""
 
     def follow(
         self, connection: TensorConnection, hello: Mapping[str, Any], payload: Tensor
     ) -> None:
-        """Keep a replica of the server at the other end, until the connection is lost."""
+        """Keep a replica of the server at the other end, until the connection is lost, or another
+        process takes that server's place."""
         with self._changed:
-            self._followed = connection
+            is_newest = self._takes_from(hello["generation"])
+            if is_newest:
+                self._followed = connection
+        if not is_newest:
+            connection.send({"is_superseded": True})
+            return
         try:
             replica = self._make()
             replica.restore(received_snapshot(hello, payload))
             with self._changed:
                 if self._followed is connection:
                     self._replica = replica
-            connection.send({})
+            connection.send({"is_superseded": False})
             while True:
                 header, payload = connection.receive()
                 if header["is_last"]:
@@ -189,10 +211,22 @@ class ReplicaHolder:
                     self._followed = None
                     self._changed.notify_all()
 
-    def give(self, connection: TensorConnection) -> None:
-        """Give the state to the server that comes in the place of the lost one."""
+    def _takes_from(self, generation: int) -> bool:
+        """Whether no later process than that of this generation is known. The one before may be
+        stopped, and not dead: nothing of it is taken from now on. Under the lock."""
+        if generation < self._generation:
+            return False
+        self._generation = generation
+        if self._followed is not None:
+            self._followed.close()
+        return True
+
+    def give(self, connection: TensorConnection, generation: int) -> None:
+        """Give the state to the process of this generation, which takes the place of a lost one."""
         with self._changed:
-            # All that the lost one has sent is taken first.
+            if not self._takes_from(generation):
+                raise ConnectionLost("yet another process has taken the place of the lost server")
+            # All that the lost one was told to be kept is taken first.
             self._changed.wait_for(lambda: self._followed is None)
             replica = self._replica
         if replica is not None:
@@ -201,12 +235,14 @@ class ReplicaHolder:
             connection.send({"is_known": not self._is_newcomer, "about": None})
 
 
-def taken_over(store: Store, server: int, num_servers: int) -> ShardSnapshot | None:
-    """The state of a server that was lost, for the one in its place; None if the lost one had no
-    state. ConnectionLost if the replica is lost too, or the training is over."""
+def taken_over(
+    store: Store, server: int, num_servers: int, generation: int
+) -> ShardSnapshot | None:
+    """The state of a server that was lost, for the process of this generation in its place; None if
+    the lost one had none. ConnectionLost if the replica is lost too, or the training is over."""
     keeper = (server + 1) % num_servers
     with contextlib.closing(reconnect(store, keeper)) as connection:
-        connection.send({"takes_over": True})
+        connection.send({"takes_over": True, "generation": generation})
         header, payload = connection.receive()
     if not header["is_known"]:
         raise ConnectionLost(f"servers {server} and {keeper} were lost, and a shard with them")

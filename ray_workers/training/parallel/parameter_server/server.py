@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -18,6 +20,7 @@ from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 from ray_workers.training.parallel.parameter_server.replication import (
     ReplicaHolder,
     ReplicationLog,
@@ -34,6 +37,8 @@ from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 SHOW_S: Final = 0.1
 """Between two updates of a server's heartbeat page."""
+FINISHED_LOOK_S: Final = 1.0
+"""Between two looks whether the result is stored, which a chief that is lost then does not say."""
 NO_NUMBERS: Final = torch.empty(0, dtype=torch.uint8)
 
 
@@ -94,11 +99,13 @@ class ShardServer:
     """
 
     def __init__(
-        self, index: int, num_workers: int, document: spec.JobSpec, *, is_newcomer: bool = False
+        self, index: int, num_workers: int, document: spec.JobSpec, *, generation: int = 0
     ) -> None:
-        """index: the server's number. is_newcomer: as of `ReplicaHolder`."""
+        """index: the server's number. generation: the round in which this process came; above 0 it
+        takes the place of a lost one."""
         assert isinstance(document.sync, spec.ParameterServer)
         self._index = index
+        self._generation = generation
         self._sync = document.sync
         self._lock = threading.Condition()
         self._served = ServedShard(index, num_workers, document, is_replica=False)
@@ -107,7 +114,7 @@ class ShardServer:
         self._log = ReplicationLog() if self._sync.shards_kept_by == "replica" else None
         before = (index - 1) % self._sync.servers
         replica = functools.partial(ServedShard, before, num_workers, document, is_replica=True)
-        self._holder = ReplicaHolder(replica, is_newcomer=is_newcomer)
+        self._holder = ReplicaHolder(replica, is_newcomer=generation > 0)
         self._failure: BaseException | None = None
         self.began_at, self.sent_before = 0, 0
         """Version, and bytes sent, when this process got the weights."""
@@ -143,8 +150,15 @@ class ShardServer:
         """Have the next server keep a replica, if the document says so."""
         if self._log is not None:
             keeper = (self._index + 1) % self._sync.servers
-            replicator = Replicator(self._log, self._snapshot, store, keeper)
-            threading.Thread(target=replicator.run, daemon=True).start()
+            given = (self._log, self._snapshot, store, keeper, self._generation)
+            replicate = self._ends_with_errors()(Replicator(*given).run)
+            threading.Thread(target=replicate, daemon=True).start()
+
+    def finish(self) -> None:
+        """The result is stored, whether the chief has said so here or not."""
+        with self._lock:
+            if not self._served.is_finished:
+                self._take(CHIEF, None, {"op": "finish"}, NO_NUMBERS)
 
     def _snapshot(self) -> tuple[int, ShardSnapshot]:
         assert self._log is not None
@@ -152,15 +166,21 @@ class ShardServer:
             return self._log.forget_all(), self._served.snapshot()
 
     def serve(self, connection: TensorConnection) -> None:
-        """ShardAnswer one worker, or another server, until it is gone."""
+        """Answer one worker, or another server, until it is gone."""
         hello, payload = connection.receive()
-        try:
+        with self._ends_with_errors():
             if "is_replica" in hello:
                 self._holder.follow(connection, hello, payload)
             elif "takes_over" in hello:
-                self._holder.give(connection)
+                self._holder.give(connection, hello["generation"])
             else:
                 self._serve_worker(int(hello["worker"]), connection, hello)
+
+    @contextlib.contextmanager
+    def _ends_with_errors(self) -> Iterator[None]:
+        """An error within it, in a thread, ends the server."""
+        try:
+            yield
         except ConnectionLost:
             raise
         except BaseException as error:
@@ -193,12 +213,12 @@ class ShardServer:
             with self._lock:
                 if self._outboxes.get(worker) is outbox:
                     del self._outboxes[worker]
-                    self._take(worker, outbox, {"op": "lost"}, NO_NUMBERS)
+                    self._take(worker, None, {"op": "lost"}, NO_NUMBERS)
 
     def _take(
-        self, worker: int, outbox: Outbox, header: Mapping[str, Any], payload: Tensor
+        self, worker: int, outbox: Outbox | None, header: Mapping[str, Any], payload: Tensor
     ) -> None:
-        """Under the lock."""
+        """outbox: for the answer. Under the lock."""
         had_weights = self._served.has_weights
         answer = self._served.answer(worker, header, payload)
         if not had_weights:
@@ -207,7 +227,7 @@ class ShardServer:
             self._log.add({**header, "worker": worker}, payload)
             if self._served.is_finished:
                 self._log.end()
-        if answer.header is not None:
+        if answer.header is not None and outbox is not None:
             outbox.put(answer)
         for other, batch in answer.deals:
             # A worker that is to come back after a server was lost asks again.
@@ -234,11 +254,11 @@ def serve(
     assert isinstance(sync, spec.ParameterServer)
     num_workers = document.resources.num_workers - sync.servers
     store = rendezvous.meet_without_group()
-    is_newcomer = rendezvous.place.generation > 0
-    server = ShardServer(index, num_workers, document, is_newcomer=is_newcomer)
-    if is_newcomer:
+    generation = rendezvous.place.generation
+    server = ShardServer(index, num_workers, document, generation=generation)
+    if generation > 0:
         try:
-            snapshot = taken_over(store, index, sync.servers)
+            snapshot = taken_over(store, index, sync.servers, generation)
         except ConnectionLost:
             if store.check([FINISHED_KEY]):
                 return
@@ -249,10 +269,14 @@ def serve(
     with listening(store, key_of(index), address, server.serve):
         server.replicate(store)
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
-        page.begin(rendezvous.place.generation, server.version)
-        is_over = False
+        page.begin(generation, server.version)
+        is_over, look_at = False, 0.0
         while not is_over:
             is_over = server.is_over(SHOW_S)  # the last steps are shown too
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + FINISHED_LOOK_S
+                if store.check([FINISHED_KEY]):
+                    server.finish()
             if server.version > server.began_at:
                 page.commit(server.version)
                 report.look()

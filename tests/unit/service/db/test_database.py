@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import sqlite3
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
@@ -293,11 +296,7 @@ async def test_messages_that_could_not_be_sent_are_sent_again(
         with here.signals.subscribe("first") as first, here.signals.subscribe("second") as second:
             await there.write(lambda s: notify(s, "first"))
             assert await first.wait(PATIENCE_S)
-            with psycopg.connect(postgres_url, autocommit=True) as killer:
-                killer.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE query LIKE '%pg_notify%' AND pid <> pg_backend_pid()"
-                )
+            end_senders(postgres_url)
             await there.write(lambda s: notify(s, "second"))
             assert await second.wait(PATIENCE_S)
     finally:
@@ -305,10 +304,52 @@ async def test_messages_that_could_not_be_sent_are_sent_again(
         there.close()
 
 
+async def test_the_last_messages_are_sent_though_the_connection_was_lost(postgres_url: str) -> None:
+    here, there = Database(postgres_url), Database(postgres_url)
+    try:
+        here.listen()
+        assert here.listener is not None
+        assert await asyncio.to_thread(here.listener.listening.wait, PATIENCE_S)
+        with here.signals.subscribe("first") as first, here.signals.subscribe("last") as last:
+            await there.write(lambda s: notify(s, "first"))
+            assert await first.wait(PATIENCE_S)
+            end_senders(postgres_url)
+            await there.write(lambda s: notify(s, "last"))
+            await asyncio.to_thread(there.close)
+            assert await last.wait(PATIENCE_S)
+    finally:
+        here.close()
+        there.close()
+
+
+def end_senders(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as killer:
+        killer.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE query LIKE '%pg_notify%' AND pid <> pg_backend_pid()"
+        )
+
+
+def test_a_sender_is_known_by_its_mark_whatever_process_of_the_server_sends() -> None:
+    """After a restart the server gives the numbers of its processes again."""
+    announcer = notifications.PostgresAnnouncer("")
+    listener = notifications.PostgresListener("", Signals(), own=announcer)
+    payloads = [f"{announcer.mark} own", "from:elsewhere other", "of an older release"]
+    told: Any = SimpleNamespace(
+        notifies=lambda timeout: (psycopg.Notify("dray", each, 1) for each in payloads)
+    )
+    found = list(itertools.islice(listener._topics(told), 6))
+    assert [topic for topic in found if not topic.startswith("from:")] == [
+        *("other", "of", "an", "older", "release")
+    ]
+
+
 def test_many_topics_are_sent_in_messages_that_postgresql_takes() -> None:
     topics = [f"{new_job_id(datetime.now(UTC))}/events" for _ in range(1000)]
-    payloads = list(notifications._payloads(topics))
-    assert [topic for payload in payloads for topic in payload.split()] == topics
+    payloads = list(notifications._payloads(topics, "from:here"))
+    sent = [payload.split() for payload in payloads]
+    assert {first for first, *_ in sent} == {"from:here"}
+    assert [topic for _, *others in sent for topic in others] == topics
     assert max(map(len, payloads)) < 8000
     assert len(payloads) < 10
 

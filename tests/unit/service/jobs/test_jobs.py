@@ -370,6 +370,25 @@ async def test_waiting_ends_when_the_state_changes(service: Service) -> None:
     assert asyncio.get_running_loop().time() - started < 15, "half of what it would wait"
 
 
+@pytest.mark.usefixtures("signals_get_lost")
+async def test_waiting_ends_also_where_the_process_that_made_the_change_said_nothing(
+    service: Service,
+) -> None:
+    job_id = await service.submit()
+    waiting = asyncio.create_task(service.jobs.wait(job_id, wait_s=60))
+    while not service.database.signals._subscribers.get(events_of(job_id)):
+        await asyncio.sleep(0)
+    await asyncio.to_thread(service.claim, job_id)
+    async with asyncio.timeout(30):  # half of what it would wait
+        assert (await waiting).state == JobState.STARTING
+
+
+@pytest.fixture
+def signals_get_lost(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.database.signals, "publish", lambda _: None)
+    monkeypatch.setattr("service.jobs.service.LOOK_AGAIN_S", 0.01)
+
+
 async def test_waiting_ends_when_the_time_is_up(service: Service) -> None:
     job_id = await service.submit()
     job = await service.jobs.wait(job_id, wait_s=0.05, known_state=JobState.QUEUED)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Slice
 from service.db.repositories.scheduling import decisions as repository
-from service.domain.errors import DecisionNotFound
+from service.domain.errors import DatabaseUnavailable, DecisionNotFound
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.policy import Impossible, Preempt, Start, plan
@@ -105,13 +106,69 @@ async def test_rounds_that_wait_are_kept_in_one_transaction(
 
     monkeypatch.setattr(decisions, "store", count)
     monkeypatch.setattr(decisions, "KEPT_FOR", timedelta(days=99999))
-    timings = LoopTimings(record_rest=0.0, record_period_s=0.0)
-    recorder = decision_recorder.DecisionRecorder(LoopDatabase(service.database), timings)
+    recorder = recorder_of(service)
     for _ in range(3):
         recorder.note(seen())
     assert await recorder.run_once() == 3
     assert stored == [3]
     assert len(service.database.read_sync(lambda s: repository.newest(s, None, 9))) == 3
+
+
+def recorder_of(service: Service) -> decision_recorder.DecisionRecorder:
+    timings = LoopTimings(record_rest=0.0, record_period_s=0.0)
+    return decision_recorder.DecisionRecorder(LoopDatabase(service.database), timings)
+
+
+def kept(service: Service) -> list[int]:
+    """Of each round that is kept, how many jobs waited; the oldest first."""
+    rows = service.database.read_sync(lambda s: repository.newest(s, None, 9))
+    return [row.summary["num_waiting"] for row in reversed(rows)]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("fails", ["record", "store"])
+async def test_a_round_that_can_not_be_kept_spoils_no_other(
+    service: Service, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    does = getattr(decisions, fails)
+
+    def spoilt(*given: Any) -> Any:
+        found = given[-1] if fails == "store" else [given[0]]
+        num_waiting = [
+            r.summary["num_waiting"] if fails == "store" else len(r.snapshot.queue) for r in found
+        ]
+        if 2 in num_waiting:
+            raise ValueError("of this round alone")
+        return does(*given)
+
+    monkeypatch.setattr(decisions, fails, spoilt)
+    monkeypatch.setattr(decisions, "KEPT_FOR", timedelta(days=99999))
+    recorder = recorder_of(service)
+    for num_waiting in (1, 2, 3):
+        recorder.note(seen(num_waiting))
+    await recorder.run_once()
+    assert kept(service) == [1, 3]
+
+
+@pytest.mark.anyio
+async def test_rounds_that_the_database_did_not_take_are_kept_with_the_next(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "KEPT_FOR", timedelta(days=99999))
+    recorder = recorder_of(service)
+    with monkeypatch.context() as away:
+
+        async def write(_: object) -> None:
+            recorder.note(seen(3))
+            raise DatabaseUnavailable("the database does not answer")
+
+        away.setattr(service.database, "write", write)
+        recorder.note(seen(1))
+        recorder.note(seen(2))
+        with pytest.raises(DatabaseUnavailable):
+            await recorder.run_once()
+    assert await recorder.run_once() == 3
+    assert kept(service) == [1, 2, 3]
 
 
 def test_a_job_that_is_asked_to_leave_is_told_with_the_job_that_comes(service: Service) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import queue
 import random
+import socket
 import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,15 +21,19 @@ from torch import Tensor
 
 from dray import spec
 from dray.spec import JobSpec
-from dray.train.kv.connection import ConnectionLost, listening
+from dray.train.kv.connection import ConnectionLost, connect, listening
+from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
+from ray_workers.training.core.compat_torch import TCPStore
 from ray_workers.training.core.finished import FINISHED_KEY
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.parallel.parameter_server.replication import (
+    ReplicaHolder,
+    Superseded,
     key_of,
     taken_over,
 )
 from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
-from ray_workers.training.parallel.parameter_server.server import ShardServer
+from ray_workers.training.parallel.parameter_server.server import ShardServer, serve
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 NUM_WORKERS, NUM_BATCHES = 3, 9
@@ -382,22 +389,22 @@ def test_an_answer_waits_until_the_replica_has_its_message() -> None:
 
 def test_a_server_whose_replica_is_lost_too_does_not_begin_anew() -> None:
     store = loopback_store()
-    keeper = ShardServer(1, NUM_WORKERS, document(), is_newcomer=True)
+    keeper = ShardServer(1, NUM_WORKERS, document(), generation=1)
     with (
         listening(store, key_of(1), LOOPBACK, keeper.serve),
         pytest.raises(ConnectionLost, match="servers 0 and 1 were lost"),
     ):
-        taken_over(store, 0, 2)
+        taken_over(store, 0, 2, 1)
 
 
 def test_a_server_that_had_no_weights_yet_is_replaced_by_one_without() -> None:
     store = loopback_store()
     keeper = ShardServer(1, NUM_WORKERS, document())
     with listening(store, key_of(1), LOOPBACK, keeper.serve):
-        assert taken_over(store, 0, 2) is None
+        assert taken_over(store, 0, 2, 1) is None
     store.set(FINISHED_KEY, "1")
     with pytest.raises(ConnectionLost, match="the training is over"):
-        taken_over(store, 0, 2)
+        taken_over(store, 0, 2, 1)
 
 
 def test_an_error_in_a_thread_ends_the_server() -> None:
@@ -406,3 +413,115 @@ def test_an_error_in_a_thread_ends_the_server() -> None:
     chief.tell({"op": "nonsense"})
     with pytest.raises(AssertionError, match="nonsense"):
         server.is_over(PATIENCE_S)
+
+
+def test_a_server_that_was_taken_for_lost_and_goes_on_is_kept_out() -> None:
+    """It was stopped, and not dead: nothing of it is taken any more, and it ends."""
+    store = loopback_store()
+    keeper, old = ShardServer(1, NUM_WORKERS, document()), ShardServer(0, NUM_WORKERS, document())
+    with listening(store, key_of(1), LOOPBACK, keeper.serve):
+        old.replicate(store)
+        chief = join(old, 0, reads=True)
+        chief.answers.get(timeout=PATIENCE_S)
+        chief.ask(beginning(), START.view(torch.uint8))
+        snapshot = taken_over(store, 0, 2, 1)
+        assert snapshot is not None
+        with pytest.raises(Superseded):
+            old.is_over(PATIENCE_S)
+        new = ShardServer(0, NUM_WORKERS, document(), generation=1)
+        new.take_over(snapshot)
+        new.replicate(store)
+        assert join(new, 0, reads=True).answers.get(timeout=PATIENCE_S)["is_ready"]
+        chief.tell({"op": "take", "done": None})
+        with pytest.raises(queue.Empty):
+            chief.answers.get(timeout=0.05)
+        store.set(FINISHED_KEY, "1")
+    chief.close()
+
+
+def test_a_next_server_that_is_new_too_follows_the_newest_process() -> None:
+    holder = ReplicaHolder(lambda: served(document(), is_replica=True), is_newcomer=True)
+    snapshot = served(document()).snapshot()
+    old, new = Listened(), Listened()
+    for generation, connection in ((0, old), (1, new)):
+        hello = {"generation": generation, "about": snapshot.about, "tensors": []}
+        threading.Thread(
+            target=follow_quietly, args=(holder, connection, hello), daemon=True
+        ).start()
+        assert connection.answers.get(timeout=PATIENCE_S) == {"is_superseded": False}
+    assert old.is_closed.wait(PATIENCE_S)
+    new.close()
+
+
+class Listened:
+    """A connection over which no message comes before it is closed."""
+
+    def __init__(self) -> None:
+        self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.is_closed = threading.Event()
+
+    def send(self, header: Mapping[str, Any]) -> None:
+        self.answers.put(dict(header))
+
+    def receive(self) -> Any:
+        self.is_closed.wait()
+        raise ConnectionLost
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+def follow_quietly(holder: ReplicaHolder, connection: Any, hello: Mapping[str, Any]) -> None:
+    with contextlib.suppress(ConnectionLost):
+        holder.follow(connection, hello, NOTHING)
+
+
+def test_a_server_ends_with_the_job_though_the_chief_was_lost_before_it_said_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The result is stored, and its successor finds that, and that nothing is left to do."""
+    monkeypatch.setattr(f"{serve.__module__}.FINISHED_LOOK_S", 0.0)
+    store = loopback_store()
+    place = RankAssignment(0, NUM_WORKERS, NUM_WORKERS + 2, None)
+    own = TCPStore(LOOPBACK, store.port, wait_for_workers=False)  # one waits while the other sets
+    rendezvous: Any = SimpleNamespace(place=place, meet_without_group=lambda: own)
+    asked = document(shards_kept_by="snapshot")
+    given = (asked, 0, rendezvous, HeartbeatPage(None), LOOPBACK)
+    serving = threading.Thread(target=serve, args=given, daemon=True)
+    serving.start()
+    chief, worker = (connect(store, key_of(0)) for _ in range(2))
+    for number, each in enumerate((chief, worker)):
+        each.send({"worker": number, "fingerprint": "", "comes_back": False})
+        each.receive()
+    chief.send(beginning(last=0), START)
+    chief.receive()
+    worker.send({"op": "take", "done": None})
+    chief.close()
+    store.set(FINISHED_KEY, "0")
+    assert worker.receive()[0] == {"batch": None}
+    worker.close()
+    serving.join(PATIENCE_S)
+    assert not serving.is_alive()
+
+
+def test_a_connection_that_could_not_be_accepted_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures = [OSError(errno.EMFILE, "no descriptor is left")]
+
+    class Full(socket.socket):
+        def accept(self) -> Any:
+            if failures:
+                raise failures.pop()
+            return super().accept()
+
+    def created(*given: Any, **options: Any) -> Full:
+        return Full(fileno=create(*given, **options).detach())
+
+    store, create = loopback_store(), socket.create_server
+    monkeypatch.setattr(socket, "create_server", created)
+    monkeypatch.setattr(f"{connect.__module__}.ACCEPT_PAUSE_S", 0.0)
+    with listening(store, key_of(0), LOOPBACK, lambda each: each.send({})):
+        connected = connect(store, key_of(0))
+        assert connected.receive()[0] == {}
+        connected.close()

@@ -474,6 +474,26 @@ async def test_a_replacement_does_not_wait_for_a_rank_that_is_through(
     )
 
 
+async def test_the_end_of_a_job_does_not_wait_for_its_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A late replacement is connected to them, and on a slow machine the wait is long."""
+    group = Standing(SERVED["resources"]["num_workers"])
+
+    async def recover(recovery: RecoveryController, lost: Sequence[Any], **_: Any) -> bool:
+        recovery.state = recovery.state.begin([member.rank for member in lost], 0.0, 10)
+        group.end(0, 0)
+        return group.replace(1)
+
+    monkeypatch.setattr(RecoveryController, "recover", recover)
+    monitor = monitor_of(SERVED, group, Reports(), timings=replace(QUICK, echo_s=3600.0))
+    watching = asyncio.ensure_future(monitor.watch())
+    await group.signal("n", 1, signal.SIGKILL)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome is not None
+    assert outcome.cause is Cause.SUCCEEDED
+
+
 @pytest.mark.parametrize("document", [RECIPE, SERVED, SCRIPT])
 async def test_a_group_that_ends_before_it_was_seen_again_has_recovered(
     document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
