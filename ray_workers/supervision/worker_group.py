@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 import traceback
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -124,8 +125,7 @@ class WorkerGroup:
         """Start the rendezvous store, the rank actors and the training processes."""
         store = asyncio.ensure_future(self._start_store())
         try:
-            for node_rank, slots in enumerate(self._slots_by_node()):
-                self._create_members(slots, node_rank)
+            self._create_members(self._slots_by_rank())
         finally:
             self._store_port, self._store_secret = await store
         if (self._spec.spec.get("script") or {}).get("framework") in HAVE_PEERS:
@@ -154,25 +154,31 @@ class WorkerGroup:
         except ValueError:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
-    def _slots_by_node(self) -> list[list[Slots]]:
-        # A silo is known by its place among the slices, and servers are the last ones.
-        if self._spec.silo_sources or self._spec.servers is not None:
-            return [[slots] for slots in self.slots]
+    def _slots_by_rank(self) -> list[Slots]:
+        """The ranks of a node follow each other, but for silos and roles with resources of their
+        own: these are known by their places among the slices."""
+        if self._spec.silo_sources or self._spec.roles:
+            return self.slots
         by_node: dict[str, list[Slots]] = {}
         for slots in self.slots:
             by_node.setdefault(slots.part.node_id, []).append(slots)
-        return list(by_node.values())
+        return [slots for of_node in by_node.values() for slots in of_node]
 
-    def _create_members(self, of_node: Sequence[Slots], node_rank: int) -> list[Member]:
-        """A member for each of these slots of one node."""
-        places = [(slots, n) for slots in of_node for n in range(slots.part.num_workers)]
+    def _create_members(self, of_group: Sequence[Slots]) -> list[Member]:
+        """A member for each of these slots, numbered as if there were no others."""
+        sizes = Counter[str]()
+        for slots in of_group:
+            sizes[slots.part.node_id] += slots.part.num_workers
+        node_ranks = {node_id: number for number, node_id in enumerate(sizes)}
+        seen = Counter[str]()
         created = []
-        for local_rank, (slots, bundle) in enumerate(places):
-            seat = self._num_seats_ever
+        for slots, bundle in [(s, n) for s in of_group for n in range(s.part.num_workers)]:
+            node_id, seat = slots.part.node_id, self._num_seats_ever
             self._num_seats_ever += 1
             actor = self._create_actor(seat, 0, slots, bundle)
-            ranks = (seat, seat, local_rank, node_rank)
-            created.append(Member(*ranks, slots, bundle, len(places), actor))
+            ranks = (seat, seat, seen[node_id], node_ranks[node_id])
+            seen[node_id] += 1
+            created.append(Member(*ranks, slots, bundle, sizes[node_id], actor))
             self.members.append(created[-1])
         return created
 
@@ -291,7 +297,7 @@ class WorkerGroup:
         try:
             limit_s = self._pace.stretched(self._timings.grow_limit_s)
             asked = await self._slots.ask(slices, limit_s, is_held=False)
-            members = [m for slots in asked for m in self._create_members([slots], 0)]
+            members = [m for slots in asked for m in self._create_members([slots])]
             for member in members:
                 member.is_placed = False
             await asyncio.gather(*(self._start_process(m, round_number) for m in members))

@@ -42,7 +42,7 @@ class AttemptRow(Base):
     were held up to `held_until`."""
     held_until: Mapped[datetime | None]
     bundle: Mapped[dict[str, Any]]
-    servers: Mapped[dict[str, Any] | None]
+    roles: Mapped[list[Any] | None]
     """As of its job."""
     world_size: Mapped[int]
     cluster_session: Mapped[str]

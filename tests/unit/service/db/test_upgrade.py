@@ -12,16 +12,17 @@ import pytest
 from alembic import command
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Table, insert, inspect, make_url, select, update
+from sqlalchemy import JSON, Table, column, insert, inspect, make_url, select, table, update
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause
+from ray_workers.shared.contracts import Cause, RoleSlots
 from service.db import models
 from service.db.migrate import MIGRATIONS, alembic_config, migrate
 from service.db.repositories.bulk import table_of
 from service.db.repositories.scheduling import leases
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS
+from service.lifecycle import resizing
 from service.storage.storage import Storage
 from tests.marks import soak_but
 from tests.unit.service.db.old_rows import JOB, RECEIPT, WAITING, rows
@@ -210,6 +211,27 @@ async def test_each_queue_that_jobs_name_gets_a_row(empty: Database, tmp_path: P
     queues = (await Service(empty, storage, tmp_path).queues.list()).items
     assert [(queue.name, queue.num_waiting) for queue in queues] == [("default", 0), ("fast", 1)]
     assert {(queue.weight, queue.max_priority) for queue in queues} == {(1.0, 100)}
+
+
+async def test_servers_with_resources_of_their_own_become_a_role(
+    empty: Database, tmp_path: Path
+) -> None:
+    build(empty, "0039", Storage(tmp_path.as_uri()))
+    jobs = table("jobs", column("num_workers"), column("servers", JSON()), column("id"))
+    attempts = table("attempts", column("slices", JSON()), column("servers", JSON()))
+    servers = {"number": 2, "bundle": {"CPU": 4.0}}
+    slices = [{"node_id": "a", "num_workers": 3}, {"node_id": "b", "num_workers": 2}]
+    with empty.engine.begin() as connection:
+        of_job = {"num_workers": 5, "servers": servers}
+        connection.execute(update(jobs).where(jobs.c.id == WAITING).values(of_job))
+        connection.execute(update(attempts).values(slices=slices, servers=servers))
+    migrate(empty)
+    found = (RoleSlots("server", 3, 2, {"CPU": 4.0}),)
+    with empty.engine.connect() as connection:
+        job = connection.execute(select(table_of(models.JobRow)).filter_by(id=WAITING)).one()
+        assert resizing.request_of(job).roles == found
+        (attempt,) = connection.execute(select(table_of(models.AttemptRow))).all()
+        assert resizing.as_roles(attempt.roles) == found
 
 
 async def test_there_is_no_way_down(empty: Database) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import ServerSlots, Slice
+from ray_workers.shared.contracts import RoleSlots, Slice
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import worker_group
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -207,8 +207,7 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
         spec = attempt_spec(slices=slices, silo_sources=sources)
         group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
         group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
-        by_node = group._slots_by_node()
-        assert [slots.part.node_id for some in by_node for slots in some] == order
+        assert [slots.part.node_id for slots in group._slots_by_rank()] == order
 
 
 async def test_servers_get_slots_of_their_own_and_the_last_ranks(
@@ -225,16 +224,17 @@ async def test_servers_get_slots_of_their_own_and_the_last_ranks(
     spec = attempt_spec(
         slices=(Slice("a", 2), Slice("b", 1), Slice("a", 1)),
         bundle=of_worker,
-        servers=ServerSlots(1, of_server),
+        roles=(RoleSlots("server", 3, 1, of_server),),
     )
     group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
     await group.acquire()
     assert asked == [[of_worker] * 2, [of_worker], [of_server]]
     monkeypatch.setattr(group, "_create_actor", lambda *place: None)
-    for node_rank, slots in enumerate(group._slots_by_node()):
-        group._create_members(slots, node_rank)
+    group._create_members(group._slots_by_rank())
     found = [(m.rank, m.node_id, dict(m.slots.bundle)) for m in group.members]
     assert found == [
         *((0, "a", of_worker), (1, "a", of_worker)),
         *((2, "b", of_worker), (3, "a", of_server)),
     ]
+    on_node = [(m.local_rank, m.local_world_size, m.node_rank) for m in group.members]
+    assert on_node == [(0, 3, 0), (1, 3, 0), (0, 1, 1), (2, 3, 0)]
