@@ -18,6 +18,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
+from dray.ranks import role_names
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import AttemptSpec, Grant, Recall
@@ -86,6 +87,7 @@ class RecoveryController:
         self._servers = irreplaceable_ranks(spec.spec)
         self._replicas = replica_ranks(spec.spec)
         self._has_silos = has_silos(spec.spec)
+        self._names = role_names(spec.spec)
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
         """Have the group go on without the lost members, or with others in their place.
@@ -471,7 +473,7 @@ class RecoveryController:
 
     def _report_loss(self, lost: Sequence[RankExit], kind: LossKind) -> None:
         if lost:
-            how = "; ".join(recovery_rules.how(rank) for rank in lost)
+            how = "; ".join(recovery_rules.how(rank, self._names) for rank in lost)
         else:
             how = "ranks lost each other, though all of them live"
         others = "go on" if self._goes_on and lost else "keep their state"

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from dray.ranks import kind_of, role_names
 from ray_workers.node import placement_groups
 from ray_workers.node.end_actor import end_actor
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
@@ -42,8 +43,6 @@ from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import AttemptSlots, Slots
-
-ROLE = "worker"
 
 
 @dataclass
@@ -104,6 +103,7 @@ class WorkerGroup:
         self._peers: tuple[str, ...] = ()
         self._num_seats_ever = 0
         self._slots = AttemptSlots(spec, timings)
+        self._names = role_names(spec.spec)
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
         self.members: list[Member] = []
         self._going: list[Member] = []
@@ -184,7 +184,8 @@ class WorkerGroup:
 
     def _create_actor(self, seat: int, incarnation: int, slots: Slots, bundle: int) -> Any:
         spec = self._spec
-        name = rank_name(spec.job_id, spec.attempt, ROLE, seat, incarnation)
+        kind = kind_of(seat, self._names)
+        name = rank_name(spec.job_id, spec.attempt, kind, seat, incarnation)
         resources = {k: v for k, v in slots.bundle.items() if k not in _NAMED_RESOURCES}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,

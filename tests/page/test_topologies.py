@@ -42,7 +42,7 @@ def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, ta
     page.get_by_role("tab", name="Ranks").click()
     page.locator("#panel tbody tr").nth(2).wait_for()
     rows = [row.split("\t") for row in page.locator("#panel tbody tr").all_inner_texts()]
-    assert [row[0].strip() for row in rows] == ["0", "1", "2 server"]
+    assert [row[0].strip() for row in rows] == ["0", "1", "2 server 0"]
     assert rows[0][4:6] == ["7", "2.5"]
 
 

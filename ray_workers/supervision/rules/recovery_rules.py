@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from dray.ranks import with_role
 from ray_workers.shared.contracts import Cause, Frame, Grant, Slice
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -212,14 +213,15 @@ def recalled(held: Sequence[Slice], asked: Sequence[Slice], least: int) -> list[
     return going
 
 
-def how(lost: RankExit) -> str:
-    """The end of a rank in a few words."""
+def how(lost: RankExit, names: Sequence[str] = ()) -> str:
+    """The end of a rank in a few words. names: as of `dray.ranks.role_names`."""
+    rank = f"rank {with_role(lost.rank, names)}"
     if lost.exit_code is None:
-        return f"the worker of rank {lost.rank} vanished"
+        return f"the worker of {rank} vanished"
     if lost.exit_code >= 0:
-        return f"rank {lost.rank} lost the others"
+        return f"{rank} lost the others"
     try:
         name = signal.Signals(-lost.exit_code).name
     except ValueError:
         name = f"signal {-lost.exit_code}"
-    return f"rank {lost.rank} was killed by {name}{lost.why_killed}"
+    return f"{rank} was killed by {name}{lost.why_killed}"

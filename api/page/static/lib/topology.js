@@ -14,14 +14,23 @@ export function topologyOf({ federated, sync }) {
   return sync?.every > 1 ? `local steps, averaged every ${sync.every}` : null;
 }
 
-// What a rank is, where not all do the same; else null.
+// What a rank is and which of these, as `ps 0`, where not all do the same; else null.
 export function roleOf({ federated, sync, script, resources }, rank) {
-  if (sync?.kind === 'parameter_server') return rank < resources.num_workers - sync.servers ? null : 'server';
+  if (sync?.kind === 'parameter_server') {
+    const number = rank - resources.num_workers + sync.servers;
+    return number < 0 ? null : `server ${number}`;
+  }
   if (federated?.silos) return rank === 0 ? 'aggregator' : `silo ${federated.silos[rank - 1]?.name}`;
   let first = 0;
   for (const [name, { num_workers: count }] of Object.entries(script?.roles ?? {})) {
-    if (rank < first + count) return name;
+    if (rank < first + count) return `${name} ${rank - first}`;
     first += count;
   }
   return null;
+}
+
+// `rank 3 (ps 0)`.
+export function rankName(spec, rank) {
+  const role = roleOf(spec, rank);
+  return role ? `rank ${rank} (${role})` : `rank ${rank}`;
 }

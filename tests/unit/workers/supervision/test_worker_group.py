@@ -210,7 +210,14 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
         assert [slots.part.node_id for slots in group._slots_by_rank()] == order
 
 
-async def test_servers_get_slots_of_their_own_and_the_last_ranks(
+class NamedActors:
+    """Rank actors that are only their names."""
+
+    def options(self, name: str, **resources: Any) -> Any:
+        return SimpleNamespace(remote=lambda *_: name)
+
+
+async def test_roles_get_slots_of_their_own_and_keep_their_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[list[dict[str, float]]] = []
@@ -221,20 +228,25 @@ async def test_servers_get_slots_of_their_own_and_the_last_ranks(
 
     monkeypatch.setattr("ray_workers.supervision.slots.placement_group", placement_group)
     of_worker, of_server = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 4.0}
+    script_roles = {"worker": {"num_workers": 3}, "ps": {"resources": {"cpus": 4}}}
     spec = attempt_spec(
+        spec={"name": "j", "script": {"entrypoint": "a.py", "roles": script_roles}},
         slices=(Slice("a", 2), Slice("b", 1), Slice("a", 1)),
         bundle=of_worker,
-        roles=(RoleSlots("server", 3, 1, of_server),),
+        roles=(RoleSlots("ps", 3, 1, of_server),),
     )
     group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
     await group.acquire()
     assert asked == [[of_worker] * 2, [of_worker], [of_server]]
-    monkeypatch.setattr(group, "_create_actor", lambda *place: None)
+    monkeypatch.setattr(worker_group, "RankActor", NamedActors())
+    monkeypatch.setattr(worker_group, "PlacementGroupSchedulingStrategy", lambda *_, **at: at)
     group._create_members(group._slots_by_rank())
-    found = [(m.rank, m.node_id, dict(m.slots.bundle)) for m in group.members]
+    found = [(m.actor, m.node_id, dict(m.slots.bundle)) for m in group.members]
     assert found == [
-        *((0, "a", of_worker), (1, "a", of_worker)),
-        *((2, "b", of_worker), (3, "a", of_server)),
+        ("dray:job:1:worker:0:0", "a", of_worker),
+        ("dray:job:1:worker:1:0", "a", of_worker),
+        ("dray:job:1:worker:2:0", "b", of_worker),
+        ("dray:job:1:ps:3:0", "a", of_server),
     ]
     on_node = [(m.local_rank, m.local_world_size, m.node_rank) for m in group.members]
     assert on_node == [(0, 3, 0), (1, 3, 0), (0, 1, 1), (2, 3, 0)]
