@@ -41,6 +41,7 @@ from ray_workers.shared.peers.peer_ports import HAVE_PEERS
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.serving_ranks import lone_ranks
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import AttemptSlots, Slots
 
@@ -104,6 +105,7 @@ class WorkerGroup:
         self._num_seats_ever = 0
         self._slots = AttemptSlots(spec, timings)
         self._names = role_names(spec.spec)
+        self._lone = lone_ranks(spec.spec)
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
         self.members: list[Member] = []
         self._going: list[Member] = []
@@ -200,7 +202,8 @@ class WorkerGroup:
         ).remote(name, str(spec.spec["name"]), self._timings)
 
     async def _start_process(self, member: Member, round_number: int) -> None:
-        """Fork a process for the member; after the first round it learns its place later."""
+        """Fork a process for the member; after the first round it learns its place later, unless it
+        is in no group."""
         member.incarnation = round_number
         socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
         try:
@@ -215,8 +218,8 @@ class WorkerGroup:
     def _task(self, member: Member) -> RankTask:
         spec = self._spec
         place = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
-        is_first = member.incarnation == 0
-        stream = "metrics" if is_first else "early"  # a rank's own stream comes with its place
+        has_place = member.incarnation == 0 or member.seat in self._lone
+        stream = "metrics" if has_place else "early"  # a rank's own stream comes with its place
         key = spool_reader.spool_key(member.seat, member.incarnation, stream)
         seat = Seat(
             rank=member.seat,
@@ -231,7 +234,7 @@ class WorkerGroup:
             work_dir=str(paths.work_root(spec.deployment_id) / spec.job_id),
             folders_dir=str(paths.folders_dir(*place)),
             page_prefix=prefix_of(paths.page_dir(*place), member.seat, member.incarnation),
-            generation=0 if is_first else AWAITING,
+            generation=0 if has_place else AWAITING,
             peers=self._peers,
         )
         return RankTask.of(spec, seat)

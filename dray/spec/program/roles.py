@@ -34,6 +34,10 @@ class Role(Document):
     role but `evaluator`."""
     resources: RoleResources | None = None
     """Resources of each rank of the role, which has no GPU then; unset, the job's `resources`."""
+    restart: Literal["job", "rank"] | None = None
+    """The part that starts again when a process of the role is killed: the whole job, from its
+    checkpoint; or that rank alone, at the same addresses, while the others go on. Unset, it is the
+    rank of TensorFlow's `evaluator`, and of its `worker` beside a `chief`; else the job."""
 
 
 Roles = Mapping[str, Role]
@@ -82,6 +86,22 @@ def serves(roles: Roles, name: str) -> bool:
     if chosen is not None:
         return chosen
     return name in SERVING or ("chief" in roles and name not in ("chief", "evaluator"))
+
+
+def lone_ranks(framework: Framework, roles: Roles) -> frozenset[int]:
+    """Ranks that are started again alone when their process is killed."""
+    names = [name for name in roles if _restarts_alone(framework, roles, name)]
+    return frozenset(rank for name in names for rank in ranks_of(roles, name))
+
+
+def _restarts_alone(framework: Framework, roles: Roles, name: str) -> bool:
+    chosen = roles[name].restart
+    if chosen is not None:
+        return chosen == "rank"
+    # The coordinator in the chief has other workers do the steps of one that is lost, and takes it
+    # back when a server listens at its address again.
+    is_coordinated = name == "worker" and "chief" in roles
+    return framework == "tensorflow" and (is_coordinated or name == "evaluator")
 
 
 def check(framework: Framework, roles: Roles) -> None:

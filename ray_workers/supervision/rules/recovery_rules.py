@@ -24,6 +24,9 @@ MOST_WITHOUT_A_STEP = 3
 """Recoveries in a row without a step in between; a group that breaks again does not recover."""
 MOST_STARTS = 3
 """Processes that are started for a lost rank beside the training of the others."""
+MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
+"""So often within so many seconds a rank of a script is started again alone; a program that is
+killed more often is no accident."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,22 @@ def refused(
         if frame is None and rank.exit_code is not None and rank.exit_code > 0:
             return f"rank {rank.rank} exited with code {rank.exit_code}"
     return None
+
+
+def may_restart(lost: Sequence[RankExit], lone: Set[int], earlier: Mapping[int, int]) -> bool:
+    """Whether these ranks are started again while the others go on. One that ended by itself is
+    not, since it would again; nor one whose actor is gone, which had the port that the others know.
+
+    lone: ranks that the others need not wait for. earlier: how often each was started again of
+    late.
+    """
+    return all(
+        end.rank in lone
+        and end.exit_code is not None
+        and end.exit_code < 0
+        and earlier.get(end.rank, 0) < MOST_RESTARTS
+        for end in lost
+    )
 
 
 def num_holders(

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from dray.spec import JobSpec
-from dray.spec.program.roles import role_of, serving_ranks
+from dray.spec.program.roles import role_of
 
 SERVERS: dict[str, Any] = {"chief": {}, "worker": {"num_workers": 2}, "ps": {"args": ["--serve"]}}
 
@@ -49,7 +49,7 @@ def test_the_job_does_not_wait_for_ranks_that_serve(
 ) -> None:
     script = job(roles).script
     assert script is not None
-    assert serving_ranks(script.roles) == serving
+    assert script.serving_ranks == serving
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,26 @@ def test_tensorflow_has_servers_also_without_a_chief() -> None:
     """Its worker 0 is the chief then, and the job ends with the workers."""
     script = job({"worker": {"num_workers": 2}, "ps": {}}, "tensorflow").script
     assert script is not None
-    assert serving_ranks(script.roles) == {2}
+    assert script.serving_ranks == {2}
+
+
+@pytest.mark.parametrize(
+    ("roles", "framework", "lone"),
+    [
+        (SERVERS, "tensorflow", {1, 2}),
+        ({**SERVERS, "evaluator": {}}, "tensorflow", {1, 2, 4}),
+        ({"worker": {"num_workers": 2}, "ps": {}}, "tensorflow", set()),
+        (SERVERS, "torch", set()),
+        ({"actor": {"num_workers": 2, "restart": "rank"}, "learner": {}}, "torch", {0, 1}),
+        ({**SERVERS, "worker": {"restart": "job"}}, "tensorflow", set()),
+    ],
+)
+def test_ranks_that_the_others_can_do_without_are_started_again_alone(
+    roles: dict[str, Any], framework: str, lone: set[int]
+) -> None:
+    script = job(roles, framework).script
+    assert script is not None
+    assert script.lone_ranks == lone
 
 
 def test_ranks_have_the_resources_of_their_role_or_those_of_the_job() -> None:

@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import RoleSlots, Slice
+from ray_workers.shared.contracts import AWAITING, RoleSlots, Slice
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import worker_group
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -250,3 +250,15 @@ async def test_roles_get_slots_of_their_own_and_keep_their_ranks(
     ]
     on_node = [(m.local_rank, m.local_world_size, m.node_rank) for m in group.members]
     assert on_node == [(0, 3, 0), (1, 3, 0), (0, 1, 1), (2, 3, 0)]
+
+
+def test_a_rank_that_is_started_again_alone_has_its_place_at_once() -> None:
+    roles = {"chief": {}, "worker": {}}
+    script = {"entrypoint": "a.py", "framework": "tensorflow", "roles": roles}
+    spec = attempt_spec(spec={"name": "j", "script": script}, slices=(Slice("a", 2),))
+    group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+    slots: Any = Slots(spec.slices[0], None, {})  # type: ignore[arg-type]
+    again = [Member(seat, seat, seat, 0, slots, seat, 2, None, incarnation=1) for seat in (0, 1)]
+    tasks = [group._task(member) for member in again]
+    assert [task.generation for task in tasks] == [AWAITING, 0]
+    assert [task.spool_dir.rpartition("-")[2] for task in tasks] == ["early", "metrics"]
