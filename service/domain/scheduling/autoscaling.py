@@ -177,7 +177,8 @@ class _Asking:
     def consider(self, wait: Wait | Stay) -> None:
         request = self._requests[wait.job_id]
         if wait.reason.code in ABOUT_TO_START:
-            self.stays |= {n.id for n in self._usable if fits(request.bundle, n.total)}
+            bundles = [bundle for _, bundle in request.runs]
+            self.stays |= {n.id for n in self._usable if any(fits(b, n.total) for b in bundles)}
         elif wait.reason.code in WAITING_FOR_ROOM:
             self._ask(wait.job_id, request)
 

@@ -337,7 +337,7 @@ LONE: dict[str, Any] = {
 }
 
 
-class Restarting(Standing):
+class Respawning(Standing):
     """Its processes can be started again."""
 
     def __init__(self, num_ranks: int) -> None:
@@ -354,7 +354,7 @@ class Restarting(Standing):
 
 
 async def test_a_worker_of_a_coordinator_is_started_again_alone_so_often_within_a_time() -> None:
-    reports, group = Reports(), Restarting(4)
+    reports, group = Reports(), Respawning(4)
     drills = FaultInjector(cast(Any, reports))
     monitor = monitor_of(LONE, group, reports, drills)
     watching = asyncio.ensure_future(monitor.watch())
@@ -386,7 +386,7 @@ async def test_a_worker_of_a_coordinator_is_started_again_alone_so_often_within_
 async def test_the_loss_of_a_rank_that_is_not_started_alone_ends_the_group(
     rank: int, code: int | None, has_room: bool
 ) -> None:
-    group = Restarting(4)
+    group = Respawning(4)
     group.has_room = has_room
     watching = asyncio.ensure_future(monitor_of(LONE, group, Reports()).watch())
     group.placed[rank].end = RankExit.of(rank, code)
@@ -397,7 +397,7 @@ async def test_the_loss_of_a_rank_that_is_not_started_alone_ends_the_group(
 
 
 async def test_a_drill_passes_once_a_lone_rank_is_started_again() -> None:
-    reports, group = Reports(), Restarting(4)
+    reports, group = Reports(), Respawning(4)
     drills = FaultInjector(cast(Any, reports))
     monitor = monitor_of(LONE, group, reports, drills)
     watching = asyncio.ensure_future(monitor.watch())

@@ -261,4 +261,4 @@ def test_a_rank_that_is_started_again_alone_has_its_place_at_once() -> None:
     again = [Member(seat, seat, seat, 0, slots, seat, 2, None, incarnation=1) for seat in (0, 1)]
     tasks = [group._task(member) for member in again]
     assert [task.generation for task in tasks] == [AWAITING, 0]
-    assert [task.spool_dir.rpartition("-")[2] for task in tasks] == ["early", "metrics"]
+    assert [task.spool_dir.rpartition(".")[2] for task in tasks] == ["early", "metrics"]
