@@ -3,7 +3,7 @@
 import { plural } from './format.js';
 
 // In a few words; null of a job whose ranks do what most do: average their gradients in each step.
-export function topologyOf({ federated, sync }) {
+export function topologyOf({ federated, sync, script }) {
   if (federated) {
     const { algorithm, silos, clients, http } = federated;
     const taking = silos ? plural(silos.length, 'silo') : `${plural(clients, 'client')}${http ? ' outside of the cluster' : ''}`;
@@ -11,6 +11,8 @@ export function topologyOf({ federated, sync }) {
   }
   if (sync?.kind === 'gossip') return `gossip, ${sync.mode}, ${sync.graph}`;
   if (sync?.kind === 'parameter_server') return `${plural(sync.servers, 'parameter server')}, ${sync.mode}`;
+  const roles = Object.entries(script?.roles ?? {});
+  if (roles.length) return roles.map(([name, { num_workers: count }]) => `${count} ${name}`).join(', ');
   return sync?.every > 1 ? `local steps, averaged every ${sync.every}` : null;
 }
 
