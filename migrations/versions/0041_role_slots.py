@@ -1,4 +1,4 @@
-"""Scripts whose roles have resources of their own: any number of roles, anywhere among the ranks."""
+"""Scripts whose roles have resources of their own: any number of roles, at any of the ranks."""
 
 from __future__ import annotations
 

@@ -107,4 +107,5 @@ def test_ranks_of_a_script_are_named_by_their_roles(site: Site, tab: Watched) ->
     options = page.get_by_label("Rank").locator("option").all_inner_texts()
     assert options[4] == "rank 3 (ps 0)"
     whose = page.locator(".line .from").first.get_attribute("title")
-    assert whose and ", rank 3 (ps 0), " in whose
+    assert whose
+    assert ", rank 3 (ps 0), " in whose

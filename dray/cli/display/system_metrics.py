@@ -53,8 +53,8 @@ def tabulate(sample: SystemSample, rank: int | None, names: Sequence[str]) -> No
     """Write what every rank uses, or one, with a line for each GPU; and the nodes, each named by
     its lowest rank. names: of the ranks, where these have roles."""
     from dray.cli.display.output import write
-    from dray.ranks import with_role
     from dray.cli.display.tables import table
+    from dray.ranks import with_role
 
     shown = [one for one in sample.ranks if rank is None or one.rank == rank]
     if not shown:

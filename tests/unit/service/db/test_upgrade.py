@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from alembic import command
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import JSON, Table, column, insert, inspect, make_url, select, table, update
+from sqlalchemy import Table, insert, inspect, make_url, select, update
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, RoleSlots
@@ -217,14 +218,14 @@ async def test_servers_with_resources_of_their_own_become_a_role(
     empty: Database, tmp_path: Path
 ) -> None:
     build(empty, "0039", Storage(tmp_path.as_uri()))
-    jobs = table("jobs", column("num_workers"), column("servers", JSON()), column("id"))
-    attempts = table("attempts", column("slices", JSON()), column("servers", JSON()))
-    servers = {"number": 2, "bundle": {"CPU": 4.0}}
-    slices = [{"node_id": "a", "num_workers": 3}, {"node_id": "b", "num_workers": 2}]
+    servers = json.dumps({"number": 2, "bundle": {"CPU": 4.0}})
+    slices = json.dumps([{"node_id": node, "num_workers": n} for node, n in (("a", 3), ("b", 2))])
     with empty.engine.begin() as connection:
-        of_job = {"num_workers": 5, "servers": servers}
-        connection.execute(update(jobs).where(jobs.c.id == WAITING).values(of_job))
-        connection.execute(update(attempts).values(slices=slices, servers=servers))
+        for of in (
+            f"jobs SET servers = '{servers}', num_workers = 5 WHERE id = '{WAITING}'",
+            f"attempts SET servers = '{servers}', slices = '{slices}'",
+        ):
+            connection.exec_driver_sql(f"UPDATE {of}")
     migrate(empty)
     found = (RoleSlots("server", 3, 2, {"CPU": 4.0}),)
     with empty.engine.connect() as connection:

@@ -86,9 +86,9 @@ def test_a_script_asks_for_the_slots_of_its_roles() -> None:
         "needs 4 workers of 1 CPU and 1 GPU, 1 chief of 1 CPU, and 2 ps of 2 CPU"
     )
     slices = (Slice("b", 1), Slice("a", 4), Slice("a", 1), Slice("b", 1))
-    assert decide(node("a", CPU=6.0, GPU=4.0), node("b", CPU=3.0), jobs=(job(request=request),)) == [
-        Start("job", slices)
-    ]
+    assert decide(
+        node("a", CPU=6.0, GPU=4.0), node("b", CPU=3.0), jobs=(job(request=request),)
+    ) == [Start("job", slices)]
 
 
 @pytest.mark.parametrize(
