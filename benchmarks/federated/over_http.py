@@ -3,11 +3,13 @@ beside them notices."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import psutil
 from benchmarks.federated.http_clients import Swarm
 from benchmarks.figures import ratio_of_medians
 from benchmarks.machine import BenchmarkError, wait_until_quiet
+from benchmarks.pages import JobPages
 from benchmarks.processes import service
 from benchmarks.report import Comparison, Result, Row, Table
 from dray import Client
@@ -24,6 +27,7 @@ from dray.views import JobState
 
 CLIENTS, ROUNDS = 200, 6
 BESIDE_S = 8.0
+WHERE = {False: "shared processors", True: "processors apart"}
 GOAL = 1.1
 METHOD = [
     f"`python -m api` with an embedded Ray of 2 slots. A federated job of {CLIENTS} clients, all "
@@ -33,8 +37,10 @@ METHOD = [
     "Rounds a minute: by the steps of the job, without the first. Processor time: of the service's "
     "own process and its gateway, over that of the rounds, and for each update.",
     f"A job beside them, on the other slot, reports the time of its steps: while the clients take "
-    f"part, and for {BESIDE_S:g} s before. On a machine of few processors it also notices the "
-    "process of the clients.",
+    f"part, and for {BESIDE_S:g} s before. Turns in which all processes share all processors take "
+    "turns with others, in which its rank has one to itself, and the clients, the service, Ray "
+    "and the federated rank have the rest: as on a cluster, where a service and clients are on "
+    "other machines than ranks. The goal is for these.",
 ]
 DOCUMENT: dict[str, Any] = {
     "recipe": "image_classification",
@@ -72,50 +78,99 @@ class Turn:
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """`num_rounds` jobs one after the other."""
-    turns = []
-    with (
-        tempfile.TemporaryDirectory(prefix="dray-bench-") as folder,
-        service(Path(folder), num_slots=2) as client,
-    ):
-        for number in range(num_rounds):
-            wait_until_quiet()
-            turns.append(found := turn(client))
-            progress(
-                f"turn {number}: {found.rounds_per_minute:.0f} rounds a minute, "
-                f"{found.cores:.2f} cores, {found.ms_per_update:.2f} ms an update"
-            )
-    quiet = [step for each in turns for step in each.quiet_s]
-    beside = [step for each in turns for step in each.beside_s]
-    ratio, same = ratio_of_medians(beside, quiet), ratio_of_medians(quiet[::2], quiet[1::2])
-    rows = [
-        [f"{one.rounds_per_minute:.0f}", f"{one.cores:.2f}", f"{one.ms_per_update:.2f}"]
-        for one in turns
-    ]
+    """`num_rounds` pairs of jobs, one with shared processors and one apart."""
+    turns: dict[bool, list[Turn]] = {False: [], True: []}
+    for number in range(2 * num_rounds):
+        is_apart = number % 2 == 1
+        turns[is_apart].append(found := _turn(is_apart))
+        progress(
+            f"{WHERE[is_apart]}: {found.rounds_per_minute:.0f} rounds a minute, "
+            f"{found.cores:.2f} cores, {found.ms_per_update:.2f} ms an update"
+        )
     return Result(
         name="federated_http",
         title=f"Rounds of {CLIENTS} clients over HTTP",
         method=METHOD,
-        rows=[Row("steps of a job, alone", quiet), Row("beside the clients", beside)],
-        comparisons=[
-            Comparison(
-                *("beside / alone", len(beside), ratio, same, f"at most {GOAL:g}"),
-                ratio.value <= GOAL,
+        rows=[
+            row
+            for is_apart, found in turns.items()
+            for row in (
+                Row(f"steps of a job, alone, {WHERE[is_apart]}", _quiet(found)),
+                Row(f"beside the clients, {WHERE[is_apart]}", _beside(found)),
             )
         ],
+        comparisons=[_compare(found, is_apart) for is_apart, found in turns.items()],
         tables=[
             Table(
                 "The federated job",
-                ["rounds a minute", "the service's cores", "ms of it an update"],
-                rows,
+                ["", "rounds a minute", "the service's cores", "ms of it an update"],
+                [
+                    [
+                        *(WHERE[is_apart], f"{one.rounds_per_minute:.0f}"),
+                        *(f"{one.cores:.2f}", f"{one.ms_per_update:.2f}"),
+                    ]
+                    for is_apart, found in turns.items()
+                    for one in found
+                ],
             )
         ],
     )
 
 
-def turn(client: Client) -> Turn:
-    beside = client.submit(BESIDE).id
-    client.wait(beside, states=[JobState.RUNNING], timeout_s=60)
+def _quiet(turns: list[Turn]) -> list[float]:
+    return [step for each in turns for step in each.quiet_s]
+
+
+def _beside(turns: list[Turn]) -> list[float]:
+    return [step for each in turns for step in each.beside_s]
+
+
+def _compare(turns: list[Turn], is_apart: bool) -> Comparison:
+    quiet, beside = _quiet(turns), _beside(turns)
+    ratio = ratio_of_medians(beside, quiet)
+    return Comparison(
+        label=f"beside / alone, {WHERE[is_apart]}",
+        n=len(beside),
+        ratio=ratio,
+        same=ratio_of_medians(quiet[::2], quiet[1::2]),
+        goal=f"at most {GOAL:g}" if is_apart else "",
+        met=ratio.value <= GOAL if is_apart else None,
+    )
+
+
+def _turn(is_apart: bool) -> Turn:
+    """With a service of its own."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-"))
+        if is_apart:
+            last = stack.enter_context(_without_the_last_processor())
+        client = stack.enter_context(service(Path(folder), num_slots=2))
+        wait_until_quiet()
+        beside = client.submit(BESIDE).id
+        client.wait(beside, states=[JobState.RUNNING], timeout_s=60)
+        if is_apart:
+            _move(JobPages(beside).observe()[0].status.pid, last)
+        return _take(client, beside)
+
+
+@contextlib.contextmanager
+def _without_the_last_processor() -> Iterator[int]:
+    """Of this process and of all that it starts; it is left to the caller."""
+    *rest, last = all_of_them = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, rest)
+    try:
+        yield last
+    finally:
+        os.sched_setaffinity(0, all_of_them)
+
+
+def _move(pid: int, processor: int) -> None:
+    """Move all threads of a process."""
+    for thread in psutil.Process(pid).threads():
+        os.sched_setaffinity(thread.id, [processor])
+
+
+def _take(client: Client, beside: str) -> Turn:
     time.sleep(BESIDE_S)
     first = _last_step(client, beside)
     job_id = client.submit(DOCUMENT).id

@@ -97,12 +97,20 @@ class Turn:
 
 @dataclass
 class Place:
-    """A service whose queue is as it is said, and its samples."""
+    """A service with so many jobs, and its samples."""
 
-    label: str
-    runtime: Runtime
-    per_block: int
+    database: str
+    num_finished: int
+    num_waiting: int
     samples: list[float] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        return f"{self.database}, {self.num_finished:,} finished, {self.num_waiting:,} waiting"
+
+    @property
+    def per_block(self) -> int:
+        return PER_SLOW_BLOCK if self.num_waiting else PER_BLOCK
 
 
 def turns() -> Iterator[Turn]:
@@ -159,27 +167,26 @@ async def _from_submit_to_claim(
     root: Path, database: str, url: str | None, num_rounds: int, progress: Callable[[str], None]
 ) -> list[Place]:
     async with AsyncExitStack() as stack:
-        places = []
+        places: list[tuple[Place, Runtime]] = []
         for number_finished, number_waiting in ((0, 0), (MANY, 0), (0, WAITING)):
-            label = f"{database}, {number_finished:,} finished, {number_waiting:,} waiting"
+            place = Place(database, number_finished, number_waiting)
             home = root / f"{number_finished}-{number_waiting}"
             named = f"queue_{number_finished}_{number_waiting}"
             database_url = make_database(url, named) if url else f"sqlite:///{home}/dray.db"
             if number_finished:
-                progress(f"writing {label}")
+                progress(f"writing {place.label}")
                 await asyncio.to_thread(finished, home, number_finished, database_url)
             runtime = await stack.enter_async_context(jobs.service(home, database_url))
             if number_waiting:
                 await runtime.jobs.submit(jobs.waiting(number_waiting))
-            per_block = PER_SLOW_BLOCK if number_waiting else PER_BLOCK
-            places.append(Place(label, runtime, per_block))
+            places.append((place, runtime))
         for round_ in range(num_rounds + 1):
-            for place in places if round_ % 2 == 0 else reversed(places):
-                block = [await jobs.claimed_s(place.runtime) for _ in range(place.per_block)]
+            for place, runtime in places if round_ % 2 == 0 else reversed(places):
+                block = [await jobs.claimed_s(runtime) for _ in range(place.per_block)]
                 if round_ > 0:
                     place.samples += block
             progress(f"submit to claim on {database}: round {round_} of {num_rounds}")
-    return places
+    return [place for place, _ in places]
 
 
 def conclude(samples: dict[Turn, list[float]], places: Sequence[Place]) -> Result:
@@ -208,8 +215,9 @@ def conclude(samples: dict[Turn, list[float]], places: Sequence[Place]) -> Resul
                 met=ratio.value >= goal,
             )
         )
-    empties = [place for place in places if "0 finished, 0 waiting" in place.label]
-    for empty, full in zip(empties, [p for p in places if f"{MANY:,}" in p.label], strict=True):
+    empties = {p.database: p for p in places if not p.num_finished and not p.num_waiting}
+    for full in (place for place in places if place.num_finished):
+        empty = empties[full.database]
         ratio = ratio_of_percentiles(full.samples, empty.samples, 99)
         comparisons.append(
             Comparison(

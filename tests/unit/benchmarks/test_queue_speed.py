@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.queue_speed import jobs, measure
-from benchmarks.queue_speed.measure import Turn
+from benchmarks.queue_speed.measure import MANY, WAITING, Place, Turn
 
 
 def test_the_peer_counts_with_the_number_of_workers_that_is_fastest() -> None:
@@ -24,6 +24,15 @@ def test_of_each_peer_the_fastest_number_of_workers_stays() -> None:
     tried = {turn: 8.0 - turn.workers / 8 for turn in measure.turns()}
     workers = {turn.workers for turn in measure.fastest(tried)}
     assert workers == {0, 8, 64}
+
+
+def test_a_full_table_is_compared_with_the_empty_one_of_the_same_database() -> None:
+    times = {("SQLite", 0): 2.0, ("SQLite", MANY): 3.0, ("PostgreSQL", 0): 4.0}
+    times[("PostgreSQL", MANY)] = 4.0
+    places = [Place(db, number, 0, [taken] * 20) for (db, number), taken in times.items()]
+    places.append(Place("SQLite", 0, WAITING, [9.0] * 20))
+    found = measure.conclude({}, places).comparisons
+    assert [(each.ratio.value, each.met) for each in found] == [(1.5, False), (1.0, True)]
 
 
 def test_jobs_go_through_a_service_on_the_instant_cluster(tmp_path: Path) -> None:
