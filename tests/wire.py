@@ -21,7 +21,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "spec": {},
         "slices": (Slice("node", 1),),
         "bundle": {"CPU": 1.0},
-        "servers": None,
+        "roles": (),
         "storage_url": "file:///nowhere",
         "resume_from": (),
         "init_from": None,

@@ -17,7 +17,7 @@ from dray.spec.program.metrics import Metric
 from dray.spec.program.model import Cnn, Gpt, Imported, Mlp, Model, ResNet, Unet
 from dray.spec.program.recipes import RECIPES, RecipeName
 from dray.spec.program.script import Script
-from dray.spec.resources import Elastic, Resources
+from dray.spec.resources import Elastic, Resources, RoleResources
 from dray.spec.sweep import Parameter, SuccessiveHalving, Sweep
 from dray.spec.training.data import Data, Format, Missing
 from dray.spec.training.parallel import MAX_WORKERS, Parallel
@@ -30,7 +30,6 @@ from dray.spec.training.sync import (
     Gossip,
     Outer,
     ParameterServer,
-    ServerResources,
     Sync,
 )
 from dray.spec.training.train import (
@@ -84,9 +83,9 @@ __all__ = [
     "RecipeName",
     "ResNet",
     "Resources",
+    "RoleResources",
     "Schedule",
     "Script",
-    "ServerResources",
     "SuccessiveHalving",
     "Sweep",
     "Sync",

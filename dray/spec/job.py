@@ -23,7 +23,7 @@ from dray.spec.program.metrics import Metric
 from dray.spec.program.model import Imported, Model
 from dray.spec.program.recipes import RECIPES, RecipeName
 from dray.spec.program.script import Script
-from dray.spec.resources import Elastic, Resources
+from dray.spec.resources import Elastic, Resources, RoleRanks
 from dray.spec.sweep import Sweep, Values, with_values
 from dray.spec.training.data import Data
 from dray.spec.training.parallel import Parallel, written_out
@@ -168,6 +168,19 @@ class JobSpec(Document):
         return self.resources.num_workers - num_servers
 
     @property
+    def roles_with_resources(self) -> list[RoleRanks]:
+        """Ranks that have other resources than `resources`."""
+        if isinstance(self.sync, ParameterServer) and self.sync.server_resources is not None:
+            servers = range(self.num_ranks_that_train, self.resources.num_workers)
+            return [RoleRanks("server", servers, self.sync.server_resources)]
+        return [] if self.script is None else roles.with_resources(self.script.roles)
+
+    def num_cpus_of(self, rank: int) -> int:
+        """CPU cores of a rank."""
+        own = (one.resources.cpus for one in self.roles_with_resources if rank in one.ranks)
+        return next(own, self.resources.cpus_per_worker)
+
+    @property
     def compression(self) -> Compression | None:
         """Of the gradients that ranks exchange."""
         return self.sync.compression if isinstance(self.sync, AllReduce) else None
@@ -220,6 +233,7 @@ class JobSpec(Document):
             roles.check_num_workers(self.script.roles, self.resources.num_workers)
         division.check_mesh(self)
         group.check_gpus(self)
+        group.check_roles(self)
         group.check_elastic(self)
         copies.check(self)
         job_checks.check(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, StrictBool, StringConstraints
 
@@ -33,6 +33,23 @@ class Resources(Document):
     required_topology: LabelKey | None = None
     """Level of the cluster's topology, such as `rack`, of which one domain must hold all workers;
     `node` puts them on one node. Unset, they are as near each other as there is room."""
+
+
+class RoleResources(Document):
+    """Resources of each rank of one role, which has no GPU."""
+
+    cpus: Annotated[Int, Field(ge=1, le=1024)] = 1
+    """CPU cores."""
+    memory_bytes: Size | None = None
+    """Memory, as Ray accounts for it; a number, or a size such as `8GiB`."""
+
+
+class RoleRanks(NamedTuple):
+    """The ranks of a role that has resources of its own."""
+
+    role: str
+    ranks: range
+    resources: RoleResources
 
 
 class Elastic(Document):

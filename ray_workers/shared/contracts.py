@@ -62,26 +62,43 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class ServerSlots:
-    """The last workers of a gang, where these are servers with resources of their own. They have
-    slices of their own, the last ones."""
+class RoleSlots:
+    """Consecutive ranks of a gang with resources of their own. Slices of the gang follow its ranks,
+    and no slice has ranks of two roles."""
 
+    role: str
+    first_rank: int
     number: int
     bundle: Mapping[str, float]
     """Ray resources of one of them."""
 
 
-def by_bundle(
-    slices: Sequence[Slice], bundle: Mapping[str, float], servers: ServerSlots | None
-) -> list[tuple[Slice, Mapping[str, float]]]:
-    """All slices of a gang, each with the bundle of its workers. bundle: of those that are no
-    servers."""
-    found = []
-    left = sum(part.num_workers for part in slices) - (0 if servers is None else servers.number)
+def role_at(rank: int, roles: Sequence[RoleSlots]) -> RoleSlots | None:
+    """The role of a rank; None of one without resources of its own."""
+    of_rank = (role for role in roles if 0 <= rank - role.first_rank < role.number)
+    return next(of_rank, None)
+
+
+def by_role(
+    slices: Sequence[Slice], roles: Sequence[RoleSlots]
+) -> list[tuple[Slice, RoleSlots | None]]:
+    """All slices of a gang, each with the role of its ranks (`role_at`)."""
+    found, rank = [], 0
     for part in slices:
-        found.append((part, bundle if servers is None or left > 0 else servers.bundle))
-        left -= part.num_workers
+        found.append((part, role_at(rank, roles)))
+        rank += part.num_workers
     return found
+
+
+def by_bundle(
+    slices: Sequence[Slice], bundle: Mapping[str, float], roles: Sequence[RoleSlots]
+) -> list[tuple[Slice, Mapping[str, float]]]:
+    """All slices of a gang, each with the bundle of its ranks. bundle: of those without resources
+    of their own."""
+    if not roles:  # this is asked for very often
+        return [(part, bundle) for part in slices]
+    found = by_role(slices, roles)
+    return [(part, bundle if role is None else role.bundle) for part, role in found]
 
 
 @dataclass(frozen=True)
@@ -127,8 +144,8 @@ class AttemptSpec:
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     """Ray resources of one worker: `CPU`, and `GPU` or `memory` where asked for."""
-    servers: ServerSlots | None
-    """None where no rank has other resources than the rest."""
+    roles: tuple[RoleSlots, ...]
+    """Ranks with other resources."""
     storage_url: str
     resume_from: tuple[CheckpointRef, ...]
     """Committed checkpoints to resume from, newest first: the first that loads is taken."""
@@ -175,9 +192,8 @@ class AttemptSpec:
 
     def bundle_of(self, rank: int) -> Mapping[str, float]:
         """Ray resources of a rank of the first group."""
-        servers = self.servers
-        is_server = servers is not None and rank >= self.world_size - servers.number
-        return servers.bundle if servers is not None and is_server else self.bundle
+        role = role_at(rank, self.roles)
+        return self.bundle if role is None else role.bundle
 
 
 class Phase(StrEnum):

@@ -227,19 +227,29 @@ class GroupMonitor:
     async def _recovers(self, lost: Sequence[Member]) -> bool:
         if self._is_script and self._spec.recovers_in_place:
             await self.observe()
-        if not self._recovers_in_place:
-            return False
         vanished = any(member.end.exit_code is None for member in lost)
         kind = LossKind.LOST if vanished else LossKind.KILLED
         seats = {member.seat for member in lost}
         if seats & self._hung:
             kind = LossKind.HANG
-        self._hung -= seats
         began_at = self._drills.injected_at({member.rank for member in lost}, time.time())
+        if not self._recovers_in_place:
+            return await self._restarts(lost, kind, began_at)
+        self._hung -= seats
         recovers = await self._recovery.recover(lost, kind=kind, began_at=began_at)
         if recovers and self._leave_asked.is_set():
             await self._group.ask_to_leave()  # rank 0 may be another process now
         return recovers
+
+    async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
+        """Whether ranks of a script that are in no group with the others were started again."""
+        report = await self._recovery.restart(lost, kind=kind, began_at=began_at)
+        if report is None:
+            return False
+        self._hung -= {member.seat for member in lost}
+        self._hang_outcome = None
+        self._drills.passed(report)
+        return True
 
     async def _lost_at_the_end(self, lost: Sequence[Member]) -> Outcome | None:
         """An Outcome if ranks were lost, now or in a recovery that goes on, or others are to be

@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import struct
 import sys
 import termios
@@ -38,7 +37,7 @@ from ray_workers.node.silo_gate import Opening
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import FrameKind, RankTask, repr_name
 from ray_workers.shared.heartbeat import RankAssignment
-from ray_workers.shared.peers.peer_ports import SHARE_PORTS, host_and_port, reserved_port
+from ray_workers.shared.peers.peer_ports import SHARE_PORTS, ReservedPort
 from ray_workers.shared.peers.store_proxy import StoreForwarder
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -67,7 +66,7 @@ class RankActor:
         self._has_ended = False
         self._storage: StorageAccess | None = None
         self._forwarder: StoreForwarder | None = None
-        self._reserved: socket.socket | None = None
+        self._reserved: ReservedPort | None = None
 
     def __repr__(self) -> str:
         return repr_name(self._job_name, self._name)
@@ -77,10 +76,10 @@ class RankActor:
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     async def reserve_port(self) -> str:
-        """`host:port` that no other program of the node gets, for the process to listen at."""
-        address = own_address()
-        self._reserved = reserved_port(address)
-        return host_and_port(self._reserved)
+        """`host:port` that no other job on the node gets, for the actor's processes to listen
+        at."""
+        self._reserved = ReservedPort(own_address())
+        return str(self._reserved)
 
     async def start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
         """Fork the training process, or the next one once that is gone; answer its pid.
@@ -110,7 +109,7 @@ class RankActor:
         visible = ",".join(await self.gpus())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
         if self._reserved is not None and task.spec["script"]["framework"] not in SHARE_PORTS:
-            self._reserved.close()
+            self._reserved.unbind()
         begin_count(Path(task.spool_dir))
         self._finder = MetricFinder(task, since=time.time()) if task.spec.get("script") else None
         has_secrets = bool((task.spec.get("environment") or {}).get("secrets"))

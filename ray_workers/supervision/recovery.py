@@ -5,6 +5,9 @@ lost node is done without, or its workers get slots elsewhere while the others s
 whole state. And slots that are granted are taken in once the workers in them are ready, so that no
 rank waits for them. Where ranks need no other in particular (gossip), they go on without the lost
 ones at once, and take the replacements in like these.
+
+Ranks of a script that are in no group with the others are started again alone, and there is no
+round.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayActorError
 
+from dray.ranks import role_names
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import AttemptSpec, Grant, Recall
@@ -28,10 +33,11 @@ from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchabl
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit, errors_of
-from ray_workers.supervision.rules.recovery_rules import RecoveryState
+from ray_workers.supervision.rules.recovery_rules import RESTARTS_WITHIN_S, RecoveryState
 from ray_workers.supervision.rules.serving_ranks import (
     has_silos,
     irreplaceable_ranks,
+    lone_ranks,
     replica_ranks,
 )
 from ray_workers.supervision.rules.timings import Timings
@@ -86,6 +92,10 @@ class RecoveryController:
         self._servers = irreplaceable_ranks(spec.spec)
         self._replicas = replica_ranks(spec.spec)
         self._has_silos = has_silos(spec.spec)
+        self._names = role_names(spec.spec)
+        self._lone = lone_ranks(spec.spec)
+        self._restarts: list[tuple[float, int]] = []
+        """Of late: when, by the pace's time, and which rank."""
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
         """Have the group go on without the lost members, or with others in their place.
@@ -122,6 +132,34 @@ class RecoveryController:
             except _NOT_STARTED:
                 traceback.print_exc()
                 return False
+
+    async def restart(
+        self, lost: Sequence[Member], *, kind: LossKind, began_at: float
+    ) -> RegroupedReport | None:
+        """Start ranks again, in their slots and at their addresses, that are in no group with the
+        others; None if it can't be done, or is not to be. lost: members whose process has ended."""
+        now, ends = self._pace.time(), [member.end for member in lost]
+        self._restarts = [one for one in self._restarts if now - one[0] < RESTARTS_WITHIN_S]
+        earlier = Counter(rank for _, rank in self._restarts)
+        if not recovery_rules.may_restart(ends, self._lone, earlier):
+            return None
+        self._restarts += ((now, end.rank) for end in ends)
+        self._report_loss(ends, kind)
+        try:
+            await self._pace.within(self._timings.replace_limit_s, self._group.replace(lost, 0))
+        except _NOT_STARTED:
+            traceback.print_exc()
+            return None
+        report = RegroupedReport(
+            generation=self.state.round,
+            ranks=[end.rank for end in ends],
+            world_size=len(self._group.placed),
+            step=None,
+            steps_lost=None,
+            recovery_s=max(0.0, time.time() - began_at),
+        )
+        self._reporter.report(report)
+        return report
 
     async def _num_holders(self) -> int:
         """How many of the running ranks can hand over the state.
@@ -471,10 +509,10 @@ class RecoveryController:
 
     def _report_loss(self, lost: Sequence[RankExit], kind: LossKind) -> None:
         if lost:
-            how = "; ".join(recovery_rules.how(rank) for rank in lost)
+            how = "; ".join(recovery_rules.how(rank, self._names) for rank in lost)
         else:
             how = "ranks lost each other, though all of them live"
-        others = "go on" if self._goes_on and lost else "keep their state"
+        others = "go on" if (self._goes_on or self._lone) and lost else "keep their state"
         self._reporter.report(
             RegroupingReport(
                 generation=self.state.round,

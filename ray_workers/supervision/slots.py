@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import AttemptSpec, ServerSlots, Slice, by_bundle
+from ray_workers.shared.contracts import AttemptSpec, RoleSlots, Slice, by_bundle
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.timings import Timings
 
@@ -61,7 +61,7 @@ class AttemptSlots:
         """
         spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
         if not 0 < spec.bundle.get("GPU", 0) < 1:
-            await self.ask(spec.slices, spec.start_timeout_s, servers=spec.servers)
+            await self.ask(spec.slices, spec.start_timeout_s, roles=spec.roles)
             return
         kept = [s for part in spec.slices for s in await self._acquire_apart(part, deadline)]
         await self.give_back([slots for slots in self.held if slots not in kept])
@@ -118,11 +118,12 @@ class AttemptSlots:
         *,
         is_held: bool = True,
         bundle: Mapping[str, float] | None = None,
-        servers: ServerSlots | None = None,
+        roles: Sequence[RoleSlots] = (),
     ) -> list[Slots]:
-        """bundle: of one slot, where it is not a worker's. servers: those among the slots."""
+        """bundle: of one slot, where it is not a worker's. roles: where the slots are a whole
+        gang's."""
         spec, asked = self._spec, []
-        for part, own in by_bundle(slices, bundle or spec.bundle, servers):
+        for part, own in by_bundle(slices, bundle or spec.bundle, roles):
             group = placement_group(
                 [dict(own)] * part.num_workers,
                 strategy="STRICT_PACK",

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from dray.ranks import role_names
 from ray_workers.node import compat_ray
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.node.node_address import own_address
@@ -47,7 +48,12 @@ from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.node_clients import CodeUnfetchable, NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
-from ray_workers.supervision.rules.failure_attribution import errors_of, excused, judge
+from ray_workers.supervision.rules.failure_attribution import (
+    errors_of,
+    excused,
+    judge,
+    with_role,
+)
 from ray_workers.supervision.rules.slot_time import SlotTimeLedger
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders
@@ -234,7 +240,7 @@ class Supervisor:
         is_of_node = self._nodes.was_one_silent or await self._group.has_lost_a_node()
         if outcome.cause is Cause.WORKER_LOST and is_of_node:
             outcome = replace(outcome, cause=Cause.NODE_LOST)
-        outcome = excused(outcome, self._pace.overrun)
+        outcome = with_role(excused(outcome, self._pace.overrun), role_names(self._spec.spec))
         lost, ran_s = dict(self._group.log_lines_lost), self._ran_s()
         self._outcome = replace(outcome, log_lines_lost=lost, ran_s=ran_s)
         self._enter(Phase.ENDED)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 import traceback
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from dray.ranks import kind_of, role_names
 from ray_workers.node import placement_groups
 from ray_workers.node.end_actor import end_actor
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
@@ -39,10 +41,9 @@ from ray_workers.shared.peers.peer_ports import HAVE_PEERS
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.serving_ranks import lone_ranks
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import AttemptSlots, Slots
-
-ROLE = "worker"
 
 
 @dataclass
@@ -103,6 +104,8 @@ class WorkerGroup:
         self._peers: tuple[str, ...] = ()
         self._num_seats_ever = 0
         self._slots = AttemptSlots(spec, timings)
+        self._names = role_names(spec.spec)
+        self._lone = lone_ranks(spec.spec)
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
         self.members: list[Member] = []
         self._going: list[Member] = []
@@ -124,8 +127,7 @@ class WorkerGroup:
         """Start the rendezvous store, the rank actors and the training processes."""
         store = asyncio.ensure_future(self._start_store())
         try:
-            for node_rank, slots in enumerate(self._slots_by_node()):
-                self._create_members(slots, node_rank)
+            self._create_members(self._slots_by_rank())
         finally:
             self._store_port, self._store_secret = await store
         if (self._spec.spec.get("script") or {}).get("framework") in HAVE_PEERS:
@@ -154,31 +156,38 @@ class WorkerGroup:
         except ValueError:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
-    def _slots_by_node(self) -> list[list[Slots]]:
-        # A silo is known by its place among the slices, and servers are the last ones.
-        if self._spec.silo_sources or self._spec.servers is not None:
-            return [[slots] for slots in self.slots]
+    def _slots_by_rank(self) -> list[Slots]:
+        """The ranks of a node follow each other, but for silos and roles with resources of their
+        own: these are known by their places among the slices."""
+        if self._spec.silo_sources or self._spec.roles:
+            return self.slots
         by_node: dict[str, list[Slots]] = {}
         for slots in self.slots:
             by_node.setdefault(slots.part.node_id, []).append(slots)
-        return list(by_node.values())
+        return [slots for of_node in by_node.values() for slots in of_node]
 
-    def _create_members(self, of_node: Sequence[Slots], node_rank: int) -> list[Member]:
-        """A member for each of these slots of one node."""
-        places = [(slots, n) for slots in of_node for n in range(slots.part.num_workers)]
+    def _create_members(self, of_group: Sequence[Slots]) -> list[Member]:
+        """A member for each of these slots, numbered as if there were no others."""
+        sizes = Counter[str]()
+        for slots in of_group:
+            sizes[slots.part.node_id] += slots.part.num_workers
+        node_ranks = {node_id: number for number, node_id in enumerate(sizes)}
+        seen = Counter[str]()
         created = []
-        for local_rank, (slots, bundle) in enumerate(places):
-            seat = self._num_seats_ever
+        for slots, bundle in [(s, n) for s in of_group for n in range(s.part.num_workers)]:
+            node_id, seat = slots.part.node_id, self._num_seats_ever
             self._num_seats_ever += 1
             actor = self._create_actor(seat, 0, slots, bundle)
-            ranks = (seat, seat, local_rank, node_rank)
-            created.append(Member(*ranks, slots, bundle, len(places), actor))
+            ranks = (seat, seat, seen[node_id], node_ranks[node_id])
+            seen[node_id] += 1
+            created.append(Member(*ranks, slots, bundle, sizes[node_id], actor))
             self.members.append(created[-1])
         return created
 
     def _create_actor(self, seat: int, incarnation: int, slots: Slots, bundle: int) -> Any:
         spec = self._spec
-        name = rank_name(spec.job_id, spec.attempt, ROLE, seat, incarnation)
+        kind = kind_of(seat, self._names)
+        name = rank_name(spec.job_id, spec.attempt, kind, seat, incarnation)
         resources = {k: v for k, v in slots.bundle.items() if k not in _NAMED_RESOURCES}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,
@@ -193,7 +202,8 @@ class WorkerGroup:
         ).remote(name, str(spec.spec["name"]), self._timings)
 
     async def _start_process(self, member: Member, round_number: int) -> None:
-        """Fork a process for the member; after the first round it learns its place later."""
+        """Fork a process for the member; after the first round it learns its place later, unless it
+        is in no group."""
         member.incarnation = round_number
         socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
         try:
@@ -208,8 +218,8 @@ class WorkerGroup:
     def _task(self, member: Member) -> RankTask:
         spec = self._spec
         place = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
-        is_first = member.incarnation == 0
-        stream = "metrics" if is_first else "early"  # a rank's own stream comes with its place
+        has_place = member.incarnation == 0 or member.seat in self._lone
+        stream = "metrics" if has_place else "early"  # a rank's own stream comes with its place
         key = spool_reader.spool_key(member.seat, member.incarnation, stream)
         seat = Seat(
             rank=member.seat,
@@ -224,7 +234,7 @@ class WorkerGroup:
             work_dir=str(paths.work_root(spec.deployment_id) / spec.job_id),
             folders_dir=str(paths.folders_dir(*place)),
             page_prefix=prefix_of(paths.page_dir(*place), member.seat, member.incarnation),
-            generation=0 if is_first else AWAITING,
+            generation=0 if has_place else AWAITING,
             peers=self._peers,
         )
         return RankTask.of(spec, seat)
@@ -291,7 +301,7 @@ class WorkerGroup:
         try:
             limit_s = self._pace.stretched(self._timings.grow_limit_s)
             asked = await self._slots.ask(slices, limit_s, is_held=False)
-            members = [m for slots in asked for m in self._create_members([slots], 0)]
+            members = [m for slots in asked for m in self._create_members([slots])]
             for member in members:
                 member.is_placed = False
             await asyncio.gather(*(self._start_process(m, round_number) for m in members))

@@ -23,7 +23,7 @@ def charge(
     held_slots.settle(attempt, until)
     if prices is None or attempt.held_until is None or attempt.started_at is None:
         return
-    bundle = resizing.held_request(attempt.slices, attempt.bundle, attempt.servers).mean_bundle
+    bundle = resizing.held_request(attempt.slices, attempt.bundle, attempt.roles).mean_bundle
     cost = cost_of(prices, bundle, held_slots.of(attempt), attempt.slot_seconds or {})
     repository.put(
         session,

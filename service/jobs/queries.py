@@ -418,7 +418,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             row.job_id,
             resizing.as_slices(row.slices),
             row.bundle,
-            servers=resizing.as_servers(row.servers),
+            roles=resizing.as_roles(row.roles),
         )
         for row in live
     ]

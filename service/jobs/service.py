@@ -203,10 +203,10 @@ class Jobs:
         spec = prepared.resolved.spec
         if prepared.resolved.refusal is not None:
             raise prepared.resolved.refusal
-        request = silos.at_home(slots.request_of(spec.resources, spec.elastic, spec.sync), spec)
+        request = silos.at_home(slots.request_of_job(spec), spec)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
-        _refuse_impossible(session, request, self._settings)
+        _refuse_impossible(session, spec, request, self._settings)
         for one in submitting.with_each_precision(spec):
             refuse_missing_precision(session, one)
         refuse_if_full(session)
@@ -372,11 +372,13 @@ def _use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> Non
         raise entrypoints.code_unfit(code, pointer)
 
 
-def _refuse_impossible(session: Session, request: policy.Request, settings: Settings) -> None:
+def _refuse_impossible(
+    session: Session, spec: JobSpec, request: policy.Request, settings: Settings
+) -> None:
     """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
     an autoscaler may add; or if no level of the topology has the name that it asks for."""
     has_labels = any(name.startswith(LABEL) for name in request.bundle)
-    is_spread = bool(request.homes) or request.servers is not None
+    is_spread = bool(request.homes) or bool(request.roles)
     is_placed = has_labels or is_spread or request.required_level is not None
     known = node_table.usable if is_placed else node_table.totals
     usable = known(session, settings.autoscale_nodes)
@@ -387,30 +389,30 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
     if reason is not None:
         raise Unsatisfiable(
             f"this job could never start: {reason.message}",
-            pointer=_pointer_of_lack(request, usable or ()),
+            pointer=_pointer_of_lack(spec, request, usable or ()),
             hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it "
             "has",
         )
 
 
-def _num_like(request: policy.Request) -> int:
-    """Workers that are no servers with other resources."""
-    return request.num_workers - (0 if request.servers is None else request.servers.number)
-
-
-def _pointer_of_lack(request: policy.Request, usable: Sequence[policy.Node]) -> str:
+def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[policy.Node]) -> str:
     """The field of a request that these nodes could never meet."""
     if (homeless := policy.homeless_worker(request, usable)) is not None:
         return f"/federated/silos/{homeless}/node_labels"
-    workers = replace(request, num_workers=_num_like(request), servers=None)
-    if request.servers is not None and policy.can_ever_fit(workers, usable) is None:
-        return "/sync/server_resources"
+    alike = replace(request, num_workers=request.num_alike, roles=())
+    if request.roles and policy.can_ever_fit(alike, usable) is None:
+        role = policy.lacking_role(request, usable)
+        if spec.script is None:
+            return "/sync/server_resources"
+        return "/script/roles" if role is None else f"/script/roles/{role.role}/resources"
     anywhere = replace(request, required_level=None)
     if request.required_level and (not usable or policy.can_ever_fit(anywhere, usable) is None):
         return "/resources/required_topology"
     lacking = policy.lacking_resource(request, usable)
+    has_roles = spec.script is not None and spec.script.roles
+    number = "/script/roles" if has_roles else "/resources/num_workers"
     pointers = {
-        None: "/elastic/min_workers" if request.min_workers else "/resources/num_workers",
+        None: "/elastic/min_workers" if request.min_workers else number,
         "CPU": "/resources/cpus_per_worker",
         "GPU": "/resources/gpus_per_worker",
         "memory": "/resources/memory_bytes",
@@ -445,7 +447,7 @@ def _new_row(
         bundle=dict(request.bundle),
         required_topology=request.required_level,
         homes=[list(labels) for labels in request.homes] or None,
-        servers=resizing.servers_row(request.servers),
+        roles=resizing.role_rows(request.roles),
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import Phase, ServerSlots, Slice
+from ray_workers.shared.contracts import Phase, RoleSlots, Slice
 from service.checkpoints import init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.db.models import CodeRow
@@ -48,7 +48,7 @@ class Wanted:
     queue_seen: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
-    servers: ServerSlots | None = None
+    roles: tuple[RoleSlots, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _begin(
                 "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
                 "held": held_slots.on_nodes(slices, labels),
                 "bundle": dict(each.wanted.bundle),
-                "servers": resizing.servers_row(each.wanted.servers),
+                "roles": resizing.role_rows(each.wanted.roles),
                 "world_size": change["world_size"],
                 "cluster_session": cluster_session,
                 "cursor": {},

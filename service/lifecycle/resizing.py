@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +18,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Grant, Phase, Recall, ServerSlots, Slice
+from ray_workers.shared.contracts import Grant, Phase, Recall, RoleSlots, Slice
 from ray_workers.supervision.rules.recovery_rules import goes_on_without_lost
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import ATTEMPTS, QUEUE
@@ -45,23 +46,23 @@ def as_rows(slices: Sequence[Slice]) -> list[dict[str, Any]]:
     return [{"node_id": part.node_id, "num_workers": part.num_workers} for part in slices]
 
 
-def as_servers(row: Mapping[str, Any] | None) -> ServerSlots | None:
-    """Of the column `servers` of a job or attempt."""
-    return None if row is None else ServerSlots(row["number"], row["bundle"])
+def as_roles(rows: Sequence[Mapping[str, Any]] | None) -> tuple[RoleSlots, ...]:
+    """Of the column `roles` of a job or attempt."""
+    return tuple(RoleSlots(**row) for row in rows or ())
 
 
-def servers_row(servers: ServerSlots | None) -> dict[str, Any] | None:
-    return None if servers is None else {"number": servers.number, "bundle": dict(servers.bundle)}
+def role_rows(roles: Sequence[RoleSlots]) -> list[dict[str, Any]] | None:
+    return [asdict(role) for role in roles] or None
 
 
 def held_request(
     slices: Sequence[Mapping[str, Any]],
     bundle: Mapping[str, float],
-    servers: Mapping[str, Any] | None,
+    roles: Sequence[Mapping[str, Any]] | None,
 ) -> policy.Request:
     """The slots that an attempt holds, by these columns of it, as a request."""
     number = count_of(as_slices(slices))
-    return policy.Request(number, bundle, servers=as_servers(servers))
+    return policy.Request(number, bundle, roles=as_roles(roles))
 
 
 def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
@@ -74,7 +75,7 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
     """The request of a job that was submitted."""
     homes = tuple(tuple(labels) for labels in job.homes or ())
     size = job.num_workers, job.bundle, job.min_workers
-    return policy.Request(*size, job.required_topology, homes, as_servers(job.servers))
+    return policy.Request(*size, job.required_topology, homes, as_roles(job.roles))
 
 
 def growing(

@@ -288,7 +288,7 @@ class FakeAttempt:
     async def _acquire(self) -> Outcome | None:
         """Hold every slice; an Outcome if that was not to be."""
         deadline = time.monotonic() + self.spec.start_timeout_s
-        wanted = by_bundle(self.spec.slices, self.spec.bundle, self.spec.servers)
+        wanted = by_bundle(self.spec.slices, self.spec.bundle, self.spec.roles)
         while True:
             if self._stop_asked:
                 return Outcome.of(Cause.STOPPED, "stopped before it started")

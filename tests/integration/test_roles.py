@@ -1,4 +1,5 @@
-"""Roles of a script on a real Ray: ranks with commands of their own, and servers that never end."""
+"""Roles of a script on a real Ray: commands and slots of their own, servers that never end, and
+a worker that starts again alone."""
 
 from __future__ import annotations
 
@@ -8,44 +9,69 @@ from dray import Client
 from dray.views import JobState
 from tests.integration.harness import eventually, training_pids
 
-SERVES = """
-import json, os, socket, sys
+COMMON = """
+import json, os, signal, socket, sys, time
 
 config = json.loads(os.environ["TF_CONFIG"])
-host, port = config["cluster"]["ps"][config["task"]["index"]].rsplit(":", 1)
-with socket.create_server((host, int(port))) as server:
+
+def place(role):
+    host, port = config["cluster"][role][0].rsplit(":", 1)
+    return host, int(port)
+
+def connected(role):
+    while True:
+        try:
+            return socket.create_connection(place(role))
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+"""
+SERVES = """
+with socket.create_server(place("ps")) as server:
     while True:
         client, _ = server.accept()
         client.sendall(" ".join(sys.argv[1:]).encode())
         client.close()
 """
-ASKS = """
-import json, os, socket, sys, time
-
-config = json.loads(os.environ["TF_CONFIG"])
-host, port = config["cluster"]["ps"][0].rsplit(":", 1)
-while True:
-    try:
-        answer = socket.create_connection((host, int(port))).recv(100).decode()
-        break
-    except ConnectionRefusedError:
-        time.sleep(0.05)
-print("answer", answer, config["task"], os.environ["ROLE_RANK"], sys.argv[1:], flush=True)
+COORDINATES = """
+answer = connected("ps").recv(100).decode()
+print("answer", answer, config["task"], os.environ["ROLE_NAME"], sys.argv[1:], flush=True)
+with socket.create_server(place("chief")) as server:
+    for _ in range(2):
+        client, _ = server.accept()
+        print("worker", client.recv(100).decode(), flush=True)
+print("worker listens again", connected("worker").recv(100).decode(), flush=True)
+"""
+WORKS = """
+started = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("started again:", started, flush=True)
+connected("chief").sendall(started.encode())
+if started == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+with socket.create_server(place("worker")) as server:
+    while True:
+        server.accept()[0].sendall(b"at its address")
 """
 
 
-def test_a_job_with_a_server_ends_with_its_workers(client: Client, tmp_path: Path) -> None:
-    (tmp_path / "serves.py").write_text(SERVES)
-    (tmp_path / "asks.py").write_text(ASKS)
+def test_a_job_with_roles_goes_on_without_a_worker_and_ends_with_its_chief(
+    client: Client, tmp_path: Path
+) -> None:
+    for name, text in (("serves", SERVES), ("coordinates", COORDINATES), ("works", WORKS)):
+        (tmp_path / f"{name}.py").write_text(COMMON + text)
     roles = {
-        "worker": {"num_workers": 2},
-        "ps": {"entrypoint": str(tmp_path / "serves.py"), "args": ["the", "weights"]},
+        "chief": {},
+        "worker": {"entrypoint": str(tmp_path / "works.py")},
+        "ps": {
+            "entrypoint": str(tmp_path / "serves.py"),
+            "args": ["the", "weights"],
+            "resources": {},
+        },
     }
     job = client.submit(
         {
             "name": "roles",
             "script": {
-                "entrypoint": str(tmp_path / "asks.py"),
+                "entrypoint": str(tmp_path / "coordinates.py"),
                 "args": ["--lr", "1"],
                 "framework": "tensorflow",
                 "roles": roles,
@@ -53,12 +79,22 @@ def test_a_job_with_a_server_ends_with_its_workers(client: Client, tmp_path: Pat
             "max_retries": 0,
         }
     )
-    assert job.spec["resources"]["num_workers"] == 3
+    assert (job.spec["resources"]["num_workers"], job.world_size) == (3, 3)
     done = client.wait(job.id, timeout_s=90)
     assert done.state is JobState.SUCCEEDED, done.reason
-    said = sorted(line.text for line in client.logs(job.id) if line.text.startswith("answer"))
-    assert said == [
-        f"answer the weights {{'type': 'worker', 'index': {rank}}} {rank} ['--lr', '1']"
-        for rank in range(2)
+    assert (done.attempt, done.world_size, done.recoveries) == (1, 3, 1)
+    assert [line.text for line in client.logs(job.id, 0)] == [
+        "answer the weights {'type': 'chief', 'index': 0} chief ['--lr', '1']",
+        "worker 0",
+        "worker 1",
+        "worker listens again at its address",
+    ]
+    assert [line.text for line in client.logs(job.id, 1)] == [
+        "started again: 0",
+        "started again: 1",
+    ]
+    lost = [event for event in client.events(job.id) if event.code == "group_lost"]
+    assert [(event.data["ranks"], event.message) for event in lost] == [
+        ([1], "rank 1 (worker 0) was killed by SIGKILL; the others go on")
     ]
     eventually(lambda: not training_pids(job.id), why="the server was left")

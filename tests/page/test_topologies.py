@@ -12,7 +12,7 @@ from service.federation.invitations import Invitations
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import Watched
 from tests.page.site import Site, run
-from tests.unit.service.helpers import frame, metrics
+from tests.unit.service.helpers import frame, hang, log, metrics
 
 pytestmark = [IN_BROWSER, SOAK]
 
@@ -45,7 +45,7 @@ def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, ta
     page.locator("#panel tbody tr").nth(2).wait_for()
     ranks = page.locator("#panel table").first.locator("tbody tr")
     rows = [row.split("\t") for row in ranks.all_inner_texts()]
-    assert [row[0].strip() for row in rows] == ["0", "1", "2 server"]
+    assert [row[0].strip() for row in rows] == ["0", "1", "2 server 0"]
     assert rows[0][4:6] == ["7", "2.5"]
     histogram = page.get_by_role("table", name="Staleness of updates").locator("tbody tr")
     assert [row.split() for row in histogram.all_inner_texts()] == [["0", "9"], ["3-4", "3"]]
@@ -96,3 +96,24 @@ def test_clients_outside_of_the_cluster_are_listed(site: Site, tab: Watched) -> 
     ended = {**body, "is_open": False}
     site.hands.report(job_id, 1, [frame(FrameKind.ROUND, ended, at=site.hands.now)])
     page.get_by_text("has ended, with updates of 0 of 2 clients").wait_for()
+
+
+def test_ranks_of_a_script_are_named_by_their_roles(site: Site, tab: Watched) -> None:
+    roles = {"chief": {"resources": {}}, "worker": {"num_workers": 2}, "ps": {}}
+    script = {"entrypoint": "/train.py", "framework": "tensorflow", "roles": roles}
+    job_id = reported(site, 4, {"loss": 1.0}, recipe=None, script=script)
+    site.hands.report(job_id, 1, [log(0, "serves", rank=3), hang(3, num_ranks=4)])
+    page = tab.open(f"jobs/{job_id}?tab=ranks")
+    assert "1 chief, 2 worker, 1 ps" in page.locator(".facts").inner_text()
+    page.locator("#panel tbody tr").nth(3).wait_for()
+    rows = [row.split("\t") for row in page.locator("#panel tbody tr").all_inner_texts()]
+    assert [row[0].strip() for row in rows] == ["0 chief 0", "1 worker 0", "2 worker 1", "3 ps 0"]
+    page.locator("#panel details > summary").first.click()
+    page.get_by_text("rank 3 (ps 0) (it kept them waiting)").wait_for()
+    page.get_by_role("tab", name="Logs").click()
+    page.get_by_text("serves").wait_for()
+    options = page.get_by_label("Rank").locator("option").all_inner_texts()
+    assert options[4] == "rank 3 (ps 0)"
+    whose = page.locator(".line .from").first.get_attribute("title")
+    assert whose
+    assert ", rank 3 (ps 0), " in whose

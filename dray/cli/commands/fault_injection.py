@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -111,9 +112,12 @@ def hangs(
 ) -> None:
     """Show the hangs of a job: which ranks, where, how long, and the stack of every rank."""
     from dray.cli.display.output import write, write_json
+    from dray.ranks import role_names
 
     with connect() as client:
-        found = client.hangs(client.resolve(job_id))
+        job_id = client.resolve(job_id)
+        found = client.hangs(job_id)
+        names = role_names(client.get(job_id).spec) if found else []
     if as_json:
         write_json(found)
         return
@@ -122,11 +126,13 @@ def hangs(
     for number, hang in enumerate(found):
         if number:
             write("")
-        _show(hang, every_frame=every_frame)
+        _show(hang, names, every_frame=every_frame)
 
 
-def _show(hang: Hang, *, every_frame: bool) -> None:
+def _show(hang: Hang, names: Sequence[str], *, every_frame: bool) -> None:
+    """names: of the ranks, where these have roles."""
     from dray.cli.display.output import cell, write
+    from dray.ranks import with_role
 
     where = f" in {hang.phase}" if hang.phase else ""
     step = "" if hang.step is None else f" at step {hang.step}"
@@ -135,15 +141,16 @@ def _show(hang: Hang, *, every_frame: bool) -> None:
     write(f"hang {hang.seq}, attempt {hang.attempt}, {cell(hang.time)}")
     write(f"{_named(hang.culprits)} stood still{where}{step}{waited}{limit}")
     for rank in sorted(hang.ranks, key=lambda one: (one.rank not in hang.culprits, one.rank)):
-        _show_rank(rank, is_culprit=rank.rank in hang.culprits, every_frame=every_frame)
+        is_culprit = rank.rank in hang.culprits
+        _show_rank(rank, with_role(rank.rank, names), is_culprit, every_frame=every_frame)
 
 
-def _show_rank(rank: HangRank, *, is_culprit: bool, every_frame: bool) -> None:
+def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool) -> None:
     from dray.cli.display import stacks
     from dray.cli.display.output import write
 
     stack = rank.stack or "no stack"
-    parts = [f"rank {rank.rank}" + (", the culprit" if is_culprit else "")]
+    parts = [f"rank {name}" + (", the culprit" if is_culprit else "")]
     if isinstance(rank.collective, str):  # tells more than the phase of a script
         parts.append(f"in {rank.collective}")
     elif rank.phase:

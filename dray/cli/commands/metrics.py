@@ -64,6 +64,8 @@ def metrics(
         raise typer.BadParameter("is for one job, and not followed", param_hint="--system")
     with connect() as client:
         if system:
+            from dray.ranks import role_names
+
             job_id = client.resolve(jobs[0])
             if draw or as_csv:
                 answer = client.system_metrics(job_id, key, rank=rank, max_points=max_points)
@@ -72,7 +74,9 @@ def metrics(
                     _refuse_unknown(key or (), every.series)
                 _show_system_series(answer, together=together, log=log, as_csv=as_csv)
             else:
-                _show_system_sample(client.newest_system_metrics(job_id), rank, as_json=as_json)
+                sample = client.newest_system_metrics(job_id)
+                names = [] if as_json else role_names(client.get(job_id).spec)
+                _show_system_sample(sample, rank, names, as_json=as_json)
             return
         ids = list(dict.fromkeys(client.resolve(job) for job in jobs))
         if follow:
@@ -115,14 +119,16 @@ def _show_system_series(answer: SystemMetrics, *, together: bool, log: bool, as_
             _write_row((key, time, value))
 
 
-def _show_system_sample(sample: SystemSample, rank: int | None, *, as_json: bool) -> None:
+def _show_system_sample(
+    sample: SystemSample, rank: int | None, names: Sequence[str], *, as_json: bool
+) -> None:
     from dray.cli.display.output import write_json
     from dray.cli.display.system_metrics import tabulate
 
     if as_json:
         write_json(sample)
     else:
-        tabulate(sample, rank)
+        tabulate(sample, rank, names)
 
 
 def _follow(

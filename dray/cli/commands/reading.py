@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         Explanation,
         Forecast,
         ForecastError,
-        LogLine,
         NodeSlots,
         OtherJob,
         StorageState,
@@ -46,21 +45,22 @@ def logs(
 ) -> None:
     """Print the output of the ranks."""
     from dray.cli.display.output import flush, write, write_json_line
+    from dray.ranks import role_names, with_role
 
     again = f"the job goes on; follow it again with: dray logs -f {job_id}"
     with connect() as client, interruptible(again if follow else "stopped"):
         job_id = client.resolve(job_id)
+        names = [] if as_json or rank is not None else role_names(client.get(job_id).spec)
         for line in client.logs(job_id, rank, attempt=attempt, follow=follow):
             if as_json:
                 write_json_line(line)
+            elif rank is not None:
+                write(line.text, colours=True)
             else:
-                write(_log_line(line, one_rank=rank is not None), colours=True)
+                whose = with_role(line.rank, names)
+                write(f"[{line.attempt}:{whose}] {line.text}", colours=True)
             if follow:  # write each line immediately, also into a pipe
                 flush()
-
-
-def _log_line(line: LogLine, *, one_rank: bool) -> str:
-    return line.text if one_rank else f"[{line.attempt}:{line.rank}] {line.text}"
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dray.cli.display import terminal
 from dray.input.units import money
+from dray.ranks import ranks_by_role, role_names
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -153,6 +154,7 @@ def steps(job: views.Job) -> str:
 
 def show_job(job: views.Job) -> None:
     """Write one job, with a line for each field."""
+    ranks = ranks_by_role(role_names(job.spec))
     lines: list[tuple[str, object]] = [
         ("id", job.id),
         *([("array", f"{job.array_id}, index {job.array_index}")] if job.array_id else []),
@@ -164,6 +166,7 @@ def show_job(job: views.Job) -> None:
         ("queue", _place(job)),
         ("attempt", job.attempt),
         ("workers", job.world_size),
+        *([("ranks", ranks)] if ranks else []),
         ("step", _how_far(job)),
         ("goodput", goodput(job)),
         *([] if job.cost is None else [("cost", cost(job.cost))]),

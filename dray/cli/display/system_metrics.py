@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dray.cli.display.output import number, size
@@ -49,18 +49,23 @@ _NODE: dict[str, _Column] = {
 }
 
 
-def tabulate(sample: SystemSample, rank: int | None) -> None:
+def tabulate(sample: SystemSample, rank: int | None, names: Sequence[str]) -> None:
     """Write what every rank uses, or one, with a line for each GPU; and the nodes, each named by
-    its lowest rank."""
+    its lowest rank. names: of the ranks, where these have roles."""
     from dray.cli.display.output import write
     from dray.cli.display.tables import table
+    from dray.ranks import with_role
 
     shown = [one for one in sample.ranks if rank is None or one.rank == rank]
     if not shown:
         write("there are no samples yet")
         return
     headings = ("RANK", *(heading for heading, _ in (*_RANK.values(), *_GPU.values())))
-    rows = [_line(one, gpu) for one in shown for gpu in range(_num_gpus(one.values))]
+    rows = [
+        _line(one, with_role(one.rank, names), gpu)
+        for one in shown
+        for gpu in range(_num_gpus(one.values))
+    ]
     table(headings, rows, optional=tuple(reversed(headings[3:])))
     nodes = [one for one in shown if _NODE.keys() & one.values.keys()]
     if nodes:
@@ -68,7 +73,7 @@ def tabulate(sample: SystemSample, rank: int | None) -> None:
         headings = ("NODE OF RANK", *(heading for heading, _ in _NODE.values()))
         table(
             headings,
-            [(one.rank, *_cells(one.values, _NODE)) for one in nodes],
+            [(with_role(one.rank, names), *_cells(one.values, _NODE)) for one in nodes],
             optional=tuple(reversed(headings[3:])),
         )
 
@@ -79,10 +84,10 @@ def _num_gpus(values: Mapping[str, float]) -> int:
     return max(numbers, default=0) + 1
 
 
-def _line(one: RankSample, gpu: int) -> tuple[object, ...]:
+def _line(one: RankSample, name: str, gpu: int) -> tuple[object, ...]:
     """The rank with its first GPU, or a further GPU alone."""
     of_gpu = {f"system/gpu/{gpu}/{what}": column for what, column in _GPU.items()}
-    of_rank = (one.rank, *_cells(one.values, _RANK)) if gpu == 0 else ("", *[None] * len(_RANK))
+    of_rank = (name, *_cells(one.values, _RANK)) if gpu == 0 else ("", *[None] * len(_RANK))
     return (*of_rank, *_cells(one.values, of_gpu))
 
 

@@ -74,14 +74,6 @@ def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
             "must be given with gpus_per_worker, because servers use no GPU: such as "
             "`{cpus: 2}`. Or take gpus_per_worker 0",
         )
-    if 0 < gpus < 1:
-        raise wrong("/resources/gpus_per_worker", f"must be 0 or 1 {chosen}: servers share no GPU")
-    if sync.server_resources is not None and spec.resources.required_topology is not None:
-        raise wrong(
-            "/resources/required_topology",
-            "must be unset with sync.server_resources in this version: it is for slots that "
-            "are alike",
-        )
     if train.precision == "fp16":
         raise wrong("/train/precision", f"must be fp32 or bf16 {chosen}: no loss is scaled")
     if train.ema is not None:

@@ -20,6 +20,23 @@ def check_gpus(spec: JobSpec) -> None:
         raise wrong(at, "is for a part of a GPU: give gpus_per_worker as 0.5, say")
 
 
+def check_roles(spec: JobSpec) -> None:
+    """Slots that differ are placed by simpler rules than slots that are alike."""
+    found = spec.roles_with_resources
+    if not found:
+        return
+    role = found[0].role
+    what = "sync.server_resources" if spec.script is None else f"script.roles.{role}.resources"
+    if 0 < spec.resources.gpus_per_worker < 1:
+        at = "/resources/gpus_per_worker"
+        raise wrong(at, f"must be 0 or 1 with {what}: a part of a GPU is for slots that are alike")
+    if spec.resources.required_topology is not None:
+        raise wrong(
+            "/resources/required_topology",
+            f"must be unset with {what} in this version: it is for slots that are alike",
+        )
+
+
 def check_elastic(spec: JobSpec) -> None:
     if spec.elastic is None:
         return

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, StrictBool, StringConstraints
 
 from dray.spec.fields import Document, Int, PlainText, wrong
+from dray.spec.resources import RoleRanks, RoleResources
 
 Framework = Literal["torch", "tensorflow", "jax", "mxnet", "deepspeed", "mpi", "none"]
 RoleName = Annotated[str, StringConstraints(max_length=32, pattern=r"^[a-z][a-z0-9_]*$")]
@@ -31,6 +32,12 @@ class Role(Document):
     """Whether the ranks serve the others and need not end: the job is over once the ranks of all
     other roles have ended. Unset, so do `ps`, `server` and `scheduler`, and beside a `chief` every
     role but `evaluator`."""
+    resources: RoleResources | None = None
+    """Resources of each rank of the role, which has no GPU then; unset, the job's `resources`."""
+    restart: Literal["job", "rank"] | None = None
+    """The part that starts again when a process of the role is killed: the whole job, from its
+    checkpoint; or that rank alone, at the same addresses, while the others go on. Unset, it is the
+    rank of TensorFlow's `evaluator`, and of its `worker` beside a `chief`; else the job."""
 
 
 Roles = Mapping[str, Role]
@@ -53,14 +60,24 @@ def first_rank(roles: Roles, name: str) -> int:
     return sum(roles[before].num_workers for before in names[: names.index(name)])
 
 
+def ranks_of(roles: Roles, name: str) -> range:
+    """The ranks of a role."""
+    first = first_rank(roles, name)
+    return range(first, first + roles[name].num_workers)
+
+
+def with_resources(roles: Roles) -> list[RoleRanks]:
+    """The ranks of roles that have resources of their own."""
+    return [
+        RoleRanks(name, ranks_of(roles, name), role.resources)
+        for name, role in roles.items()
+        if role.resources is not None
+    ]
+
+
 def serving_ranks(roles: Roles) -> frozenset[int]:
     """Ranks whose end the job does not wait for."""
-    found: set[int] = set()
-    for name, role in roles.items():
-        if serves(roles, name):
-            first = first_rank(roles, name)
-            found |= set(range(first, first + role.num_workers))
-    return frozenset(found)
+    return frozenset(r for name in roles if serves(roles, name) for r in ranks_of(roles, name))
 
 
 def serves(roles: Roles, name: str) -> bool:
@@ -71,8 +88,30 @@ def serves(roles: Roles, name: str) -> bool:
     return name in SERVING or ("chief" in roles and name not in ("chief", "evaluator"))
 
 
+def lone_ranks(framework: Framework, roles: Roles) -> frozenset[int]:
+    """Ranks that are started again alone when their process is killed."""
+    names = [name for name in roles if _restarts_alone(framework, roles, name)]
+    return frozenset(rank for name in names for rank in ranks_of(roles, name))
+
+
+def _restarts_alone(framework: Framework, roles: Roles, name: str) -> bool:
+    chosen = roles[name].restart
+    if chosen is not None:
+        return chosen == "rank"
+    # The coordinator in the chief has other workers do the steps of one that is lost, and takes it
+    # back when a server listens at its address again.
+    is_coordinated = name == "worker" and "chief" in roles
+    return framework == "tensorflow" and (is_coordinated or name == "evaluator")
+
+
 def check(framework: Framework, roles: Roles) -> None:
     """ValueError, with the field, for roles that the framework does not have."""
+    if roles and all(role.resources for role in roles.values()):
+        raise wrong(
+            "/script/roles",
+            "all have resources of their own, so that nobody has the job's: leave them out of one "
+            "role, and give what it needs as the job's resources",
+        )
     if roles and all(serves(roles, name) for name in roles):
         raise wrong(
             "/script/roles",

@@ -56,6 +56,16 @@ class Script(Document):
         """The program to run, as a person would write it."""
         return self.entrypoint or f"-m {self.module}"
 
+    @property
+    def serving_ranks(self) -> frozenset[int]:
+        """Ranks whose end the job does not wait for."""
+        return roles_of.serving_ranks(self.roles)
+
+    @property
+    def lone_ranks(self) -> frozenset[int]:
+        """Ranks that are started again alone when their process is killed."""
+        return roles_of.lone_ranks(self.framework, self.roles)
+
     def for_rank(self, rank: int) -> Script:
         """The program and the arguments that this rank runs."""
         if not self.roles:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, StrictBool, model_validator
 
 from dray.spec.fields import MAX_STEPS, Document, Int, Number, Size, refuse_foreign, wrong
+from dray.spec.resources import RoleResources
 from dray.spec.training.parallel import MAX_WORKERS
 
 MAX_EDGES: Final = 4 * MAX_WORKERS
@@ -189,15 +190,6 @@ class Correction(Document):
         return self
 
 
-class ServerResources(Document):
-    """Resources of each parameter server."""
-
-    cpus: Annotated[Int, Field(ge=1, le=1024)] = 1
-    """CPU cores."""
-    memory_bytes: Size | None = None
-    """Memory, as Ray accounts for it; a number, or a size such as `8GiB`."""
-
-
 class ParameterServer(Document):
     """The last of the job's ranks are servers: they hold the weights and the optimizer, each an
     equal part. The other ranks, the workers, pull weights from the servers and push gradients to
@@ -208,7 +200,7 @@ class ParameterServer(Document):
     servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
     """Number of servers, which are so many of `resources.num_workers`; at most as many as are left
     for workers."""
-    server_resources: ServerResources | None = None
+    server_resources: RoleResources | None = None
     """Resources of each server; unset, those of a worker. Workers on GPUs need it, since servers
     have none."""
     mode: Literal["synchronous", "asynchronous", "bounded"] = "synchronous"

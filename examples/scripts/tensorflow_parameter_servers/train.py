@@ -5,14 +5,19 @@ them, and servers hold the weights.
 
 Every role runs this file, and sees from TF_CONFIG which role it has.
 Workers and servers never end by themselves; the job is over when its chief has ended.
+A worker that is killed is started again while the others go on. If a server is, or the chief, all
+of them begin again from the newest checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 
 import numpy as np
 import tensorflow as tf
+
+STEPS_BETWEEN_SAVES = 50
 
 
 def serve(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> None:
@@ -31,11 +36,23 @@ def serve(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> N
 def coordinate(
     resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver, num_steps: int
 ) -> None:
+    tf.get_logger().setLevel("INFO")  # the coordinator says when it takes a worker back
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         weight = tf.Variable(0.0)
         bias = tf.Variable(0.0)
+        steps_done = tf.Variable(0, dtype=tf.int64)
+    # Without the option each server would write its own part, into a folder of its own node.
+    options = tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0")
+    checkpoints = tf.train.CheckpointManager(
+        tf.train.Checkpoint(weight=weight, bias=bias, steps_done=steps_done),
+        os.environ.get("DRAY_CHECKPOINT_DIR", "checkpoints"),
+        max_to_keep=2,
+    )
+    if checkpoints.latest_checkpoint:
+        checkpoints.checkpoint.restore(checkpoints.latest_checkpoint, options=options)
+        print(f"goes on after step {int(steps_done.read_value())}", flush=True)
 
     def batches() -> tf.data.Dataset:
         random = np.random.default_rng(0)
@@ -54,9 +71,13 @@ def coordinate(
         return loss
 
     iterator = iter(coordinator.create_per_worker_dataset(batches))
-    losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(num_steps)]
-    coordinator.join()
-    print(f"step {num_steps}: loss {float(losses[-1].fetch()):.6f}", flush=True)
+    while (done := int(steps_done.read_value())) < num_steps:
+        some = min(STEPS_BETWEEN_SAVES, num_steps - done)
+        losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(some)]
+        coordinator.join()  # steps of a worker that is lost are done by another one
+        steps_done.assign(done + some)
+        checkpoints.save(options=options)
+        print(f"step {done + some}: loss {float(losses[-1].fetch()):.6f}", flush=True)
     print(
         f"chief: weight {float(weight.read_value()):.4f}, bias {float(bias.read_value()):.4f}",
         flush=True,

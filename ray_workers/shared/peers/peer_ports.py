@@ -4,49 +4,77 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 HAVE_PEERS: Final = ("tensorflow", "jax", "mxnet")
 """Frameworks whose ranks listen at addresses that all of them know."""
 SHARE_PORTS: Final = ("jax",)
-"""Of these, those whose servers can listen at a port that is still reserved."""
+"""Of these, those whose servers can listen at a port that is still bound."""
 FIRST_PORT: Final = 20_000
 TRIES: Final = 100
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def reserved_port(address: str) -> socket.socket:
-    """A socket that holds a free port at this address, and never listens. OSError without one.
+class ReservedPort:
+    """A port of this node that no other job of dray gets, until it is closed.
 
-    A server that sets SO_REUSEPORT, as gRPC does by default, can listen at the port meanwhile. For
-    another one the socket is closed first; as the port is not one of those that the kernel gives to
-    connections, it most likely stays free until the server has imported its framework.
+    It is held twice. A socket of the kernel's abstract namespace has the port's number as its name,
+    which one process can have at a time, and which is gone with the process. A second socket is
+    bound to the port itself and never listens, so that programs that are not dray's get another
+    one. A server that sets SO_REUSEPORT can listen at the port meanwhile. Others, as TensorFlow's,
+    need it unbound first. It is none of the ports that the kernel gives to connections, so that
+    only a program that names this very port could come first.
     """
-    for _ in range(TRIES):
-        try:
-            return _holding(address, random.randrange(FIRST_PORT, _end()))
-        except OSError:
-            continue  # somebody listens there
-    return _holding(address, 0)
+
+    def __init__(self, address: str) -> None:
+        """OSError if no port is free."""
+        self._address = address
+        for _ in range(TRIES):
+            try:
+                self._hold(random.randrange(FIRST_PORT, _end()))
+                return
+            except OSError:
+                continue  # another job has it, or somebody listens there
+        self._hold(0)
+
+    def _hold(self, port: int) -> None:
+        with ExitStack() as held:
+            bound = held.enter_context(_bound(self._address, port))
+            # Afterwards: two that set it before could both have the port.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self.port: int = bound.getsockname()[1]
+            if sys.platform == "linux":
+                name = held.enter_context(socket.socket(socket.AF_UNIX))
+                name.bind(f"\0dray-port-{self.port}")
+            self._held = held.pop_all()
+        self._bound = bound
+
+    def unbind(self) -> None:
+        """Let a server that shares no port listen there. No other job gets it all the same."""
+        self._bound.close()
+
+    def close(self) -> None:
+        self._held.close()
+
+    def __str__(self) -> str:
+        """`host:port`, as frameworks write it."""
+        host = f"[{self._address}]" if ":" in self._address else self._address
+        return f"{host}:{self.port}"
 
 
-def host_and_port(holder: socket.socket) -> str:
-    """`host:port` of a reserved port, as frameworks write it."""
-    host, port = holder.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _holding(address: str, port: int) -> socket.socket:
-    holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+def _bound(address: str, port: int) -> socket.socket:
+    """A socket bound to the port at all addresses of the node, as some servers listen at all."""
+    is_ipv6 = ":" in address
+    bound = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
     try:
-        holder.bind((address, port))
-        # Afterwards: two that set it before could both have the port.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(("::" if is_ipv6 else "", port))
     except OSError:
-        holder.close()
+        bound.close()
         raise
-    return holder
+    return bound
 
 
 def _end() -> int:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dray.ranks import role_of
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, Outcome
 from ray_workers.shared.processes.machine_pace import OVERLOADED, said_of
 
@@ -167,6 +168,14 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
     if not may_be or slowness < OVERLOADED:
         return outcome
     return replace(outcome, message=outcome.message + said_of(slowness), slowness=slowness)
+
+
+def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:
+    """The same end; where the rank at fault has a role, the outcome says so. names: as of
+    `dray.ranks.role_names`."""
+    role = "" if outcome.rank is None else role_of(outcome.rank, names)
+    said = f" (rank {outcome.rank} is {role})" if role else ""
+    return replace(outcome, message=outcome.message + said)
 
 
 SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from dray.ranks import with_role
 from ray_workers.shared.contracts import Cause, Frame, Grant, Slice
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -23,6 +24,9 @@ MOST_WITHOUT_A_STEP = 3
 """Recoveries in a row without a step in between; a group that breaks again does not recover."""
 MOST_STARTS = 3
 """Processes that are started for a lost rank beside the training of the others."""
+MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
+"""So often within so many seconds a rank of a script is started again alone; a program that is
+killed more often is no accident."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,22 @@ def refused(
     return None
 
 
+def may_restart(lost: Sequence[RankExit], lone: Set[int], earlier: Mapping[int, int]) -> bool:
+    """Whether these ranks are started again while the others go on. One that ended by itself is
+    not, since it would again; nor one whose actor is gone, which had the port that the others know.
+
+    lone: ranks that the others need not wait for. earlier: how often each was started again of
+    late.
+    """
+    return all(
+        end.rank in lone
+        and end.exit_code is not None
+        and end.exit_code < 0
+        and earlier.get(end.rank, 0) < MOST_RESTARTS
+        for end in lost
+    )
+
+
 def num_holders(
     observations: Iterable[RankObservation], running: Set[tuple[int, int]], *, furthest_step: int
 ) -> int:
@@ -212,14 +232,15 @@ def recalled(held: Sequence[Slice], asked: Sequence[Slice], least: int) -> list[
     return going
 
 
-def how(lost: RankExit) -> str:
-    """The end of a rank in a few words."""
+def how(lost: RankExit, names: Sequence[str] = ()) -> str:
+    """The end of a rank in a few words. names: as of `dray.ranks.role_names`."""
+    rank = f"rank {with_role(lost.rank, names)}"
     if lost.exit_code is None:
-        return f"the worker of rank {lost.rank} vanished"
+        return f"the worker of {rank} vanished"
     if lost.exit_code >= 0:
-        return f"rank {lost.rank} lost the others"
+        return f"{rank} lost the others"
     try:
         name = signal.Signals(-lost.exit_code).name
     except ValueError:
         name = f"signal {-lost.exit_code}"
-    return f"rank {lost.rank} was killed by {name}{lost.why_killed}"
+    return f"{rank} was killed by {name}{lost.why_killed}"

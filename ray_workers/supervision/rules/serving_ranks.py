@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dray.spec import Script
 
 AGGREGATOR = 0
 """The rank that aggregates what silos send."""
@@ -29,15 +32,24 @@ def serving_ranks(document: Mapping[str, Any]) -> frozenset[int]:
     if sync.get("kind") == "parameter_server":
         num_ranks = document["resources"]["num_workers"]
         return frozenset(range(num_ranks - sync["servers"], num_ranks))
-    roles = (document.get("script") or {}).get("roles")
-    if not roles:
-        return frozenset()
-    # Every worker process would take a quarter of a second for the import.
-    from dray.spec.program import roles as of_script
+    script = _script_with_roles(document)
+    return script.serving_ranks if script else frozenset()
 
-    return of_script.serving_ranks(
-        {name: of_script.Role.model_validate(role) for name, role in roles.items()}
-    )
+
+def lone_ranks(document: Mapping[str, Any]) -> frozenset[int]:
+    """Ranks of a script that are started again alone when their process is killed."""
+    script = _script_with_roles(document)
+    return script.lone_ranks if script else frozenset()
+
+
+def _script_with_roles(document: Mapping[str, Any]) -> Script | None:
+    script = document.get("script") or {}
+    if not script.get("roles"):
+        return None
+    # Every worker process would take a quarter of a second for the import.
+    from dray.spec import Script
+
+    return Script.model_validate(script)
 
 
 def replica_ranks(document: Mapping[str, Any]) -> Mapping[int, int]:

@@ -114,7 +114,7 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": str(task.incarnation),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"{task.job_id}-{task.attempt}",
-        "OMP_NUM_THREADS": str(_num_cpus(task, spec)),
+        "OMP_NUM_THREADS": str(spec.num_cpus_of(task.rank)),
         "TMPDIR": task.temp_dir,
         "DRAY_JOB_ID": task.job_id,
         "DRAY_ATTEMPT": str(task.attempt),
@@ -145,13 +145,6 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         variables |= gpu_memory_cap.told(share)
     own = spec.environment.env if spec.environment is not None else {}
     return variables | own | dict(task.env)
-
-
-def _num_cpus(task: RankTask, spec: JobSpec) -> int:
-    is_server = task.rank >= spec.num_ranks_that_train
-    if is_server and isinstance(spec.sync, ParameterServer) and spec.sync.server_resources:
-        return spec.sync.server_resources.cpus
-    return spec.resources.cpus_per_worker
 
 
 def _enter(task: RankTask, spec: JobSpec) -> None:

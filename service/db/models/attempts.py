@@ -42,7 +42,7 @@ class AttemptRow(Base):
     were held up to `held_until`."""
     held_until: Mapped[datetime | None]
     bundle: Mapped[dict[str, Any]]
-    servers: Mapped[dict[str, Any] | None]
+    roles: Mapped[list[Any] | None]
     """As of its job."""
     silo_round: Mapped[dict[str, Any] | None]
     """A round of silos that is open for long: `number`, `missing` as places of silos, `quorum` and

@@ -54,6 +54,6 @@ class DeletedAttemptRow(Base):
     owner: Mapped[str] = mapped_column(String(255))
     slices: Mapped[list[Any]]
     bundle: Mapped[dict[str, Any]]
-    servers: Mapped[dict[str, Any] | None]
+    roles: Mapped[list[Any] | None]
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime]

@@ -92,8 +92,8 @@ class JobRow(Base):
     """With how few an elastic one may start and train on; unset of one that keeps its size."""
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
-    servers: Mapped[dict[str, Any] | None]
-    """`number` and `bundle` of parameter servers with resources of their own, among the workers."""
+    roles: Mapped[list[Any] | None]
+    """`role`, `first_rank`, `number` and `bundle` of each role with resources of its own."""
     required_topology: Mapped[str | None] = mapped_column(String(63))
     """The level of the topology of which one domain must hold it; unset if none must."""
     homes: Mapped[list[Any] | None]

@@ -87,7 +87,7 @@ def live(session: Session) -> list[AttemptRow]:
 
 
 _HELD = (
-    *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "servers"),
+    *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "roles"),
     "cluster_session",
     *("lacking", "granted", "recalled", "recalled_at", "grow_after", "recall_after"),
     *("grown_at", "shrunk_at"),
@@ -194,7 +194,7 @@ def _ended_slots_of() -> tuple[Select[Any], ...]:
 
 
 _ENDED = (
-    *("job_id", "attempt", "queue", "owner", "slices", "bundle", "servers"),
+    *("job_id", "attempt", "queue", "owner", "slices", "bundle", "roles"),
     *("created_at", "finished_at"),
 )
 

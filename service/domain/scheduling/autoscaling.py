@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from ray_workers.shared.contracts import ServerSlots, Slice, by_bundle
+from ray_workers.shared.contracts import Slice, by_bundle
 from service.config.node_types import LABEL_SHARE, NodeType, label_resources
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.pools import Pool, Stock, When
@@ -177,15 +177,16 @@ class _Asking:
     def consider(self, wait: Wait | Stay) -> None:
         request = self._requests[wait.job_id]
         if wait.reason.code in ABOUT_TO_START:
-            self.stays |= {n.id for n in self._usable if fits(request.bundle, n.total)}
+            bundles = [bundle for _, bundle in request.runs]
+            self.stays |= {n.id for n in self._usable if any(fits(b, n.total) for b in bundles)}
         elif wait.reason.code in WAITING_FOR_ROOM:
             self._ask(wait.job_id, request)
 
     def _ask(self, job_id: str, request: Request) -> None:
         """Ask for what the gang's least number lacks, unless that can't come."""
         kind, least = self._gangs.of(request).kind, self._num_workers[job_id]
-        if request.servers is not None:
-            self._ask_for_whole(job_id, request, request.servers)
+        if request.roles:
+            self._ask_for_whole(job_id, request)
             return
         free, new = self._free.rooms(kind), self._new.rooms(kind)
         lacking = {place: max(0, least - free.get(place, 0)) for place in (*free, *new)}
@@ -205,7 +206,7 @@ class _Asking:
             self._nodes |= {part.node_id for part in more}
             self._nodes_of[job_id] = len(more)
 
-    def _ask_for_whole(self, job_id: str, request: Request, servers: ServerSlots) -> None:
+    def _ask_for_whole(self, job_id: str, request: Request) -> None:
         """The same for a gang of unlike slots: new nodes for all of it."""
         kind = self._gangs.of(request).kind
         more = self._new.pack_most(kind, request.least, request.least)
@@ -213,7 +214,7 @@ class _Asking:
             self._without_hope.add(job_id)
             return
         self._to_come.take(kind, more)
-        for part, bundle in by_bundle(more, request.bundle, servers):
+        for part, bundle in by_bundle(more, request.bundle, request.roles):
             self._bundles[tuple(sorted(bundle.items()))] += part.num_workers
         self._nodes |= {part.node_id for part in more}
         self._nodes_of[job_id] = len({part.node_id for part in more})

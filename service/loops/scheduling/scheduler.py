@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, ServerSlots
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RoleSlots
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
@@ -362,7 +362,7 @@ class Scheduler:
             spec=claimed.document,
             slices=claimed.wanted.slices,
             bundle=without_labels(bundle),
-            servers=_without_labels(claimed.wanted.servers),
+            roles=tuple(map(_without_labels, claimed.wanted.roles)),
             storage_url=self._settings.storage_url,
             resume_from=claimed.resume_from,
             init_from=claimed.init_from,
@@ -408,11 +408,11 @@ def _withdraw_recalls(
 
 def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
     asked = job.request
-    return Wanted(job.job_id, job.attempt, job.queue, start.slices, asked.bundle, asked.servers)
+    return Wanted(job.job_id, job.attempt, job.queue, start.slices, asked.bundle, asked.roles)
 
 
-def _without_labels(servers: ServerSlots | None) -> ServerSlots | None:
-    return None if servers is None else replace(servers, bundle=without_labels(servers.bundle))
+def _without_labels(role: RoleSlots) -> RoleSlots:
+    return replace(role, bundle=without_labels(role.bundle))
 
 
 def _recovers_in_place(claimed: Claimed, bundle: Mapping[str, float]) -> bool:
@@ -439,7 +439,7 @@ def _snapshot(
 ) -> policy.Snapshot:
     """The queue and the cluster as plain data for the plan."""
     holders = tuple(
-        policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner, a.servers) for a in live
+        policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner, a.roles) for a in live
     )
     if cluster is None:
         return policy.Snapshot(waiting, (), connected=False, holders=holders)

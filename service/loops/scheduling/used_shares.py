@@ -55,12 +55,12 @@ class UsedShares:
         used = self._used.seconds(now.timestamp())
         for attempt in live:
             account = attempt.queue, attempt.owner
-            held = Request(count(attempt.slices), attempt.bundle, servers=attempt.servers)
+            held = Request(count(attempt.slices), attempt.bundle, roles=attempt.roles)
             held_s = share_of(held, total) * attempt.age_s
             used[account] = used.get(account, 0.0) + held_s
         return used
 
     def _add(self, row: Row[Any], total: Mapping[str, float]) -> None:
-        share = share_of(resizing.held_request(row.slices, row.bundle, row.servers), total)
+        share = share_of(resizing.held_request(row.slices, row.bundle, row.roles), total)
         held_s = max(0.0, (row.finished_at - row.created_at).total_seconds())  # clocks are set
         self._used.add((row.queue, row.owner), share * held_s, row.finished_at.timestamp())

@@ -16,7 +16,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Drill, DrillKind, Grant, Recall, ServerSlots, Slice
+from ray_workers.shared.contracts import Drill, DrillKind, Grant, Recall, RoleSlots, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs
@@ -71,7 +71,7 @@ class LiveAttempt:
     owner: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
-    servers: ServerSlots | None
+    roles: tuple[RoleSlots, ...]
     cluster_session: str
     age_s: float
     """Seconds since the claim."""
@@ -162,7 +162,7 @@ def _live(
             owner=by_id[row.job_id].owner,
             slices=resizing.as_slices(row.slices),
             bundle=row.bundle,
-            servers=resizing.as_servers(row.servers),
+            roles=resizing.as_roles(row.roles),
             cluster_session=row.cluster_session,
             age_s=max(0.0, (now - row.created_at).total_seconds()),
             started_at=row.started_at,
@@ -191,7 +191,7 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         priority=job.priority,
         seq=job.number,
         request=replace(
-            resizing.held_request(attempt.slices, attempt.bundle, attempt.servers),
+            resizing.held_request(attempt.slices, attempt.bundle, attempt.roles),
             required_level=job.required_topology,
         ),
         slices=slices,

@@ -24,7 +24,7 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.cli.running import Cli, as_process
-from tests.unit.service.helpers import metrics, used
+from tests.unit.service.helpers import hang, log, metrics, used
 
 DIABETES = {"data": {"source": "sklearn://diabetes"}}
 COMMANDS = (
@@ -448,3 +448,21 @@ def test_the_help_lists_first_what_is_needed_first(capsys: pytest.CaptureFixture
     assert run(["--help"]) == 0
     out = capsys.readouterr().out
     assert out.index("  submit ") < out.index("  cancel ") < out.index("  drill ")
+
+
+def test_ranks_of_a_script_with_roles_are_shown_with_them(cli: Cli, server: LiveServer) -> None:
+    roles = {"worker": {}, "ps": {"entrypoint": "/serve.py"}}
+    script = {"entrypoint": "/train.py", "roles": roles}
+    job_id = server.submit(recipe=None, script=script)
+    server.hands.claim(job_id, workers=2)
+    at = server.hands.now
+    samples = used(at, {"system/cpu": 1.5}, ranks=(1,))
+    server.hands.report(job_id, 1, [log(0, "asks"), log(0, "serves", rank=1), hang(1), samples])
+    assert "\nranks      0 worker, 1 ps\n" in cli("get", job_id)
+    assert cli("metrics", job_id, "--system").splitlines()[1].startswith("1 (ps 0)  1.5")
+    assert "\n  rank 1 (ps 0), the culprit; " in cli("hangs", job_id)
+    server.succeed(job_id)
+    assert set(cli("logs", job_id).splitlines()) == {
+        "[1:0 (worker 0)] asks",
+        "[1:1 (ps 0)] serves",
+    }

@@ -152,7 +152,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
             served(4, server_resources={})
             | {"resources": {"num_workers": 4, "gpus_per_worker": 0.5, "share_gpus": True}},
             "/resources/gpus_per_worker",
-            "must be 0 or 1 with sync.kind parameter_server",
+            "must be 0 or 1 with sync.server_resources",
         ),
         (
             served(4, server_resources={})

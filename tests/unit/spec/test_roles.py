@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from dray.spec import JobSpec
-from dray.spec.program.roles import role_of, serving_ranks
+from dray.spec.program.roles import role_of
 
 SERVERS: dict[str, Any] = {"chief": {}, "worker": {"num_workers": 2}, "ps": {"args": ["--serve"]}}
 
@@ -49,7 +49,7 @@ def test_the_job_does_not_wait_for_ranks_that_serve(
 ) -> None:
     script = job(roles).script
     assert script is not None
-    assert serving_ranks(script.roles) == serving
+    assert script.serving_ranks == serving
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,12 @@ def test_the_job_does_not_wait_for_ranks_that_serve(
         ({"ps": {}, "server": {}}, "torch", "/script/roles", "would never end"),
         ({"master": {}}, "tensorflow", "/script/roles/master", "has chief, worker, ps, evaluator"),
         ({"chief": {"num_workers": 2}}, "tensorflow", "/script/roles/chief/num_workers", "1"),
+        (
+            {"worker": {"resources": {}}, "ps": {"resources": {}}},
+            "torch",
+            "/script/roles",
+            "all have resources of their own, .* leave them out of one role",
+        ),
         ({}, "mxnet", "/script/roles", "lacks scheduler and server and worker"),
         ({"worker": {}, "server": {}}, "mxnet", "/script/roles", "lacks scheduler: "),
         (
@@ -90,3 +96,68 @@ def test_a_role_that_is_none_is_refused_by_its_own_field(roles: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         job(roles)
     assert caught.value.errors()[0]["loc"][:2] == ("script", "roles")
+
+
+def test_tensorflow_has_servers_also_without_a_chief() -> None:
+    """Its worker 0 is the chief then, and the job ends with the workers."""
+    script = job({"worker": {"num_workers": 2}, "ps": {}}, "tensorflow").script
+    assert script is not None
+    assert script.serving_ranks == {2}
+
+
+@pytest.mark.parametrize(
+    ("roles", "framework", "lone"),
+    [
+        (SERVERS, "tensorflow", {1, 2}),
+        ({**SERVERS, "evaluator": {}}, "tensorflow", {1, 2, 4}),
+        ({"worker": {"num_workers": 2}, "ps": {}}, "tensorflow", set()),
+        (SERVERS, "torch", set()),
+        ({"actor": {"num_workers": 2, "restart": "rank"}, "learner": {}}, "torch", {0, 1}),
+        ({**SERVERS, "worker": {"restart": "job"}}, "tensorflow", set()),
+    ],
+)
+def test_ranks_that_the_others_can_do_without_are_started_again_alone(
+    roles: dict[str, Any], framework: str, lone: set[int]
+) -> None:
+    script = job(roles, framework).script
+    assert script is not None
+    assert script.lone_ranks == lone
+
+
+def test_ranks_have_the_resources_of_their_role_or_those_of_the_job() -> None:
+    servers = {"resources": {"cpus": 3}}
+    roles = {"chief": {"resources": {}}, "worker": {"num_workers": 2}, "ps": servers}
+    spec = job(roles, resources={"gpus_per_worker": 1, "cpus_per_worker": 2})
+    assert [(one.role, list(one.ranks)) for one in spec.roles_with_resources] == [
+        ("chief", [0]),
+        ("ps", [3]),
+    ]
+    assert [spec.num_cpus_of(rank) for rank in range(4)] == [1, 2, 2, 3]
+    assert job({"worker": {}}).roles_with_resources == []
+
+
+@pytest.mark.parametrize(
+    ("own", "resources", "pointer"),
+    [
+        ({}, {"gpus_per_worker": 0.5, "share_gpus": True}, "/resources/gpus_per_worker"),
+        ({}, {"required_topology": "rack"}, "/resources/required_topology"),
+        ({"cpus": 0}, {}, None),
+        ({"gpus_per_worker": 1}, {}, None),
+    ],
+)
+def test_resources_that_a_role_can_not_have_are_refused(
+    own: dict[str, Any], resources: dict[str, Any], pointer: str | None
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        job({"worker": {}, "ps": {"resources": own}}, resources=resources)
+    (error,) = caught.value.errors()
+    if pointer is None:
+        assert error["loc"][:4] == ("script", "roles", "ps", "resources")
+    else:
+        assert error["ctx"]["pointer"] == pointer
+        assert "script.roles.ps.resources" in error["msg"]
+
+
+def test_roles_with_resources_of_their_own_are_not_elastic() -> None:
+    with pytest.raises(ValidationError, match="is not for roles, whose sizes are fixed"):
+        job({"worker": {}, "ps": {"resources": {}}}, elastic={"min_workers": 1})

@@ -65,7 +65,7 @@ def _change_waiting(names: tuple[str, ...]) -> Update:
 
 _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
-    *("num_workers", "min_workers", "bundle", "servers", "required_topology", "homes"),
+    *("num_workers", "min_workers", "bundle", "roles", "required_topology", "homes"),
     "not_before",
     *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),

@@ -121,8 +121,8 @@ def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 
 
 def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any, Any]]:
-    """(queue, owner, slices, bundle, servers) of each attempt that may hold slots."""
-    held = (AttemptRow.slices, AttemptRow.bundle, AttemptRow.servers)
+    """(queue, owner, slices, bundle, roles) of each attempt that may hold slots."""
+    held = (AttemptRow.slices, AttemptRow.bundle, AttemptRow.roles)
     columns = (JobRow.queue, JobRow.owner, *held)
     live = (AttemptRow.finished_at.is_(None), *_unfinished())
     query = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)

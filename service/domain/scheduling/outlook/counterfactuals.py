@@ -135,16 +135,15 @@ class JobQuestions:
         """The most workers, fewer than the job needs, that have room on these nodes; 0 if none
         have."""
         request = self.job.request
-        if request.servers is not None:
-            return 0  # how many of them would be servers is not known
+        if request.roles:
+            return 0  # how many of them would have which role is not known
         room = self._room(request, there)
         return 0 if step is None else min(room, request.least - 1) // step * step
 
     def _room(self, request: Request, there: Mapping[str, Mapping[str, float]]) -> int:
         """How many workers have room where they may be together; there: by node, its resources."""
-        if (servers := request.servers) is not None:
-            asked = request.num_workers, request.bundle, servers
-            return count(place_unlike(*asked, there, self._topology))
+        if request.roles:
+            return count(place_unlike(request, there, self._topology))
         sizes = {node_id: fits(request.bundle, has) for node_id, has in there.items()}
         return self._topology.together(sizes, request.required_level)
 
@@ -190,7 +189,7 @@ class JobQuestions:
         free = {node.id: dict(node.available_to_us) for node in self._nodes}
         for left_s, running in self._ends():
             of_job = running.request
-            for part, bundle in by_bundle(running.slices, of_job.bundle, of_job.servers):
+            for part, bundle in by_bundle(running.slices, of_job.bundle, of_job.roles):
                 if part.node_id in free:
                     node = nodes[part.node_id]
                     free_again(free[part.node_id], node, bundle, part.num_workers)

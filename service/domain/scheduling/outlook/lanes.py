@@ -108,7 +108,7 @@ class Lanes:
         request = job.request
         asks = (
             *(request.kind, request.num_workers, request.min_workers, request.required_level),
-            *(request.homes, request.server_kind, job.yields),
+            *(request.homes, request.role_kinds, job.yields),
         )
         queue = self._queues.get(job.queue) or Queue(job.queue)
         is_of_queue = bool(queue.quota or queue.limit) or queue.max_running is not None

@@ -155,7 +155,7 @@ class Simulation:
         self._plans_left -= 1
         running = [active.at(self._now) for active in self._active.values()]
         holders = tuple(
-            Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner, j.request.servers)
+            Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner, j.request.roles)
             for j in running
         )
         nodes = (
@@ -215,7 +215,7 @@ class Simulation:
         self._tell(job.job_id, Expected(self._now, num_assumed=self._num_assumed + assumed))
         number = count(slices)
         slower = job.request.num_workers / number
-        for part, bundle in by_bundle(slices, job.request.bundle, job.request.servers):
+        for part, bundle in by_bundle(slices, job.request.bundle, job.request.roles):
             add(self._free[part.node_id], bundle, -part.num_workers)
         if job.array is not None:
             self._running_of_arrays[job.array.array_id] += 1
@@ -311,7 +311,7 @@ class Simulation:
     def _leaves(self, active: _Active) -> bool:
         """Give back the slots; whether the job has ended with that."""
         job = active.at(self._now)
-        for part, bundle in by_bundle(job.slices, job.request.bundle, job.request.servers):
+        for part, bundle in by_bundle(job.slices, job.request.bundle, job.request.roles):
             if part.node_id in self._free:
                 self._give_back(part, bundle)
         if job.job_id in self._array_of:

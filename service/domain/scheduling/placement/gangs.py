@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ray_workers.shared.contracts import Slice, by_bundle
+from ray_workers.shared.contracts import Slice, by_role
 from service.domain.scheduling.placement.homes import Homes
 from service.domain.scheduling.placement.slots import (
     EPSILON,
@@ -45,7 +45,7 @@ class WorkerKind:
         homes: Homes,
         unlike: Request | None,
     ) -> None:
-        """unlike: of a gang with servers that have other resources, its request."""
+        """unlike: of a gang with roles that have resources of their own, its request."""
         self.bundle = bundle
         self.unlike = unlike
         self.required = required
@@ -54,8 +54,8 @@ class WorkerKind:
         """A worker's resources as rules count them."""
         self.vector: tuple[float, ...] = ()
         """A worker's amount of each resource that any job asks for."""
-        self.server_vector: tuple[float, ...] = ()
-        """That of a server that has other resources."""
+        self.role_vectors: Mapping[int, tuple[float, ...]] = {}
+        """That of each role with resources of its own, by its first rank."""
         self.demand: tuple[tuple[int, float], ...] = ()
         """The amounts above zero, by their place in the vector; of unlike workers the least."""
 
@@ -69,8 +69,8 @@ class WorkerKind:
         if self.unlike is None:  # this is asked for very often
             return [(part, self.vector) for part in slices]
         return [
-            (part, self.vector if bundle is self.bundle else self.server_vector)
-            for part, bundle in by_bundle(slices, self.bundle, self.unlike.servers)
+            (part, self.vector if role is None else self.role_vectors[role.first_rank])
+            for part, role in by_role(slices, self.unlike.roles)
         ]
 
     def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
@@ -130,8 +130,7 @@ class Gangs:
     def _equal_to(self, request: Request) -> Gang:
         level = request.required_level
         size = request.num_workers, request.min_workers
-        servers = request.servers
-        unlike = None if servers is None else (request.num_workers, request.server_kind)
+        unlike = (request.num_workers, request.role_kinds) if request.roles else None
         key = (*size, level, request.homes, unlike, *request.bundle.items())
         gang = self._gangs.get(key)
         if gang is None:
@@ -139,7 +138,7 @@ class Gangs:
             named = request.kind, required, request.homes, unlike
             kind = self._kinds.get(named)
             if kind is None:
-                whole = None if servers is None else request
+                whole = request if request.roles else None
                 kind = WorkerKind(request.bundle, required, request.homes, whole)
                 self._kinds[named] = kind
                 self._measure(kind)
@@ -181,11 +180,13 @@ class Gangs:
         taken = {**kind.bundle, NUM_GPUS: 0.0 if is_part else gpus, WHOLE_GPUS: gpus}
         kind.vector = tuple([taken.get(name, 0.0) for name in self.names])
         needed = {**taken, NUM_GPUS: 1.0, WHOLE_GPUS: 0.0} if is_part else taken
-        servers = None if kind.unlike is None else kind.unlike.servers
-        if servers is not None:
-            kind.server_vector = tuple([servers.bundle.get(name, 0.0) for name in self.names])
-            least = {n: min(each, servers.bundle.get(n, 0.0)) for n, each in needed.items()}
-            needed = least
+        roles = () if kind.unlike is None else kind.unlike.roles
+        kind.role_vectors = {
+            role.first_rank: tuple([role.bundle.get(name, 0.0) for name in self.names])
+            for role in roles
+        }
+        for role in roles:
+            needed = {name: min(n, role.bundle.get(name, 0.0)) for name, n in needed.items()}
         kind.demand = tuple(
             (at, needed[name]) for at, name in enumerate(self.names) if needed.get(name, 0.0) > 0
         )

@@ -218,11 +218,9 @@ class Stock:
             rooms = {node_id: kind.fits(has) for node_id, has in amounts.items()}
             found = at_home(kind.homes, rooms, self._has_labels)
             return () if isinstance(found, int) else found
-        request, servers = kind.unlike, kind.unlike.servers
-        assert servers is not None
         names = self._place_of_name
         free = {node_id: dict(zip(names, has, strict=True)) for node_id, has in amounts.items()}
-        return place_unlike(request.num_workers, kind.bundle, servers, free, self.topology)
+        return place_unlike(kind.unlike, free, self.topology)
 
     def _has_labels(self, node_id: str, labels: Sequence[str]) -> bool:
         total = self.totals[self.kind_of[node_id]]
@@ -312,12 +310,11 @@ class Reserved:
                 self.version += 1
 
     def _set_aside_unlike(self, kind: WorkerKind, request: Request) -> None:
-        """The same for both sorts of slots."""
-        servers = request.servers
-        assert servers is not None
-        num_workers = request.num_workers - servers.number
+        """The same for slots of all sorts."""
+        sorts = [(kind.vector, request.num_alike)]
+        sorts += ((kind.role_vectors[role.first_rank], role.number) for role in request.roles)
         for at, total in enumerate(self._stock.totals):
-            for vector, most in ((kind.vector, num_workers), (kind.server_vector, servers.number)):
+            for vector, most in sorts:
                 number = min(most, _times(vector, total))
                 self.on[at] = _plus(self.on[at], vector, number)
         self.version += 1

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dray.spec import Elastic, ParameterServer, Resources, Sync
-from ray_workers.shared.contracts import ServerSlots, Slice, by_bundle
+from dray.spec import Elastic, JobSpec, Resources
+from ray_workers.shared.contracts import RoleSlots, Slice, by_bundle
 from service.config.node_types import LABEL_SHARE, label_resources, labels_in, without_labels
 from service.domain.scheduling.placement.homes import Homes
 
@@ -34,10 +34,10 @@ ACCELERATOR_SHARE = 0.001
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a gang: `num_workers` times `bundle`, but for servers with their own."""
+    """The request of a gang: `num_workers` times `bundle`, but for roles with their own."""
 
     num_workers: int
-    """Servers are among them."""
+    """Those of all roles."""
     bundle: Mapping[str, float]
     min_workers: int | None = None
     """With how few an elastic gang may start and go on; None: all of them or none."""
@@ -45,7 +45,8 @@ class Request:
     """The level of the topology of which one domain must hold the gang; None: none must."""
     homes: Homes = ()
     """Of a gang with homes, one for each worker but the first."""
-    servers: ServerSlots | None = None
+    roles: tuple[RoleSlots, ...] = ()
+    """Ranks with resources of their own."""
 
     @functools.cached_property
     def kind(self) -> Kind:
@@ -53,24 +54,37 @@ class Request:
         return tuple(sorted(self.bundle.items()))
 
     @functools.cached_property
-    def server_kind(self) -> tuple[int, Kind] | None:
-        """The number of servers with resources of their own, and these."""
-        servers = self.servers
-        return None if servers is None else (servers.number, tuple(sorted(servers.bundle.items())))
+    def role_kinds(self) -> tuple[tuple[int, int, Kind], ...]:
+        """The ranks with resources of their own, and these: the same for equal ones."""
+        return tuple(
+            (role.first_rank, role.number, tuple(sorted(role.bundle.items())))
+            for role in self.roles
+        )
+
+    @property
+    def num_alike(self) -> int:
+        """Ranks that have no resources of their own."""
+        return self.num_workers - sum(role.number for role in self.roles)
+
+    @functools.cached_property
+    def runs(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
+        """How many consecutive ranks have equal slots, and their bundle, in the order of ranks."""
+        found: list[tuple[int, Mapping[str, float]]] = []
+        rank = 0
+        for role in self.roles:
+            found += [(role.first_rank - rank, self.bundle), (role.number, role.bundle)]
+            rank = role.first_rank + role.number
+        return tuple(run for run in (*found, (self.num_workers - rank, self.bundle)) if run[0])
 
     @property
     def mean_bundle(self) -> Mapping[str, float]:
         """The same total amounts, if all had as much."""
-        if self.servers is None:
+        if not self.roles:
             return self.bundle
-        amounts = {name: self.amount_of(name) for name in (*self.bundle, *self.servers.bundle)}
-        return {name: amount / self.num_workers for name, amount in amounts.items()}
-
-    def amount_of(self, name: str) -> float:
-        """All workers' amount of a resource."""
-        number = 0 if self.servers is None else self.servers.number
-        other = 0.0 if self.servers is None else self.servers.bundle.get(name, 0.0)
-        return (self.num_workers - number) * self.bundle.get(name, 0.0) + number * other
+        total: dict[str, float] = {}
+        for number, bundle in self.runs:
+            add(total, bundle, number)
+        return {name: amount / self.num_workers for name, amount in total.items()}
 
     def of_size(self, num_workers: int) -> Request:
         """The same for so many workers, and no fewer."""
@@ -90,11 +104,11 @@ class Holder:
     bundle: Mapping[str, float]
     queue: str = "default"
     owner: str = "default"
-    servers: ServerSlots | None = None
+    roles: tuple[RoleSlots, ...] = ()
 
     @property
     def request(self) -> Request:
-        return Request(count(self.slices), self.bundle, servers=self.servers)
+        return Request(count(self.slices), self.bundle, roles=self.roles)
 
 
 @dataclass(frozen=True)
@@ -125,10 +139,8 @@ class Node:
         return cls(node_id, here, free, accepted, quarantined or {})
 
 
-def request_of(
-    resources: Resources, elastic: Elastic | None = None, sync: Sync | None = None
-) -> Request:
-    """The request of a job document, in Ray's names."""
+def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
+    """The request of gangs whose slots are alike, in Ray's names."""
     bundle = {"CPU": float(resources.cpus_per_worker)}
     if resources.gpus_per_worker:
         bundle["GPU"] = float(resources.gpus_per_worker)
@@ -138,15 +150,21 @@ def request_of(
         bundle[f"accelerator_type:{resources.accelerator}"] = ACCELERATOR_SHARE
     bundle |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
     least = None if elastic is None else elastic.min_workers
-    servers = None
-    if isinstance(sync, ParameterServer) and (own := sync.server_resources) is not None:
-        of_server = {"CPU": float(own.cpus)}
+    return Request(resources.num_workers, bundle, least, resources.required_topology)
+
+
+def request_of_job(spec: JobSpec) -> Request:
+    """The request of a job document. Roles with resources of their own go on nodes with the same
+    labels."""
+    request = request_of(spec.resources, spec.elastic)
+    labels = dict.fromkeys(label_resources(spec.resources.node_labels), LABEL_SHARE)
+    roles = []
+    for name, ranks, own in spec.roles_with_resources:
+        bundle = {"CPU": float(own.cpus), **labels}
         if own.memory_bytes is not None:
-            of_server["memory"] = float(own.memory_bytes)
-        of_server |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
-        servers = ServerSlots(sync.servers, of_server)
-    level = resources.required_topology
-    return Request(resources.num_workers, bundle, least, level, servers=servers)
+            bundle["memory"] = float(own.memory_bytes)
+        roles.append(RoleSlots(name, ranks.start, len(ranks), bundle))
+    return replace(request, roles=tuple(roles))
 
 
 def offered(
@@ -169,7 +187,7 @@ def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
     """Sum of what the holders have on each node where they have anything."""
     held: dict[str, dict[str, float]] = {}
     for holder in holders:
-        for part, bundle in by_bundle(holder.slices, holder.bundle, holder.servers):
+        for part, bundle in by_bundle(holder.slices, holder.bundle, holder.roles):
             add(held.setdefault(part.node_id, {}), bundle, part.num_workers)
     return held
 
@@ -276,18 +294,22 @@ def needs(request: Request) -> str:
     level = request.required_level
     within = "" if level is None else f" within one {level}"
     within += ", those of silos on the nodes of their data" if request.homes else ""
-    servers, number = request.servers, request.least
-    if servers is None:
-        return f"needs {at_least}{workers(number)} of {spoken_bundle(request.bundle)}{within}"
-    serving = f"{servers.number} server{'' if servers.number == 1 else 's'}"
-    return (
-        f"needs {workers(number - servers.number)} of {spoken_bundle(request.bundle)}, and "
-        f"{serving} of {spoken_bundle(servers.bundle)}"
-    )
+    if not request.roles:
+        number = workers(request.least)
+        return f"needs {at_least}{number} of {spoken_bundle(request.bundle)}{within}"
+    own = [f"{ranks_of(role)} of {spoken_bundle(role.bundle)}" for role in request.roles]
+    alike = f"{workers(request.num_alike)} of {spoken_bundle(request.bundle)}"
+    return f"needs {', '.join([alike, *own[:-1]])}, and {own[-1]}"
 
 
 def workers(number: int) -> str:
     return "1 worker" if number == 1 else f"{number} workers"
+
+
+def ranks_of(role: RoleSlots) -> str:
+    """`1 server`, `2 servers`, `2 ps`."""
+    is_plain = role.number == 1 or role.role.endswith("s")
+    return f"{role.number} {role.role}{'' if is_plain else 's'}"
 
 
 def spoken_bundle(bundle: Mapping[str, float]) -> str:

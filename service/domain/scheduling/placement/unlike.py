@@ -1,43 +1,45 @@
-"""Gangs of unlike slots: workers, and servers with resources of their own. All of them are placed,
-or none."""
+"""Gangs of unlike slots: some roles have resources of their own. All ranks are placed, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ray_workers.shared.contracts import ServerSlots, Slice
+from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.slots import add, count, fits
+from service.domain.scheduling.placement.slots import Request, add, count, fits
 from service.domain.scheduling.placement.topology import Topology
 
 
 def place_unlike(
-    num_workers: int,
-    bundle: Mapping[str, float],
-    servers: ServerSlots,
-    free: Mapping[str, Mapping[str, float]],
-    topology: Topology,
+    request: Request, free: Mapping[str, Mapping[str, float]], topology: Topology
 ) -> tuple[Slice, ...]:
-    """Slices of the workers, and then those of the servers, near the workers; none if they have no
-    room together. free: the resources of nodes, by their ids."""
-    workers, serving = (bundle, num_workers - servers.number), (servers.bundle, servers.number)
-    both = _place([workers, serving], free, topology)
-    if both:
-        return (*both[0], *both[1])
-    # Workers may have taken the only room that servers could use.
-    both = _place([serving, workers], free, topology)
-    return (*both[1], *both[0]) if both else ()
+    """Slices of all ranks, in the order of the ranks, each near those placed before; none if they
+    have no room together. free: the resources of nodes, by their ids."""
+    runs = request.runs
+    alike = [at for at, (_, bundle) in enumerate(runs) if bundle is request.bundle]
+    own = [at for at in range(len(runs)) if at not in alike]
+    own.sort(key=lambda at: _size(runs[at][1]), reverse=True)
+    # Ranks without resources of their own may have taken the only room that the others could use.
+    for order in ([*alike, *own], [*own, *alike]):
+        if found := _place([runs[at] for at in order], free, topology):
+            of_run = dict(zip(order, found, strict=True))
+            return tuple(part for at in range(len(runs)) for part in of_run[at])
+    return ()
+
+
+def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
+    return bundle.get("CPU", 0.0), bundle.get("memory", 0.0)
 
 
 def _place(
-    parts: Sequence[tuple[Mapping[str, float], int]],
+    runs: Sequence[tuple[int, Mapping[str, float]]],
     free: Mapping[str, Mapping[str, float]],
     topology: Topology,
 ) -> list[tuple[Slice, ...]]:
-    """Of each part; empty if one has no room."""
+    """Of each run of ranks with equal bundles; empty if one has no room."""
     left = {node_id: dict(has) for node_id, has in free.items()}
     found: list[tuple[Slice, ...]] = []
-    for bundle, number in parts:
+    for number, bundle in runs:
         sizes = {node_id: size for node_id, has in left.items() if (size := fits(bundle, has))}
         if sum(sizes.values()) < number:
             return []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ray_workers.shared.contracts import ServerSlots
+from ray_workers.shared.contracts import RoleSlots
 from service.config.node_types import LABEL
 from service.domain.scheduling.placement.homes import at_home
 from service.domain.scheduling.placement.slots import (
@@ -15,6 +16,7 @@ from service.domain.scheduling.placement.slots import (
     fits,
     is_part_of_gpu,
     needs,
+    ranks_of,
     spoken_bundle,
 )
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
@@ -30,14 +32,14 @@ def can_ever_fit(
     usable = [node for node in nodes if node.accepted]
     if (homeless := homeless_worker(request, usable)) is not None:
         return _why_homeless(request, homeless)
-    least = request.least - (0 if request.servers is None else request.servers.number)
+    least = request.num_alike if request.roles else request.least
     most = 0
     for node in usable:
         most += fits(request.bundle, node.total)
         if most >= least:
             break
-    if most >= least and request.servers is not None:
-        return _why_never_beside(request, request.servers, usable, topology)
+    if most >= least and request.roles:
+        return _why_never_beside(request, usable, topology)
     if most >= least:
         if request.required_level is None:
             return None
@@ -70,17 +72,29 @@ def can_ever_fit(
 
 
 def _why_never_beside(
-    request: Request, servers: ServerSlots, nodes: Sequence[Node], topology: Topology | None
+    request: Request, nodes: Sequence[Node], topology: Topology | None
 ) -> Reason | None:
-    """Why the servers have no room beside the workers; None if they have."""
+    """Why the roles with resources of their own have no room beside the others; None if they
+    have."""
     free = {node.id: node.total for node in nodes}
-    there = topology or Topology((), nodes)
-    if place_unlike(request.num_workers, request.bundle, servers, free, there):
+    if place_unlike(request, free, topology or Topology((), nodes)):
         return None
-    alone = sum(fits(servers.bundle, node.total) for node in nodes)
-    room = f"for {alone} of its servers at once" if alone else "for none of its servers"
-    beside = ", and not beside its workers" if alone >= servers.number else ""
-    return _unsatisfiable(f"{needs(request)}, but the whole cluster has room {room}{beside}")
+    role = lacking_role(request, nodes)
+    room = "each of these, and not for all" if role is None else ranks_of(_fitting(role, nodes))
+    return _unsatisfiable(f"{needs(request)}, but the whole cluster has room for {room} at once")
+
+
+def lacking_role(request: Request, nodes: Sequence[Node]) -> RoleSlots | None:
+    """The first role with resources of its own for which the accepted nodes have no room even if
+    they are empty; None if each has room alone."""
+    usable = [node for node in nodes if node.accepted]
+    lacking = (role for role in request.roles if _fitting(role, usable).number < role.number)
+    return next(lacking, None)
+
+
+def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
+    """As many ranks of the role as empty nodes have room for."""
+    return replace(role, number=sum(fits(role.bundle, node.total) for node in nodes))
 
 
 def homeless_worker(request: Request, nodes: Sequence[Node]) -> int | None:

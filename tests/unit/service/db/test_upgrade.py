@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from sqlalchemy import Table, insert, inspect, make_url, select, update
 
 from dray.spec import JobSpec
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause
+from ray_workers.shared.contracts import Cause, RoleSlots
 from service.db import models
 from service.db.migrate import MIGRATIONS, alembic_config, migrate
 from service.db.repositories.bulk import table_of
@@ -25,6 +26,7 @@ from service.db.session import Database
 from service.domain.documents import CheckedDocument, read
 from service.domain.series import CHUNK_POINTS
 from service.jobs.listing import JobQuery
+from service.lifecycle import resizing
 from service.storage.storage import Storage
 from tests.marks import soak_but
 from tests.unit.service.db.old_rows import JOB, RECEIPT, WAITING, rows
@@ -249,6 +251,27 @@ async def test_a_deadline_of_rounds_over_http_is_carried_over(
     assert claimed is not None
     assert claimed.spec.federated is not None
     assert claimed.spec.federated.deadline_s == 30.0
+
+
+async def test_servers_with_resources_of_their_own_become_a_role(
+    empty: Database, tmp_path: Path
+) -> None:
+    build(empty, "0039", Storage(tmp_path.as_uri()))
+    servers = json.dumps({"number": 2, "bundle": {"CPU": 4.0}})
+    slices = json.dumps([{"node_id": node, "num_workers": n} for node, n in (("a", 3), ("b", 2))])
+    with empty.engine.begin() as connection:
+        for of in (
+            f"jobs SET servers = '{servers}', num_workers = 5 WHERE id = '{WAITING}'",
+            f"attempts SET servers = '{servers}', slices = '{slices}'",
+        ):
+            connection.exec_driver_sql(f"UPDATE {of}")
+    migrate(empty)
+    found = (RoleSlots("server", 3, 2, {"CPU": 4.0}),)
+    with empty.engine.connect() as connection:
+        job = connection.execute(select(table_of(models.JobRow)).filter_by(id=WAITING)).one()
+        assert resizing.request_of(job).roles == found
+        (attempt,) = connection.execute(select(table_of(models.AttemptRow))).all()
+        assert resizing.as_roles(attempt.roles) == found
 
 
 async def test_there_is_no_way_down(empty: Database) -> None:

@@ -1,6 +1,8 @@
-"""Jobs whose parameter servers have resources of their own, while the loops run."""
+"""Jobs whose roles have resources of their own, while the loops run."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -12,14 +14,20 @@ from tests.unit.service.loops.world import World, comes_to, eventually, says
 pytestmark = pytest.mark.anyio
 
 
-async def submit(runtime: Runtime, play: str) -> str:
-    """Two workers on GPUs, and a server of 3 CPUs."""
-    document = {
-        "name": play,
+ROLES = {"worker": {"num_workers": 2}, "ps": {"resources": {"cpus": 3}}}
+PROGRAMS: tuple[dict[str, Any], ...] = (
+    {
         "recipe": "image_classification",
-        "resources": {"num_workers": 3, "gpus_per_worker": 1},
         "sync": {"kind": "parameter_server", "server_resources": {"cpus": 3}},
-    }
+    },
+    {"script": {"entrypoint": "/train.py", "roles": ROLES}},
+)
+"""Two workers on GPUs, and a server of 3 CPUs."""
+
+
+async def submit(runtime: Runtime, play: str, program: dict[str, Any]) -> str:
+    resources = {"num_workers": 3, "gpus_per_worker": 1}
+    document = {"name": play, "resources": resources, **program}
     job, _ = await runtime.jobs.submit(JobSpec.model_validate(document))
     return job.id
 
@@ -28,12 +36,12 @@ async def test_a_gang_with_servers_holds_what_it_asked_for_and_gives_it_back(wor
     node = world.fake.nodes["node-a"]
     node.resources |= {"CPU": 8.0, "GPU": 4.0}
     runtime = await world.open()
-    first = await submit(runtime, "waits")
+    first = await submit(runtime, "waits", PROGRAMS[0])
     await comes_to(runtime, first, JobState.RUNNING)
     assert node.held == {"CPU": 5.0, "GPU": 2.0}
-    second = await submit(runtime, "trains")
+    second = await submit(runtime, "trains", PROGRAMS[1])
     explained = await says(runtime, second, "waiting_for_slots")
-    asked = "needs 2 workers of 1 CPU and 1 GPU, and 1 server of 3 CPU"
+    asked = "needs 2 workers of 1 CPU and 1 GPU, and 1 ps of 3 CPU"
     assert explained.reason.message.startswith(asked)
     await runtime.jobs.cancel(first)
     await comes_to(runtime, second, JobState.SUCCEEDED)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from dray.spec import JobSpec
+from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import (
     LEFT_EXIT_CODE,
     AttemptSpec,
@@ -33,7 +34,7 @@ from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.rules.failure_attribution import RankExit
-from ray_workers.supervision.rules.recovery_rules import may_recover
+from ray_workers.supervision.rules.recovery_rules import MOST_RESTARTS, may_recover
 from ray_workers.supervision.rules.timings import Timings
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec
@@ -320,6 +321,95 @@ async def test_a_group_ends_with_a_server_that_fails() -> None:
     group.placed[0].exit.set_result(group.placed[0].end)
     group.placed[1].exit.set_result(group.placed[1].end)  # the echo
     assert await asyncio.wait_for(watching, PATIENCE_S) is None
+
+
+LONE: dict[str, Any] = {
+    "script": {
+        "entrypoint": "train.py",
+        "framework": "tensorflow",
+        "roles": {
+            "chief": {"num_workers": 1},
+            "worker": {"num_workers": 2},
+            "ps": {"num_workers": 1},
+        },
+    },
+    "resources": {"num_workers": 4},
+}
+
+
+class Respawning(Standing):
+    """Its processes can be started again."""
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__(num_ranks)
+        self.restarted = asyncio.Queue[int]()
+        self.has_room = True
+
+    async def replace(self, members: Sequence[Any], round_number: int) -> None:  # type: ignore[override]
+        if not self.has_room:
+            raise ForkFailed("no room")
+        for member in members:
+            super().replace(member.rank)
+            self.restarted.put_nowait(member.rank)
+
+
+async def test_a_worker_of_a_coordinator_is_started_again_alone_so_often_within_a_time() -> None:
+    reports, group = Reports(), Respawning(4)
+    drills = FaultInjector(cast(Any, reports))
+    monitor = monitor_of(LONE, group, reports, drills)
+    watching = asyncio.ensure_future(monitor.watch())
+    for _ in range(MOST_RESTARTS):
+        group.end(2, -signal.SIGKILL)
+        assert await asyncio.wait_for(group.restarted.get(), PATIENCE_S) == 2
+    assert not watching.done()
+    assert {one["message"] for one in reports.of(FrameKind.REGROUPING)} == {
+        "rank 2 (worker 1) was killed by SIGKILL; the others go on"
+    }
+    assert [(one["ranks"], one["world_size"]) for one in reports.of(FrameKind.REGROUPED)] == [
+        ([2], 4)
+    ] * MOST_RESTARTS
+    group.end(2, -signal.SIGKILL)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
+    assert [end.rank for end in group.ended()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "has_room"),
+    [
+        (3, -signal.SIGKILL, True),  # a server has a part of the weights
+        (0, -signal.SIGKILL, True),
+        (1, 1, True),  # it would fail again
+        (1, None, True),  # nobody holds its port
+        (1, -signal.SIGKILL, False),
+    ],
+)
+async def test_the_loss_of_a_rank_that_is_not_started_alone_ends_the_group(
+    rank: int, code: int | None, has_room: bool
+) -> None:
+    group = Respawning(4)
+    group.has_room = has_room
+    watching = asyncio.ensure_future(monitor_of(LONE, group, Reports()).watch())
+    group.placed[rank].end = RankExit.of(rank, code)
+    group.placed[rank].exit.set_result(group.placed[rank].end)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
+    assert group.restarted.empty()
+    assert [end.rank for end in group.ended()] == [rank]
+
+
+async def test_a_drill_passes_once_a_lone_rank_is_started_again() -> None:
+    reports, group = Reports(), Respawning(4)
+    drills = FaultInjector(cast(Any, reports))
+    monitor = monitor_of(LONE, group, reports, drills)
+    watching = asyncio.ensure_future(monitor.watch())
+    drills.add(Drill("d", DrillKind.KILL, 1, None))
+    group.seen = [observation(rank) for rank in range(4)]
+    monitor.look()
+    assert await asyncio.wait_for(group.restarted.get(), PATIENCE_S) == 1
+    async with asyncio.timeout(PATIENCE_S):
+        while reports.of(FrameKind.DRILL)[-1]["state"] != DrillState.PASSED:
+            await asyncio.sleep(0.01)
+    group.end(0, 0)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None, "the chief has ended"
 
 
 async def test_a_group_whose_ranks_end_well_ends_without_an_outcome() -> None:

@@ -106,7 +106,8 @@ async def test_gpus_of_two_nodes_are_counted_apart(monkeypatch: pytest.MonkeyPat
     cluster = SharedCluster(monkeypatch, nodes, (Slice("a", 2), Slice("b", 1)), 0.5)
     await cluster.group.acquire()
     assert sorted(cluster.held()) == [("a", 0), ("a", 1), ("b", 0)]
-    assert [len(of_node) for of_node in cluster.group._slots_by_node()] == [2, 1]
+    by_rank = cluster.group._slots_by_rank()
+    assert [slots.part.node_id for slots in by_rank] == ["a", "a", "b"]
 
 
 async def test_gpus_that_do_not_suffice_are_told_and_every_slot_can_be_given_back(

@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import ServerSlots, Slice
+from ray_workers.shared.contracts import AWAITING, RoleSlots, Slice
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import worker_group
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -207,11 +207,17 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
         spec = attempt_spec(slices=slices, silo_sources=sources)
         group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
         group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
-        by_node = group._slots_by_node()
-        assert [slots.part.node_id for some in by_node for slots in some] == order
+        assert [slots.part.node_id for slots in group._slots_by_rank()] == order
 
 
-async def test_servers_get_slots_of_their_own_and_the_last_ranks(
+class NamedActors:
+    """Rank actors that are only their names."""
+
+    def options(self, name: str, **resources: Any) -> Any:
+        return SimpleNamespace(remote=lambda *_: name)
+
+
+async def test_roles_get_slots_of_their_own_and_keep_their_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[list[dict[str, float]]] = []
@@ -222,19 +228,37 @@ async def test_servers_get_slots_of_their_own_and_the_last_ranks(
 
     monkeypatch.setattr("ray_workers.supervision.slots.placement_group", placement_group)
     of_worker, of_server = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 4.0}
+    script_roles = {"worker": {"num_workers": 3}, "ps": {"resources": {"cpus": 4}}}
     spec = attempt_spec(
+        spec={"name": "j", "script": {"entrypoint": "a.py", "roles": script_roles}},
         slices=(Slice("a", 2), Slice("b", 1), Slice("a", 1)),
         bundle=of_worker,
-        servers=ServerSlots(1, of_server),
+        roles=(RoleSlots("ps", 3, 1, of_server),),
     )
     group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
     await group.acquire()
     assert asked == [[of_worker] * 2, [of_worker], [of_server]]
-    monkeypatch.setattr(group, "_create_actor", lambda *place: None)
-    for node_rank, slots in enumerate(group._slots_by_node()):
-        group._create_members(slots, node_rank)
-    found = [(m.rank, m.node_id, dict(m.slots.bundle)) for m in group.members]
+    monkeypatch.setattr(worker_group, "RankActor", NamedActors())
+    monkeypatch.setattr(worker_group, "PlacementGroupSchedulingStrategy", lambda *_, **at: at)
+    group._create_members(group._slots_by_rank())
+    found = [(m.actor, m.node_id, dict(m.slots.bundle)) for m in group.members]
     assert found == [
-        *((0, "a", of_worker), (1, "a", of_worker)),
-        *((2, "b", of_worker), (3, "a", of_server)),
+        ("dray:job:1:worker:0:0", "a", of_worker),
+        ("dray:job:1:worker:1:0", "a", of_worker),
+        ("dray:job:1:worker:2:0", "b", of_worker),
+        ("dray:job:1:ps:3:0", "a", of_server),
     ]
+    on_node = [(m.local_rank, m.local_world_size, m.node_rank) for m in group.members]
+    assert on_node == [(0, 3, 0), (1, 3, 0), (0, 1, 1), (2, 3, 0)]
+
+
+def test_a_rank_that_is_started_again_alone_has_its_place_at_once() -> None:
+    roles = {"chief": {}, "worker": {}}
+    script = {"entrypoint": "a.py", "framework": "tensorflow", "roles": roles}
+    spec = attempt_spec(spec={"name": "j", "script": script}, slices=(Slice("a", 2),))
+    group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+    slots: Any = Slots(spec.slices[0], None, {})  # type: ignore[arg-type]
+    again = [Member(seat, seat, seat, 0, slots, seat, 2, None, incarnation=1) for seat in (0, 1)]
+    tasks = [group._task(member) for member in again]
+    assert [task.generation for task in tasks] == [AWAITING, 0]
+    assert [task.spool_dir.rpartition(".")[2] for task in tasks] == ["early", "metrics"]

@@ -7,7 +7,7 @@ import { plural } from '../../lib/format.js';
 import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
 import { repeat, useWhileLooked } from '../../lib/live.js';
 import { useStore } from '../../lib/stores.js';
-import { roleOf } from '../../lib/topology.js';
+import { rankName } from '../../lib/topology.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { useVirtual } from '../../parts/virtual.js';
 
@@ -56,13 +56,10 @@ export function Logs({ job }) {
     const { scrollTop, scrollHeight, clientHeight } = event.currentTarget;
     if (follow && scrollHeight - scrollTop - clientHeight > 3 * LINE) setFollow(false);
   };
-  const ranks = Array.from({ length: job.world_size }, (_, n) => {
-    const role = roleOf(job.spec, n);
-    return { n, said: `rank ${n}${role ? ` (${role})` : ''}` };
-  });
+  const ranks = Array.from({ length: job.world_size }, (_, n) => n);
   const attempts = Array.from({ length: job.attempt }, (_, n) => n + 1);
   return html`<div class="toolbar">
-      <select aria-label="Rank" value=${rank} onChange=${(event) => adjust({ rank: event.target.value })}><option value="">all ranks</option>${ranks.map(({ n, said }) => html`<option key=${n} value=${n}>${said}</option>`)}</select>
+      <select aria-label="Rank" value=${rank} onChange=${(event) => adjust({ rank: event.target.value })}><option value="">all ranks</option>${ranks.map((n) => html`<option key=${n} value=${n}>${rankName(job.spec, n)}</option>`)}</select>
       <select aria-label="Attempt" value=${attempt} onChange=${(event) => adjust({ attempt: event.target.value })}><option value="">all attempts</option>${attempts.map((n) => html`<option key=${n} value=${n}>attempt ${n}</option>`)}</select>
       <input type="search" placeholder="search" aria-label="Search the log; Enter goes to the next hit" value=${text} onInput=${(event) => adjust({ find: event.target.value })}
         onKeyDown=${(event) => event.key === 'Enter' && jump(event.shiftKey ? -1 : 1)} />
@@ -80,15 +77,15 @@ export function Logs({ job }) {
       ${known && !lines.length && html`<${Empty}>${complete ? 'There is no output.' : 'No output yet.'}<//>`}
       <div class="lines">
         <div style=${{ height: `${above}px` }}></div>
-        ${shown.slice(first, last).map((line, i) => html`<${Line} key=${line.n} line=${line} isHit=${hits[hit] === first + i} withRank=${!rank} />`)}
+        ${shown.slice(first, last).map((line, i) => html`<${Line} key=${line.n} spec=${job.spec} line=${line} isHit=${hits[hit] === first + i} withRank=${!rank} />`)}
         <div style=${{ height: `${below}px` }}></div>
       </div></div>`;
 }
 
-function Line({ line, isHit, withRank }) {
+function Line({ spec, line, isHit, withRank }) {
   const text = line.text.length > WIDEST ? `${line.text.slice(0, WIDEST)} …` : line.text;
   return html`<div class=${isHit ? 'line hit' : 'line'}>
-    <span class="from" title=${`attempt ${line.attempt}, ${new Date(line.time).toLocaleString()}`}>${withRank ? `${line.attempt}.${line.rank}` : new Date(line.time).toLocaleTimeString()}</span><span>${
+    <span class="from" title=${`attempt ${line.attempt}, ${rankName(spec, line.rank)}, ${new Date(line.time).toLocaleString()}`}>${withRank ? `${line.attempt}.${line.rank}` : new Date(line.time).toLocaleTimeString()}</span><span>${
       pieces(text).map(({ text: piece, className }) => (className ? html`<span class=${className}>${piece}</span>` : piece))}</span></div>`;
 }
 

@@ -3,7 +3,7 @@
 import { clock, duration, number } from '../../lib/format.js';
 import { html, useEffect, useRef, useState } from '../../lib/html.js';
 import { repeat, usePoll } from '../../lib/live.js';
-import { roleOf } from '../../lib/topology.js';
+import { rankName, roleOf } from '../../lib/topology.js';
 import { get } from '../../lib/api.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED, RayLink, gpuOf } from '../../parts/job_parts.js';
@@ -92,7 +92,7 @@ export function Ranks({ job }) {
         <td class="num">${wait === null ? '–' : duration(wait)}</td>
         ${served.map(([name, said]) => html`<td key=${name} class="num">${said(series)}</td>`)}
         ${uses.map(([name, said]) => html`<td key=${name} class="num">${said(used.get(rank) ?? {}) || '–'}</td>`)}
-        <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a>${dashboard && html` · <${RayLink} dashboard=${dashboard} place="actors" title=${`Its actor is called dray:${job.id}:${job.attempt}:worker:${rank}:…`}>Ray<//>`}</td></tr>`)}</tbody></table>
+        <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a>${dashboard && html` · <${RayLink} dashboard=${dashboard} place="actors" title=${`Its actor is called dray:${job.id}:${job.attempt}:${roleOf(job.spec, rank)?.split(' ')[0] ?? 'worker'}:${rank}:…`}>Ray<//>`}</td></tr>`)}</tbody></table>
       ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}
       <p class="soft">${sample?.time && html`What they used at ${clock(1000 * sample.time)}. `}${nodes.length > 0 && html`They run on ${nodes.map((node, n) => html`${n > 0 && ', '}<${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//>${gpuOf(node) && ` (${gpuOf(node)})`}`)}.`}</p></div>
     <${Staleness} summary=${job.summary} />
@@ -101,6 +101,6 @@ export function Ranks({ job }) {
       ${hangs.data?.items.length === 0 && html`<p class="soft">None. If the ranks stand still, their stacks are kept here.</p>`}
       ${hangs.data?.items.map((hang) => html`<details key=${hang.seq}><summary>${clock(hang.time)}: ${hang.culprits.length === 1 ? `rank ${hang.culprits[0]}` : `ranks ${hang.culprits.join(', ')}`} kept the others waiting for ${duration(hang.waited_s)}
           ${hang.phase ? ` in ${hang.phase}` : ''}${hang.step !== null ? ` at step ${hang.step}` : ''}</summary>
-        ${hang.ranks.map((one) => html`<details key=${one.rank}><summary>rank ${one.rank}${hang.culprits.includes(one.rank) ? ' (it kept them waiting)' : ''}: ${one.phase ?? 'unknown'}, step ${one.step ?? '–'}${one.collective !== null ? `, collective ${one.collective}` : ''}</summary>
+        ${hang.ranks.map((one) => html`<details key=${one.rank}><summary>${rankName(job.spec, one.rank)}${hang.culprits.includes(one.rank) ? ' (it kept them waiting)' : ''}: ${one.phase ?? 'unknown'}, step ${one.step ?? '–'}${one.collective !== null ? `, collective ${one.collective}` : ''}</summary>
           <pre>${one.stack || 'no stack'}</pre></details>`)}</details>`)}</div>`;
 }

@@ -7,8 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, FrameKind
-from ray_workers.supervision.rules.failure_attribution import RankExit, failed_by_echo, judge
+from dray.ranks import role_names
+from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, FrameKind, Outcome
+from ray_workers.supervision.rules.failure_attribution import (
+    RankExit,
+    failed_by_echo,
+    judge,
+    with_role,
+)
 
 
 def said(rank: int, cause: Cause, message: str) -> dict[int, Frame]:
@@ -170,3 +176,13 @@ def test_the_end_of_a_nodes_forkserver_is_nobodys() -> None:
     assert (outcome.cause, outcome.rank) == (Cause.NODE_LOST, 1)
     assert "forkserver" in outcome.message
     assert judge([RankExit.of(0, None)], {}).cause is Cause.WORKER_LOST
+
+
+def test_the_end_of_an_attempt_names_the_role_of_the_rank_at_fault() -> None:
+    roles = {"chief": {}, "worker": {"num_workers": 2}, "ps": {}}
+    names = role_names({"script": {"roles": roles}})
+    lost = Outcome.of(Cause.WORKER_LOST, "rank 3 vanished", rank=3)
+    assert with_role(lost, names).message == "rank 3 vanished (rank 3 is ps 0)"
+    assert with_role(lost, role_names({"script": {}})) == lost
+    stopped = Outcome.of(Cause.STOPPED, "stopped as asked")
+    assert with_role(stopped, names) == stopped

@@ -211,6 +211,8 @@ def test_the_wait_for_slots_begins_when_the_first_worker_is_lacking() -> None:
 )
 def test_how_it_ended_is_said_in_a_few_words(code: int | None, words: str) -> None:
     assert recovery_rules.how(RankExit.of(3, code)) == words
+    named = words.replace("rank 3", "rank 3 (ps 0)")
+    assert recovery_rules.how(RankExit.of(3, code), ["", "", "", "ps 0"]) == named
 
 
 def test_where_memory_was_short_a_kill_says_so() -> None:

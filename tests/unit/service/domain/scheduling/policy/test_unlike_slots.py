@@ -1,4 +1,4 @@
-"""Gangs whose servers have resources of their own: workers and servers start together or not."""
+"""Gangs whose roles have resources of their own: all ranks start together or none."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from dray.spec import ParameterServer, Resources
-from ray_workers.shared.contracts import ServerSlots, Slice, by_bundle
+from dray.spec import JobSpec
+from ray_workers.shared.contracts import RoleSlots, Slice, by_bundle
 from service.domain.scheduling import autoscaling
 from service.domain.scheduling.placement.slots import (
     amounts_of,
     held_on,
     needs,
-    request_of,
+    request_of_job,
     share_of,
 )
 from service.domain.scheduling.policy import (
@@ -37,7 +37,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ON_GPUS = {"CPU": 1.0, "GPU": 1.0}
 OF_SERVER = {"CPU": 4.0}
 """One server of 4 CPUs beside two workers on GPUs."""
-REQUEST = Request(3, ON_GPUS, servers=ServerSlots(1, OF_SERVER))
+REQUEST = Request(3, ON_GPUS, roles=(RoleSlots("server", 2, 1, OF_SERVER),))
 
 
 def node(name: str, **total: float) -> Node:
@@ -53,15 +53,42 @@ def decide(*nodes: Node, jobs: Any = (), **more: Any) -> list[Any]:
 
 
 def test_a_document_asks_for_its_servers_slots() -> None:
-    resources = Resources(num_workers=3, gpus_per_worker=1, node_labels={"rack": "r1"})
-    sync = ParameterServer.model_validate({"server_resources": {"cpus": 4, "memory_bytes": "1GiB"}})
-    request = request_of(resources, sync=sync)
-    assert request.servers is not None
-    assert request.servers.number == 1
+    server = {"cpus": 4, "memory_bytes": "1GiB"}
+    document = {
+        "recipe": "image_classification",
+        "resources": {"num_workers": 3, "gpus_per_worker": 1, "node_labels": {"rack": "r1"}},
+        "sync": {"kind": "parameter_server", "server_resources": server},
+    }
+    request = request_of_job(JobSpec.model_validate(document))
+    (role,) = request.roles
+    assert (role.role, role.first_rank, role.number) == ("server", 2, 1)
     own = {"CPU": 4.0, "memory": 2.0**30}
-    assert own.items() <= request.servers.bundle.items()
-    assert request.servers.bundle.keys() - own.keys() == request.bundle.keys() - ON_GPUS.keys()
-    assert request_of(resources, sync=ParameterServer()).servers is None
+    assert own.items() <= role.bundle.items()
+    assert role.bundle.keys() - own.keys() == request.bundle.keys() - ON_GPUS.keys()
+
+
+def test_a_script_asks_for_the_slots_of_its_roles() -> None:
+    roles = {
+        "chief": {"resources": {}},
+        "worker": {"num_workers": 3},
+        "evaluator": {},
+        "ps": {"num_workers": 2, "resources": {"cpus": 2}},
+    }
+    script = {"entrypoint": "a.py", "framework": "tensorflow", "roles": roles}
+    document = {"script": script, "resources": {"gpus_per_worker": 1}}
+    request = request_of_job(JobSpec.model_validate(document))
+    assert request.roles == (
+        RoleSlots("chief", 0, 1, {"CPU": 1.0}),
+        RoleSlots("ps", 5, 2, {"CPU": 2.0}),
+    )
+    assert request.runs == ((1, {"CPU": 1.0}), (4, ON_GPUS), (2, {"CPU": 2.0}))
+    assert needs(request) == (
+        "needs 4 workers of 1 CPU and 1 GPU, 1 chief of 1 CPU, and 2 ps of 2 CPU"
+    )
+    slices = (Slice("b", 1), Slice("a", 4), Slice("a", 1), Slice("b", 1))
+    assert decide(
+        node("a", CPU=6.0, GPU=4.0), node("b", CPU=3.0), jobs=(job(request=request),)
+    ) == [Start("job", slices)]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +111,8 @@ def test_workers_come_first_and_servers_near_them(nodes: Any, slices: Any) -> No
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        ((node("n", CPU=5.0, GPU=2.0),), "has room for 1 of its servers at once, and not beside"),
-        ((node("n", CPU=3.0, GPU=2.0),), "the whole cluster has room for none of its servers"),
+        ((node("n", CPU=5.0, GPU=2.0),), "has room for each of these, and not for all at once"),
+        ((node("n", CPU=3.0, GPU=2.0),), "the whole cluster has room for 0 servers at once"),
         ((node("n", CPU=16.0, GPU=1.0),), "the whole cluster has room for 1 at once"),
         ((node("n", CPU=16.0),), "each worker needs 1 GPU, but the largest node has no GPU"),
     ],
@@ -114,11 +141,11 @@ def test_a_gang_waits_whole_and_reserves_what_it_could_use() -> None:
 
 def test_all_that_a_gang_holds_is_counted_by_its_own_slots() -> None:
     slices = (Slice("n", 2), Slice("n", 1))
-    holder = Holder("job", slices, ON_GPUS, servers=REQUEST.servers)
+    holder = Holder("job", slices, ON_GPUS, roles=REQUEST.roles)
     assert held_on("n", [holder]) == {"CPU": 6.0, "GPU": 2.0}
     assert amounts_of(REQUEST) == pytest.approx({"CPU": 6.0, "GPU": 2.0})
     assert share_of(REQUEST, {"CPU": 12.0, "GPU": 2.0}) == pytest.approx(1.0)
-    assert [bundle for _, bundle in by_bundle(slices, ON_GPUS, REQUEST.servers)] == [
+    assert [bundle for _, bundle in by_bundle(slices, ON_GPUS, REQUEST.roles)] == [
         ON_GPUS,
         OF_SERVER,
     ]
@@ -140,7 +167,7 @@ def test_a_job_that_makes_room_gives_its_servers_slots_back_as_they_are() -> Non
     nodes = (Node("n", {"CPU": 6.0, "GPU": 3.0}, {"CPU": 0.0, "GPU": 1.0}),)
     slices = (Slice("n", 2), Slice("n", 1))
     running = RunningJob("low", 10, 0, REQUEST, slices, 1000.0, yields=True)
-    holders = (Holder("low", slices, ON_GPUS, servers=REQUEST.servers),)
+    holders = (Holder("low", slices, ON_GPUS, roles=REQUEST.roles),)
     for gpus, code in ((3.0, "room_is_made"), (4.0, None)):
         coming = job("high", Request(1, {"CPU": 1.0, "GPU": gpus}), seq=1)
         decisions = decide(*nodes, jobs=(coming,), holders=holders, running=(running,))

@@ -1,0 +1,48 @@
+"""Names of the ranks of a job whose ranks have roles, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+
+def role_names(document: Mapping[str, Any]) -> list[str]:
+    """`chief 0`, `worker 0`, `worker 1`: of each rank its role, and its number in it. Empty where
+    ranks have no roles, and an empty name of a rank that has none. document: the job's, as the
+    server stored it."""
+    roles: Mapping[str, Any] = (document.get("script") or {}).get("roles") or {}
+    counts = {name: role.get("num_workers", 1) for name, role in roles.items()}
+    sync, silos = document.get("sync") or {}, (document.get("federated") or {}).get("silos")
+    if silos:
+        return ["aggregator", *(f"silo {silo['name']}" for silo in silos)]
+    if sync.get("kind") == "parameter_server":
+        servers = sync["servers"]
+        counts = {"": document["resources"]["num_workers"] - servers, "server": servers}
+    return [name and f"{name} {at}" for name, count in counts.items() for at in range(count)]
+
+
+def role_of(rank: int, names: Sequence[str]) -> str:
+    """`ps 0`, or nothing. names: as of `role_names`."""
+    return names[rank] if rank < len(names) else ""
+
+
+def kind_of(rank: int, names: Sequence[str]) -> str:
+    """`ps`; `worker` of ranks that have no roles."""
+    return role_of(rank, names).partition(" ")[0] or "worker"
+
+
+def with_role(rank: int, names: Sequence[str]) -> str:
+    """`3 (ps 0)`, or only the number."""
+    role = role_of(rank, names)
+    return f"{rank} ({role})" if role else str(rank)
+
+
+def ranks_by_role(names: Sequence[str]) -> str:
+    """`0 chief, 1-2 worker, 3 ps`; nothing where ranks have no roles."""
+    found = []
+    for kind, group in groupby(range(len(names)), key=lambda rank: kind_of(rank, names)):
+        ranks = [*group]
+        first, last = ranks[0], ranks[-1]
+        found.append(f"{first} {kind}" if first == last else f"{first}-{last} {kind}")
+    return ", ".join(found)
