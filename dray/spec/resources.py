@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, StrictBool, StringConstraints
+from pydantic import Field, StrictBool, StringConstraints, model_validator
 
 from dray.spec.fields import Document, GpuShare, Int, LabelKey, NodeLabelValue, Size
 from dray.spec.training.parallel import MAX_WORKERS
@@ -42,6 +43,18 @@ class RoleResources(Document):
     """CPU cores."""
     memory_bytes: Size | None = None
     """Memory, as Ray accounts for it; a number, or a size such as `8GiB`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_of_the_jobs_resources(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "cpus_per_worker" in given:
+            raise ValueError("has cpus_per_worker, which is called cpus here")
+        if isinstance(given, Mapping) and "gpus_per_worker" in given:
+            raise ValueError(
+                "has gpus_per_worker, and ranks with resources of their own have no GPU: leave "
+                "the resources of roles with GPUs out, and give these as the job's resources"
+            )
+        return given
 
 
 class RoleRanks(NamedTuple):

@@ -37,6 +37,7 @@ def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, ta
     job_id = reported(site, 3, values, sync=sync, train=optimizer)
     page = tab.open(f"jobs/{job_id}")
     panel = page.get_by_role("region", name="sync/staleness of all workers")
+    panel.scroll_into_view_if_needed()  # curves are drawn when they are seen
     panel.locator("canvas").wait_for()
     assert " ".join(panel.locator(".keys").inner_text().split()) == "max 4 mean 0 p50 1 p95 2 p99 3"
     assert page.locator(".panel").count() == 5

@@ -127,6 +127,26 @@ INVALID: dict[str, tuple[bytes | dict[str, Any], str, str]] = {
     "an empty name": ({**GOOD, "name": ""}, "/name", "at least 1"),
     "a queue that leads out": ({**GOOD, "queue": "../../etc"}, "/queue", "match"),
     "a label key that leads out": ({**GOOD, "labels": {"../x": "a"}}, "/labels/..~1x", "match"),
+    "GPUs of a role with resources of its own": (
+        {
+            "script": {
+                "entrypoint": "a.py",
+                "roles": {"worker": {}, "ps": {"resources": {"gpus_per_worker": 1}}},
+            }
+        },
+        "/script/roles/ps/resources",
+        "give these as the job's resources",
+    ),
+    "cores of a role by the job's name": (
+        {
+            "script": {
+                "entrypoint": "a.py",
+                "roles": {"worker": {}, "ps": {"resources": {"cpus_per_worker": 1}}},
+            }
+        },
+        "/script/roles/ps/resources",
+        "is called cpus here",
+    ),
     "both recipe and script": ({**GOOD, "script": {"entrypoint": "a.py"}}, "", "exactly one"),
     "null": ({**GOOD, "train": None}, "/train", ""),
     "a list for an object": ({**GOOD, "train": []}, "/train", "object"),
