@@ -31,7 +31,7 @@ def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, ta
     names = ("mean", "p50", "p95", "p99", "max")
     values = {f"sync/staleness_{name}": float(n) for n, name in enumerate(names)}
     values |= {"train/loss": 1.0, "sync/clock": 7.0, "sync/staleness": 2.5}
-    values |= {"sync/staleness_count/000": 9.0, "sync/staleness_count/003-004": 3.0}
+    values |= {"sync/staleness_count/000": 9.0, "sync/staleness_count/003_004": 3.0}
     sync = {"kind": "parameter_server", "servers": 1, "mode": "asynchronous"}
     optimizer = {"optimizer": {"name": "sgd", "lr": 0.1}}
     job_id = reported(site, 3, values, sync=sync, train=optimizer)

@@ -40,5 +40,5 @@ def _bucket(staleness: int) -> str:
     at = bisect.bisect_left(TOPS, staleness)
     low = TOPS[at - 1] + 1 if at else 0
     if at == len(TOPS):
-        return f"{low:03}-up"
-    return f"{low:03}" if low == TOPS[at] else f"{low:03}-{TOPS[at]:03}"
+        return f"{low:03}_up"
+    return f"{low:03}" if low == TOPS[at] else f"{low:03}_{TOPS[at]:03}"

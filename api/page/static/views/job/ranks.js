@@ -60,7 +60,7 @@ function Staleness({ summary }) {
   if (!counts.length) return null;
   const most = Math.max(...counts.map(([, count]) => count));
   return html`<div class="card"><h2>Staleness of updates</h2><table aria-label="Staleness of updates"><thead><tr><th>Staleness</th><th>Updates so far</th></tr></thead>
-      <tbody>${counts.map(([key, count]) => html`<tr key=${key}><td>${key.slice(COUNTED.length).replace(/\b0+\B/g, '')}</td><td>${barOf(count, most, number(count))}</td></tr>`)}</tbody></table></div>`;
+      <tbody>${counts.map(([key, count]) => html`<tr key=${key}><td>${key.slice(COUNTED.length).split('_').map((one) => one.replace(/^0+(?=\d)/, '')).join('-')}</td><td>${barOf(count, most, number(count))}</td></tr>`)}</tbody></table></div>`;
 }
 
 export function Ranks({ job }) {
