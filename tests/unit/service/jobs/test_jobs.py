@@ -12,7 +12,7 @@ from dray.views import Job, JobState
 from ray_workers.shared.contracts import Cause, Phase
 from service.cluster.port import ClusterSnapshot
 from service.db.models import DeletedAttemptRow
-from service.db.notifications import ATTEMPTS, QUEUE, events_of
+from service.db.notifications import ATTEMPTS, QUEUE
 from service.domain.cursors import encode_cursor
 from service.domain.errors import (
     ArtifactNotFound,
@@ -358,11 +358,26 @@ async def test_a_job_that_cannot_be_erased_does_not_keep_others_or_the_service_f
     assert await service.jobs.finish_deletions() == 1
 
 
-async def test_waiting_ends_when_the_state_changes(service: Service) -> None:
+@pytest.fixture
+async def has_been_read(service: Service, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once a job was read."""
+    read, get = asyncio.Event(), service.jobs.get
+
+    async def noted(job_id: str) -> Job:
+        job = await get(job_id)
+        read.set()
+        return job
+
+    monkeypatch.setattr(service.jobs, "get", noted)
+    return read
+
+
+async def test_waiting_ends_when_the_state_changes(
+    service: Service, has_been_read: asyncio.Event
+) -> None:
     job_id = await service.submit()
     waiting = asyncio.create_task(service.jobs.wait(job_id, wait_s=30))
-    while not service.database.signals._subscribers.get(events_of(job_id)):
-        await asyncio.sleep(0)
+    await has_been_read.wait()  # by now the wait knows the state
     started = asyncio.get_running_loop().time()
     await asyncio.to_thread(service.claim, job_id)
     job = await waiting
@@ -372,12 +387,11 @@ async def test_waiting_ends_when_the_state_changes(service: Service) -> None:
 
 @pytest.mark.usefixtures("signals_get_lost")
 async def test_waiting_ends_also_where_the_process_that_made_the_change_said_nothing(
-    service: Service,
+    service: Service, has_been_read: asyncio.Event
 ) -> None:
     job_id = await service.submit()
     waiting = asyncio.create_task(service.jobs.wait(job_id, wait_s=60))
-    while not service.database.signals._subscribers.get(events_of(job_id)):
-        await asyncio.sleep(0)
+    await has_been_read.wait()  # by now the wait knows the state
     await asyncio.to_thread(service.claim, job_id)
     async with asyncio.timeout(30):  # half of what it would wait
         assert (await waiting).state == JobState.STARTING
