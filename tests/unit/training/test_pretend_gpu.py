@@ -290,7 +290,8 @@ def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
     here, there = tmp_path / "cpu", tmp_path / "pretend"
     assert run_ranks(here, document, world_size=2) == [0, 0]
     assert run_pretended(there, document) == [0, 0]
-    _assert_learnt_the_same(there, here)
+    # The kernel counts the bytes that gloo sends, and not those of NCCL.
+    _assert_learnt_the_same(there, here, but="sync/sent_bytes")
     if name in (
         "zero 1",
         "local steps",

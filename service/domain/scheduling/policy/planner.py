@@ -60,10 +60,12 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     ranking = Ranking(snapshot, gangs)
     ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
+    # Sorted are indices, and no pairs: a collector of garbage goes through all that is made here.
+    queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
         ranks, running = at_the_front(snapshot, ranks, running)
-    # Sorted are places, and no pairs: a collector of garbage goes through all that is made here.
-    queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
+        # Jobs of one place have the same rank, that of the first job that they pass.
+        queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
     round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
     held = [job for job in snapshot.queue if job.held is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -220,6 +221,14 @@ def test_the_last_that_was_moved_to_the_front_is_the_first() -> None:
     jobs = (job("a", seq=1), job("b", seq=2, rank=-1), job("c", seq=3, rank=-2))
     in_order = [d.job_id for d in decide(*jobs, queues=[Queue("night")], node=one)]
     assert in_order == ["c", "b", "a"]
+
+
+def test_of_two_jobs_at_one_place_the_older_goes_first_in_whatever_order_they_are_read() -> None:
+    one = Node("n", {"CPU": 1.0}, {"CPU": 1.0})
+    jobs = [job("a", seq=1), job("b", seq=2, rank=-1), job("c", seq=3, rank=-1)]
+    for each in permutations(jobs):
+        in_order = [d.job_id for d in decide(*each, queues=[Queue("night")], node=one)]
+        assert in_order == ["b", "c", "a"]
 
 
 def test_a_job_at_the_front_passes_for_no_job_that_can_not_start() -> None:
