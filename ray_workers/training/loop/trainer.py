@@ -314,10 +314,18 @@ class Trainer:
         again = step <= self.task.furthest_step
         return TimeCategory.RECOMPUTED if again else TimeCategory.USEFUL
 
+    def tell(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
+        """Report a step of which the process before this one may not have seen the end."""
+        lr = self._lr_of(step, self.options.samples_per_step)
+        epoch = self.calendar.epoch_of(step)
+        self.reporter.tell(step, epoch, lr, loss.item(), grad_norm.item())
+
     def _lr_at(self, step: int) -> float:
         """Of the batch that ends with this step and is not committed yet."""
+        return self._lr_of(step, (step - self.progress.step) * self.options.samples_per_step)
+
+    def _lr_of(self, step: int, batch_size: int) -> float:
         total, options = self.calendar.total_steps, self.options
-        batch_size = (step - self.progress.step) * options.samples_per_step
         lr = lr_at(step, total_steps=total, lr=self.lr, schedule=options.schedule)
         return lr * rate_factor(batch_size, options)
 

@@ -431,6 +431,18 @@ def kill_the_chief_in_an_evaluation(task: RankTask) -> None:
         arm(FaultPoint.BEFORE_EVALUATION, die, at_step=16)
 
 
+def kill_the_chief_before_it_reports(task: RankTask) -> None:
+    if (task.rank, task.incarnation) == (0, 0):
+        die = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+        arm(FaultPoint.AFTER_OPTIMIZER, die, at_step=11)
+
+
+def kill_the_chief_before_it_reports_the_end(task: RankTask) -> None:
+    if (task.rank, task.incarnation) == (0, 0):
+        die = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+        arm(FaultPoint.AFTER_OPTIMIZER, die, at_step=24)
+
+
 def die_when_pushing(batch: int, *, to_server: int | None) -> None:
     """Die with the gradient of a batch, or of one after it, on server 0 alone, or nowhere."""
     send, servers = connection.TensorConnection.send, []
@@ -449,6 +461,8 @@ def die_when_pushing(batch: int, *, to_server: int | None) -> None:
     "kill",
     [
         kill_worker_1_between_servers,
+        kill_the_chief_before_it_reports,
+        soak(kill_the_chief_before_it_reports_the_end),
         soak(kill_worker_1_in_step_11),
         soak(kill_the_chief_in_an_evaluation),
         soak(kill_the_chief_between_servers),
