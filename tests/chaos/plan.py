@@ -59,7 +59,7 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("rank 0 killed", "gateway killed"): RECIPES,
     ("node agent killed", "service killed"): ANY,
     ("rank's init stopped", "rank killed"): LONG,
-    ("node agent killed", "forkserver stopped"): LONG,
+    ("forkserver stopped", "node agent killed"): LONG,
     ("outranked",): ANY,
     ("outranked", "rank killed"): GROUPS,
     ("outranked", "service killed"): ANY,
