@@ -85,11 +85,13 @@ def of_canaries(shown: str, files: Iterable[Path]) -> Iterator[str]:
 
 def of_told(lines: Iterable[LogLine], hangs: Iterable[Hang]) -> Iterator[str]:
     """I13: no line and no stack of a silo leaves its node."""
-    ranks = {line.rank for line in lines} | {
-        rank.rank for hang in hangs for rank in hang.ranks if FRAME in (rank.stack or "")
-    }
-    if ranks - {AGGREGATOR}:
-        yield f"I13: lines or stacks of the ranks {sorted(ranks)} of silos left their nodes"
+    told = [(line.rank, line.text) for line in lines]
+    stacks = ((rank.rank, rank.stack or "") for hang in hangs for rank in hang.ranks)
+    told += [(rank, stack) for rank, stack in stacks if FRAME in stack]
+    for rank, text in told:
+        if rank != AGGREGATOR:
+            yield f"I13: rank {rank} is a silo, and this has left its node: {text[:500]}"
+            return
 
 
 def _values(series: Series | None) -> dict[int, float]:

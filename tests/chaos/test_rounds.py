@@ -98,7 +98,7 @@ def test_what_has_left_a_silo_is_a_breach(tmp_path: Path) -> None:
 def test_lines_and_stacks_of_silos_are_a_breach() -> None:
     def of(line: int, stack: str | None) -> list[str]:
         ranks = [SimpleNamespace(rank=0, stack=STACK), SimpleNamespace(rank=1, stack=stack)]
-        lines: Any = [SimpleNamespace(rank=line)]
+        lines: Any = [SimpleNamespace(rank=line, text="a line")]
         hangs: Any = [SimpleNamespace(ranks=ranks)]
         return list(of_told(lines, hangs))
 
