@@ -225,6 +225,17 @@ async def test_where_no_supervisor_is_left_each_log_says_that_its_last_lines_may
     assert {line.rank for line in await read_all(service, job_id)} == {0, 1, 5}
 
 
+async def test_the_log_of_a_silo_that_stays_on_its_node_lacks_no_lines(service: Service) -> None:
+    silos = [{"name": name, "node_labels": {"at": name}} for name in ("north", "south")]
+    job_id = await service.running(federated={"rounds": 2, "silos": silos})
+    service.report(job_id, 1, [log(0, "of an open silo", rank=2)])
+    outcome = Outcome.unseen(Cause.SUPERVISOR_LOST, "the supervisor is gone")
+    service.store(job_id, 1, service.reply(job_id, 1, phase=Phase.ENDED, outcome=outcome))
+    lines = [(line.rank, line.text) for line in await read_all(service, job_id)]
+    assert {rank for rank, _ in lines} == {0, 2}
+    assert all("may be missing" in text for _, text in lines if text != "of an open silo")
+
+
 async def test_an_attempt_that_never_had_a_process_lost_no_lines(service: Service) -> None:
     job_id = await service.submit()
     service.claim(job_id)
