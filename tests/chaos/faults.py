@@ -235,7 +235,7 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "supervisor killed": lambda s: kill_actor(s, "supervisor"),
     "store killed": lambda s: send(s, STORE, signal.SIGKILL),
     "forkserver killed": lambda s: os.kill(s.ground.forkserver_of(s.job_id), signal.SIGKILL),
-    "node agent killed": lambda s: os.kill(s.ground.agent_of(s.job_id), signal.SIGKILL),
+    "node agent killed": lambda s: os.kill(s.node_agent(), signal.SIGKILL),
     "worker parent killed": kill_worker_parent,
     "gateway killed": lambda s: os.kill(s.ground.service.gateway_pid(), signal.SIGKILL),
     "service killed": lambda s: s.ground.restart_service(),

@@ -108,9 +108,6 @@ class Ground:
         init = parent_of(pids[-1], "ray_workers.node.forkserver")  # a fork of it, with its name
         return parent_of(init, "ray_workers.node.forkserver")
 
-    def agent_of(self, job_id: str) -> int:
-        return parent_of(self.forkserver_of(job_id), "ray::NodeAgent")
-
     def placement_groups(self, job_id: str) -> list[str]:
         listed = self.service.dashboard("/api/v0/placement_groups?detail=true&limit=10000")
         groups = listed["data"]["result"]["result"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dray import Client
 from ray_workers.shared.processes.procfs import started_ticks
-from tests.chaos.ground import Ground
+from tests.chaos.ground import Ground, parent_of
 from tests.chaos.kinds import Kind
 from tests.chaos.outside import OutsideClients
 from tests.integration.harness import children_of, training_pids
@@ -81,6 +81,13 @@ class Scene:
 
     def any(self) -> int:
         return self.rng.choice(self.seats())
+
+    def node_agent(self) -> int:
+        """Of a node that has a rank of the job."""
+        # A forkserver that is stopped does not tell its ranks.
+        still = [one.pid for one in self.stopped if one.kind == "forkserver" and one.is_still]
+        forkserver = still[-1] if still else self.ground.forkserver_of(self.job_id)
+        return parent_of(forkserver, "ray::NodeAgent")
 
     def client_outside(self) -> tuple[OutsideClients, int]:
         """The clients, and the number of one that runs."""

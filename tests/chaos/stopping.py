@@ -27,7 +27,7 @@ STOPPABLE: Mapping[str, Callable[[Scene], int]] = {
     "store": lambda s: pid_of(s, STORE),
     "supervisor": lambda s: s.actor("supervisor"),
     "forkserver": lambda s: s.ground.forkserver_of(s.job_id),
-    "node agent": lambda s: s.ground.agent_of(s.job_id),
+    "node agent": lambda s: s.node_agent(),
     "gateway": lambda s: s.ground.service.gateway_pid(),
     "service": lambda s: s.ground.service.pid,
     "worker parent": lambda s: s.ground.service.worker_parent(),
