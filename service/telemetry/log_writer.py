@@ -92,7 +92,7 @@ class LogStore:
         last = self._last_chunks({*lost, *split})
         has_silos = bool((self._job.spec.get("federated") or {}).get("silos"))
         for rank, number in lost.items():
-            if has_silos and rank and rank not in last:
+            if has_silos and rank and number is None and rank not in last:
                 continue  # the lines of a silo stay on its node, unless its owner opens them
             note = f"{number} lines were lost here: the disk of the node had no room for them"
             if number is None:

@@ -297,7 +297,7 @@ def needs(request: Request) -> str:
     if not request.roles:
         number = workers(request.least)
         return f"needs {at_least}{number} of {spoken_bundle(request.bundle)}{within}"
-    own = [f"{ranks_of(role)} of {spoken_bundle(role.bundle)}" for role in request.roles]
+    own = [f"{spoken_ranks(role)} of {spoken_bundle(role.bundle)}" for role in request.roles]
     alike = f"{workers(request.num_alike)} of {spoken_bundle(request.bundle)}"
     return f"needs {', '.join([alike, *own[:-1]])}, and {own[-1]}"
 
@@ -306,7 +306,7 @@ def workers(number: int) -> str:
     return "1 worker" if number == 1 else f"{number} workers"
 
 
-def ranks_of(role: RoleSlots) -> str:
+def spoken_ranks(role: RoleSlots) -> str:
     """`1 server`, `2 servers`, `2 ps`."""
     is_plain = role.number == 1 or role.role.endswith("s")
     return f"{role.number} {role.role}{'' if is_plain else 's'}"

@@ -16,8 +16,8 @@ from service.domain.scheduling.placement.slots import (
     fits,
     is_part_of_gpu,
     needs,
-    ranks_of,
     spoken_bundle,
+    spoken_ranks,
 )
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
 from service.domain.scheduling.placement.unlike import place_unlike
@@ -80,7 +80,7 @@ def _why_never_beside(
     if place_unlike(request, free, topology or Topology((), nodes)):
         return None
     role = lacking_role(request, nodes)
-    room = "each of these, and not for all" if role is None else ranks_of(_fitting(role, nodes))
+    room = "each of these, and not for all" if role is None else spoken_ranks(_fitting(role, nodes))
     return _unsatisfiable(f"{needs(request)}, but the whole cluster has room for {room} at once")
 
 

@@ -1,0 +1,146 @@
+"""The dealer of batches: each is computed once, and no worker runs ahead, also after deaths."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_workers.training.parallel.parameter_server.dealer import (
+    CHIEF,
+    Deals,
+    SharedDealer,
+    SynchronousDealer,
+)
+
+
+class Play(ABC):
+    """Workers of a dealer that finish, are lost and come, in an order that is drawn."""
+
+    def __init__(self, dealer: Any, num_workers: int) -> None:
+        self.dealer = dealer
+        self.computing: dict[int, int] = {}
+        self.waiting: set[int] = set()
+        self.gone: set[int] = set(range(num_workers))
+        self.over: set[int] = set()
+        self.done: Counter[int] = Counter()
+        for worker in range(num_workers):
+            self.come(worker)
+
+    def take(self, deals: Deals) -> None:
+        for worker, batch in deals:
+            assert worker in self.waiting
+            self.waiting.remove(worker)
+            if batch is None:
+                self.over.add(worker)
+            else:
+                self.check(worker, batch)
+                self.computing[worker] = batch
+
+    @abstractmethod
+    def check(self, worker: int, batch: int) -> None:
+        """Whether the worker may begin with the batch."""
+
+    def come(self, worker: int) -> None:
+        self.gone.remove(worker)
+        self.take(self.dealer.join(worker))
+        self.waiting.add(worker)
+        self.take(self.dealer.take(worker, None))
+
+    def finish(self, worker: int) -> None:
+        batch = self.computing.pop(worker)
+        self.done[batch] += 1
+        self.waiting.add(worker)
+        self.take(self.dealer.take(worker, batch))
+
+    def lose(self, worker: int) -> None:
+        self.computing.pop(worker, None)
+        self.waiting.discard(worker)
+        self.over.discard(worker)
+        self.gone.add(worker)
+        self.take(self.dealer.lost(worker))
+
+    def to_the_end(self) -> None:
+        for worker in sorted(self.gone):
+            self.come(worker)
+        while self.computing:
+            self.finish(max(self.computing, key=lambda worker: (self.computing[worker], worker)))
+
+
+class SharedPlay(Play):
+    def __init__(self, dealer: Any, num_workers: int, max_staleness: int | None = None) -> None:
+        self._max_staleness = max_staleness
+        super().__init__(dealer, num_workers)
+
+    def check(self, worker: int, batch: int) -> None:
+        assert batch not in self.computing.values()
+        clocks = self.dealer.clocks
+        if self._max_staleness is not None:
+            assert clocks[worker] - min(clocks.values()) <= self._max_staleness
+
+
+class SynchronousPlay(Play):
+    def check(self, worker: int, batch: int) -> None:
+        assert set(self.computing.values()) <= {batch}
+
+
+MOVES = st.lists(st.tuples(st.sampled_from(["finish", "lose", "come"]), st.integers(0, 3)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(moves=MOVES, max_staleness=st.one_of(st.none(), st.integers(0, 3)))
+def test_every_batch_is_computed_once_and_nobody_runs_ahead_of_the_bound(
+    moves: list[tuple[str, int]], max_staleness: int | None
+) -> None:
+    dealer = SharedDealer(12, 5, again=[2, 3], max_staleness=max_staleness)
+    play = SharedPlay(dealer, 4, max_staleness)
+    _play(play, moves)
+    assert play.done == Counter([2, 3, *range(5, 13)])
+    assert play.over == {CHIEF}
+    assert play.waiting == {1, 2, 3}, "the others wait for the result"
+    play.take(dealer.finish())
+    assert play.over == {0, 1, 2, 3}
+
+
+@settings(max_examples=100, deadline=None)
+@given(moves=MOVES)
+def test_synchronous_workers_compute_their_shares_of_one_batch(
+    moves: list[tuple[str, int]],
+) -> None:
+    dealer = SynchronousDealer(4, 12, first_done=6)
+    play = SynchronousPlay(dealer, 4)
+    _play(play, moves)
+    assert play.done == Counter(dict.fromkeys(range(7, 13), 4))
+    assert play.over == {CHIEF}
+    assert play.waiting == {1, 2, 3}
+
+
+def _play(play: Play, moves: list[tuple[str, int]]) -> None:
+    for move, worker in moves:
+        if move == "finish" and worker in play.computing:
+            play.finish(worker)
+        elif move == "lose" and worker not in play.gone:
+            play.lose(worker)
+        elif move == "come" and worker in play.gone:
+            play.come(worker)
+    play.to_the_end()
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False])
+def test_a_chief_that_stops_the_training_ends_it_for_all(is_synchronous: bool) -> None:
+    dealer: Any = SharedDealer(100, 1, again=[], max_staleness=None)
+    if is_synchronous:
+        dealer = SynchronousDealer(2, 100, first_done=0)
+    play = (SynchronousPlay if is_synchronous else SharedPlay)(dealer, 2)
+    play.finish(1)
+    play.take(dealer.stop())
+    for worker in sorted(play.computing):
+        play.finish(worker)
+    assert play.over == {CHIEF}
+    assert play.waiting == {1}
+    play.take(dealer.finish())
+    assert play.over == {0, 1}
