@@ -285,18 +285,25 @@ class GroupMonitor:
 
     async def _confirm_if_back(self) -> None:
         """The first rank is through: confirm the recovery if the group came back from it since the
-        last look, which may be long ago on a slow machine."""
-        await self.observe()
-        gone = {end.rank for end in self._group.ended() if end.exit_code != 0}
-        at_work = [member for member in self._group.placed if member.rank not in gone]
-        seen = GroupObservation(
-            self._observed(at_work),
-            num_running=len(at_work),
-            num_placed=len(self._group.placed),
-            recovery=self._recovery.state,
-        )
-        if self._policy.trains_again(seen):
-            self._confirm(seen.ranks)
+        last look, which may be long ago on a slow machine. A node whose answer is late is waited
+        for: nobody looks at the group again."""
+        began = self._pace.time()
+        while True:
+            await self.observe()
+            gone = {end.rank for end in self._group.ended() if end.exit_code != 0}
+            at_work = [member for member in self._group.placed if member.rank not in gone]
+            seen = GroupObservation(
+                self._observed(at_work),
+                num_running=len(at_work),
+                num_placed=len(self._group.placed),
+                recovery=self._recovery.state,
+            )
+            if self._policy.trains_again(seen):
+                self._confirm(seen.ranks)
+            is_known = len(seen.ranks) == len(at_work) or self._recovery.state.regrouping is None
+            if is_known or self._pace.is_over(began, self._timings.holders_limit_s):
+                return
+            await asyncio.sleep(self._timings.ask_again_pause_s)
 
     def _through(self) -> list[int]:
         """The ranks that have ended well."""

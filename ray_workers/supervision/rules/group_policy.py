@@ -172,8 +172,11 @@ class GroupPolicy:
             return False
         if self.has_servers:
             return _newcomers_are(lambda rank: _has_begun(rank) and _trains(rank), seen)
-        return seen.is_whole and all(
-            rank.status.generation >= recovery.round and _trains(rank) for rank in seen.ranks
+        # Of processes that are all through nothing is known here, such as where they began again.
+        return (
+            seen.is_whole
+            and bool(seen.ranks)
+            and all(r.status.generation >= recovery.round and _trains(r) for r in seen.ranks)
         )
 
     def _judge_stopped(

@@ -584,13 +584,23 @@ async def test_the_end_of_a_job_does_not_wait_for_its_servers(
     assert outcome.cause is Cause.SUCCEEDED
 
 
+@pytest.mark.parametrize("num_late", [0, 2])
 @pytest.mark.parametrize("document", [RECIPE, SERVED, SCRIPT])
 async def test_a_group_that_ends_before_it_was_seen_again_has_recovered(
-    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    document: dict[str, Any], num_late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the node's agent does not answer the first questions in time."""
     num_ranks = document["resources"]["num_workers"]
     group, reports, never = Standing(num_ranks), Reports(), replace(QUICK, look_period_s=3600.0)
     never = replace(never, quick_look_period_s=3600.0, script_period_s=3600.0)
+    never = replace(never, ask_again_pause_s=0.01)
+    late = iter(range(num_late))
+
+    async def observations() -> list[RankObservation]:
+        has_ended = not group.running
+        return [] if has_ended and next(late, None) is not None else group.seen
+
+    monkeypatch.setattr(group, "observations", observations)
 
     async def recover(recovery: RecoveryController, lost: Sequence[Any], **_: Any) -> bool:
         recovery.state = recovery.state.begin([member.rank for member in lost], 0.0, 10)
@@ -611,6 +621,28 @@ async def test_a_group_that_ends_before_it_was_seen_again_has_recovered(
     assert await asyncio.wait_for(watching, PATIENCE_S) is None
     (report,) = reports.of(FrameKind.REGROUPED)
     assert (report["ranks"], report["steps_lost"]) == ([1], 0)
+
+
+async def test_a_node_that_stays_silent_does_not_hold_up_the_end_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group, reports = Standing(2), Reports()
+    quick = replace(QUICK, ask_again_pause_s=0.01, holders_limit_s=0.05)
+
+    async def recover(recovery: RecoveryController, lost: Sequence[Any], **_: Any) -> bool:
+        recovery.state = recovery.state.begin([member.rank for member in lost], 0.0, 10)
+        group.replace(1)
+        for rank in range(2):
+            group.end(rank, 0)
+        return True
+
+    monkeypatch.setattr(RecoveryController, "recover", recover)
+    watching = asyncio.ensure_future(monitor_of(RECIPE, group, reports, timings=quick).watch())
+    await group.signal("n", 1, signal.SIGKILL)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome is not None
+    assert outcome.cause is Cause.SUCCEEDED
+    assert reports.of(FrameKind.REGROUPED) == []
 
 
 @pytest.mark.parametrize(
