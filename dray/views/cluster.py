@@ -27,7 +27,8 @@ class NodeSlots(View):
     """Resources that live attempts of dray hold on the node."""
     accepted: bool
     reason: str | None = None
-    """Why the node is refused, or, of an accepted node, why its disk takes no files."""
+    """Why the node is refused, or, of an accepted node, why its disk takes no files, or that it
+    takes ranks of silos alone."""
     quarantined: list[QuarantinedSlots] = []
     """Slots in quarantine, which are checked every few seconds and returned when clean."""
     jobs: list[str]

@@ -28,6 +28,7 @@ from ray_workers.node import (
     orphans,
     placement_groups,
     session_records,
+    silo_gate,
     stack_collector,
 )
 from ray_workers.node.attempt_residue import AttemptResidue
@@ -54,6 +55,7 @@ from ray_workers.shared.node_needs import (
     BuildState,
     CodeProblem,
     CodeRef,
+    JobNeed,
     NodeEnvironment,
     NodeNeeds,
     RemoteCodeRef,
@@ -114,6 +116,8 @@ class NodeReport:
     """Slots that are kept from every job."""
     idle_workers: int | None
     """Ray worker processes of the node that wait for an actor, or are starting."""
+    has_silo_source: bool
+    """Whether the node has the data of a silo, and carries ranks of silos alone."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
@@ -174,6 +178,7 @@ class NodeAgent:
             full=await asyncio.to_thread(why_full, self._directory),
             quarantined=tuple(self._book.entries()),
             idle_workers=await asyncio.to_thread(count_idle_workers, self._raylet),
+            has_silo_source=silo_gate.has_source(os.environ),
         )
 
     async def ping(self) -> float | None:
@@ -437,6 +442,10 @@ class NodeAgent:
     async def prepare(self, needs: NodeNeeds) -> NodeEnvironment:
         """How far the node is with what a job needs; begins with it if nobody has. Harmless to
         repeat."""
+        if silo_gate.has_source(os.environ):  # a setup command is code of a user
+            need = JobNeed.CODE if needs.environment is None else JobNeed.ENVIRONMENT
+            message = silo_gate.FOR_SILOS_ALONE
+            return NodeEnvironment(need, BuildState.FAILED, message, (), (), log="")
         asked = []
         if needs.code is not None:
             asked.append(self._code_fetches.prepare(needs.code))

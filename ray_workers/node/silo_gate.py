@@ -25,6 +25,7 @@ from ray_workers.shared.spool_reader import parse_key
 OPENS: Final = "DRAY_SILO_OPENS"
 METRICS: Final = "DRAY_SILO_METRICS"
 SOURCE: Final = "DRAY_SILO_SOURCE"
+FOR_SILOS_ALONE: Final = f"the node has a silo's data ({SOURCE}), and takes ranks of silos alone"
 OUTPUT: Final = "output.log"
 """The output of a silo's ranks, and errors of their starts, where they are not opened."""
 _NOTE: Final = ".silo-"
@@ -131,6 +132,11 @@ def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]
     return frozenset(asked & {word.strip() for word in environ[METRICS].split(",")})
 
 
+def has_source(environ: Mapping[str, str]) -> bool:
+    """Whether the node's owner names a silo's data: then it carries ranks of silos alone."""
+    return bool(environ.get(SOURCE))
+
+
 def silo_of(task: RankTask) -> Mapping[str, Any] | None:
     """The silo of the document that a rank is; None of a rank that is none."""
     silos = (task.spec.get("federated") or {}).get("silos")
@@ -159,9 +165,12 @@ def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:
     it gets no other job's, and it sends no metric that may not leave."""
     metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}
-    source = task.silo_source or environ.get(SOURCE)
+    own = environ.get(SOURCE)
+    if own and task.silo_source not in (None, "", own):
+        raise ValueError(f"{SOURCE} names other data than the job document: leave out its `source`")
+    source = own or task.silo_source
     policy = task.data_policy
-    if not task.silo_source:  # the owner's word
+    if own:
         policy = replace(policy, file_roots=None)
     task = replace(
         task,

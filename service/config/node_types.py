@@ -13,6 +13,12 @@ LABEL = "label:"
 """A node's label as if it were a resource, `label:KEY=VALUE`, of which each worker that asks for it
 takes `LABEL_SHARE` of 1. Ray itself knows no such resource."""
 LABEL_SHARE = 0.001
+SILO_LABEL = "dray.io/silo"
+"""Key of the label of nodes with a silo's data, which take ranks of silos alone. The node's agent
+reports it where the owner names a source; an owner may also give the node the label."""
+OPEN = "open to all jobs"
+"""0 among the resources of a node with a silo's data, and without end where it is missing. Workers
+never take it; all but those of silos need it."""
 NODE_LEVEL = "node"
 """The level of the topology at which each node is a domain of its own."""
 MAX_NODES = 1000
@@ -38,6 +44,11 @@ class NodeType:
 def label_resources(labels: Mapping[str, str]) -> dict[str, float]:
     """The labels of a node as resources."""
     return {f"{LABEL}{key}={value}": 1.0 for key, value in labels.items()}
+
+
+def resources_of_node(labels: Mapping[str, str]) -> dict[str, float]:
+    """The same, with `OPEN` where the node takes ranks of silos alone."""
+    return {**label_resources(labels), **({OPEN: 0.0} if SILO_LABEL in labels else {})}
 
 
 def without_labels(resources: Mapping[str, float]) -> dict[str, float]:
@@ -68,7 +79,7 @@ def _node_type(entry: str) -> NodeType:
     resources = dict(_resource(word) for word in found["resources"].split())
     if not resources.get("CPU"):
         raise ValueError(f"{entry!r} has no CPU, and every worker needs one")
-    return NodeType(resources, int(found["most"]))
+    return NodeType({**resources, **resources_of_node(labels_in(resources))}, int(found["most"]))
 
 
 def _resource(word: str) -> tuple[str, float]:

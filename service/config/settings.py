@@ -117,6 +117,9 @@ class Settings(BaseSettings):
     topology: TopologyLevels = ()
     """Keys of Ray's labels that name the levels of the cluster's topology, the widest first, such
     as `zone,rack,nvlink`; workers of one job go near each other by them."""
+    silo_source: str | None = Field(None, repr=False)
+    """For nodes of a cluster, where a silo's owner names its data. The embedded Ray has one node,
+    which could run nothing else: with it the service does not start."""
     local_slots: int | None = Field(None, ge=1)
     """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
     tokens_file: Path | None = None
@@ -225,6 +228,16 @@ class Settings(BaseSettings):
                 "the embedded Ray has no autoscaler: unset it, or set DRAY_RAY_ADDRESS to a cluster"
             )
         return types
+
+    @field_validator("silo_source")
+    @classmethod
+    def _is_of_a_cluster(cls, source: str | None, info: ValidationInfo) -> str | None:
+        if source and info.data.get("ray_address") == EMBEDDED:
+            raise ValueError(
+                "a node with a silo's data takes ranks of silos alone, and the embedded Ray has "
+                "one node: unset it here, and set it where Ray is started on the silo's node"
+            )
+        return source
 
     @model_validator(mode="after")
     def _fill_in_what_follows_from_the_home(self) -> Self:

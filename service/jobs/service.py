@@ -398,7 +398,8 @@ def _refuse_impossible(
 def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[policy.Node]) -> str:
     """The field of a request that these nodes could never meet."""
     if (homeless := policy.homeless_worker(request, usable)) is not None:
-        return f"/federated/silos/{homeless}/node_labels"
+        is_silo = homeless < len(request.homes)
+        return f"/federated/silos/{homeless}/node_labels" if is_silo else "/resources"
     alike = replace(request, num_workers=request.num_alike, roles=())
     if request.roles and policy.can_ever_fit(alike, usable) is None:
         role = policy.lacking_role(request, usable)

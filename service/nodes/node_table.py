@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy.orm import Session
 
 from service.cluster.port import ClusterSnapshot
-from service.config.node_types import NodeType
+from service.config.node_types import SILO_LABEL, NodeType
 from service.db.models import ClusterRow, NodeRow
 from service.db.repositories import surroundings
 from service.db.repositories.scheduling import cluster as repository
@@ -51,7 +51,7 @@ def store(
                 hostname=node.hostname,
                 alive=node.alive,
                 accepted=node.accepted,
-                reason=_clean(node.problem or node.full),
+                reason=_clean(node.problem or node.full) or _why_closed(node.labels),
                 total=dict(node.resources),
                 available=dict(node.available),
                 labels=dict(node.labels),
@@ -61,6 +61,10 @@ def store(
             for node in snapshot.nodes
         ],
     )
+
+
+def _why_closed(labels: Mapping[str, str]) -> str | None:
+    return "it has a silo's data, and takes ranks of silos alone" if SILO_LABEL in labels else None
 
 
 def _clean(told: str | None) -> str | None:
@@ -89,6 +93,7 @@ def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
     if not surroundings.seen(session).connected:
         return None
     found: list[policy.Node] = []
-    for total, number in repository.usable_totals(session):
-        found += [policy.Node("", total, total)] * number
+    for total, is_silo, number in repository.usable_totals(session):
+        labels = {SILO_LABEL: "true"} if is_silo else {}
+        found += [policy.Node.labelled("", total, total, labels)] * number
     return tuple(found) or None

@@ -130,6 +130,24 @@ def test_nothing_of_a_silos_data_is_shown_anywhere(
     )
 
 
+def test_no_other_job_runs_on_the_node_whose_owner_names_a_silos_data(
+    client: Client, undisturbed: Job
+) -> None:
+    assert undisturbed.state is JobState.SUCCEEDED, "the silo itself does"
+    nodes = {node.labels.get(LABEL): node for node in client.cluster().nodes}
+    assert nodes["west"].labels["dray.io/silo"] == "true"
+    assert nodes["west"].reason == "it has a silo's data, and takes ranks of silos alone"
+    assert "dray.io/silo" not in nodes["north"].labels
+    reads = {"module": "this"}
+    for labels in ({LABEL: "west"}, {"dray.io/silo": "true"}):
+        resources = {"num_workers": 1, "node_labels": labels}
+        with pytest.raises(errors.Unsatisfiable, match="of silos alone"):
+            client.submit({"script": reads, "resources": resources})
+    others = sum(int(node.resources["CPU"]) for name, node in nodes.items() if name != "west")
+    with pytest.raises(errors.Unsatisfiable):
+        client.submit({"script": reads, "resources": {"num_workers": others + 1}})
+
+
 def test_an_error_in_a_silo_is_told_by_its_cause_alone(
     client: Client, sources: dict[str, str], tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, Clust
 from service.cluster.ray import launch_once, prestart
 from service.cluster.ray.node_agents import RELEASED, STARTS, GatewayConfig, NodeAgents
 from service.cluster.ray.unowned_slots import UnownedSlots
-from service.config.node_types import labels_in, without_labels
+from service.config.node_types import SILO_LABEL, labels_in, without_labels
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class RayCluster:
             full=None if joined is None else joined.full,
             quarantined=None if joined is None else joined.quarantined,
             drained_by=drained_by,
-            labels=_telling(node.get("Labels") or {}),
+            labels=_labels(node, has_silo_source=joined is not None and joined.has_silo_source),
             is_starting=problem == STARTS,
             is_released=joined is None,
             is_never_released=_is_head_or_control(node),
@@ -491,8 +491,10 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _telling(labels: Mapping[str, str]) -> dict[str, str]:
-    """Without the label that only one node has."""
+def _labels(node: Mapping[str, Any], *, has_silo_source: bool) -> dict[str, str]:
+    """Ray's labels of a node without its id, and the one of nodes with a silo's source."""
+    labels = {SILO_LABEL: "true"} if has_silo_source else {}
+    labels |= node.get("Labels") or {}
     return {key: value for key, value in labels.items() if key != NODE_ID_LABEL}
 
 

@@ -67,6 +67,8 @@ class JoinedNode:
     """The end of an agent that was silent for too long; referenced so that it is not collected."""
     quarantined: tuple[Quarantined, ...] | None = None
     idle_workers: int | None = None
+    has_silo_source: bool = False
+    """`NodeReport.has_silo_source`; no rank is put on a node before it has reported."""
 
     @property
     def is_starting(self) -> bool:
@@ -94,6 +96,7 @@ class JoinedNode:
             report = self.asked.result()
             self.problem, self.quarantined = refusal(report, config), report.quarantined
             self.full, self.idle_workers = report.full, report.idle_workers
+            self.has_silo_source = report.has_silo_source
         except Exception as error:
             self.problem = f"its node agent failed: {brief(error)}"
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice, by_bundle
-from service.config.node_types import LABEL_SHARE, NodeType, label_resources
+from service.config.node_types import LABEL_SHARE, OPEN, NodeType, label_resources
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.pools import Pool, Stock, When
 from service.domain.scheduling.placement.slots import (
@@ -32,6 +32,8 @@ from service.domain.scheduling.placement.slots import (
     amount_of,
     count,
     fits,
+    fits_at_home,
+    is_open,
 )
 from service.domain.scheduling.placement.topology import Topology, name_of
 from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Stay, Wait
@@ -106,12 +108,16 @@ def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ..
 
 
 def _type_of(node: Node, types: Sequence[NodeType]) -> int | None:
-    """The first type whose resources the node has, as far as they are counted."""
-    for number, each in enumerate(types):
-        has_kind = all(name in node.total for name in each.resources if name not in COUNTED)
-        if has_kind and all(node.total.get(n, 0.0) == each.resources.get(n, 0.0) for n in COUNTED):
-            return number
-    return None
+    """The first type whose resources the node has, as far as they are counted; of a silo's node
+    rather one that is for silos."""
+    found = [
+        number
+        for number, each in enumerate(types)
+        if all(name in node.total for name in each.resources if name not in COUNTED)
+        and all(node.total.get(n, 0.0) == each.resources.get(n, 0.0) for n in COUNTED)
+    ]
+    kept = (n for n in found if is_open(types[n].resources) == is_open(node.total))
+    return next(kept, found[0] if found else None)
 
 
 def demand(
@@ -157,7 +163,10 @@ class _Asking:
         self._gangs = Gangs({})
         for request in self._requests.values():
             self._gangs.of(request)
-        self._gangs.name_all(shares_gpus=any(WHOLE_GPUS in n.available_to_us for n in present))
+        self._gangs.name_all(
+            shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in present),
+            has_closed=any(OPEN in node.total for node in (*present, *to_come)),
+        )
         self._topology = Topology(snapshot.topology, [*self._usable, *to_come])
         self._present = Stock(self._usable, self._gangs, self._topology)
         self._to_come = Stock(to_come, self._gangs, self._topology)
@@ -178,7 +187,8 @@ class _Asking:
         request = self._requests[wait.job_id]
         if wait.reason.code in ABOUT_TO_START:
             bundles = [bundle for _, bundle in request.runs]
-            self.stays |= {n.id for n in self._usable if any(fits(b, n.total) for b in bundles)}
+            fit = fits_at_home if request.homes else fits
+            self.stays |= {n.id for n in self._usable if any(fit(b, n.total) for b in bundles)}
         elif wait.reason.code in WAITING_FOR_ROOM:
             self._ask(wait.job_id, request)
 

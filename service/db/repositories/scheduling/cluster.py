@@ -12,6 +12,7 @@ from sqlalchemy import Executable, Select, Text, bindparam, cast, delete, func, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from service.config.node_types import SILO_LABEL
 from service.db.models import AutoscalingRow, ClusterRow, DeploymentRow, NodeRow
 from service.domain.ids import new_deployment_id
 
@@ -22,18 +23,20 @@ def get(session: Session) -> ClusterRow | None:
     return session.get(ClusterRow, THE_CLUSTER)
 
 
-def usable_totals(session: Session) -> list[tuple[dict[str, float], int]]:
-    """Resources of the nodes that may carry ranks, and how many nodes have them."""
+def usable_totals(session: Session) -> list[tuple[dict[str, float], bool, int]]:
+    """Resources of the nodes that may carry ranks, whether these are ranks of silos alone, and how
+    many nodes there are of each kind."""
     found = session.connection().execute(_usable_totals())
-    return [(json.loads(total), number) for total, number in found]
+    return [(json.loads(total), is_silo, number) for total, is_silo, number in found]
 
 
 @cache
-def _usable_totals() -> Select[str, int]:
+def _usable_totals() -> Select[str, bool, int]:
     c = NodeRow.__table__.c
     total = cast(c.total, Text)  # PostgreSQL does not compare JSON
-    query = select(total, func.count()).where(c.alive, c.accepted)
-    return query.group_by(total).order_by(total)
+    is_silo = cast(c.labels, Text).contains(f'"{SILO_LABEL}":')
+    query = select(total, is_silo, func.count()).where(c.alive, c.accepted)
+    return query.group_by(total, is_silo).order_by(total, is_silo)
 
 
 def nodes(session: Session) -> list[NodeRow]:

@@ -15,12 +15,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from service.domain.scheduling.placement.slots import Kind, Node, fits
+from service.domain.scheduling.placement.slots import Kind, Node, fits, fits_at_home
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.domain.scheduling.rules.queues import Queue
 
 Lane = tuple[object, ...]
+_Sort = tuple[Kind, bool]
+"""The bundle of a worker, and whether it is one of silos."""
 
 
 class Lanes:
@@ -36,7 +38,7 @@ class Lanes:
         self._jobs: dict[str, WaitingJob] = {}
         self._lanes: dict[Lane, list[tuple[int, str]]] = {}
         """Place and id of jobs that wait for no others, in order."""
-        self._largest: dict[Kind, int] = {}
+        self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
         """How many jobs `heads` left out, by the last one before them in their lane."""
         for place, job in enumerate(queue):
@@ -71,15 +73,15 @@ class Lanes:
         many more as could keep others from starting. free: by node; at_least: of each lane."""
         found: list[WaitingJob] = []
         self.left_out = {}
-        room: dict[Kind, int] = {}
+        room: dict[_Sort, int] = {}
         for lane in self._lanes.values():
             if not lane:
                 continue
-            kind = self._jobs[lane[0][1]].request.kind
-            if kind not in room:
-                bundle = dict(kind)
-                room[kind] = sum(fits(bundle, there) for there in free.values())
-            found += self._first(lane, room[kind] + self._largest_of(kind), at_least)
+            request = self._jobs[lane[0][1]].request
+            sort = request.kind, bool(request.homes)
+            if sort not in room:
+                room[sort] = sum(_fits(sort, there) for there in free.values())
+            found += self._first(lane, room[sort] + self._largest_of(sort), at_least)
         return found
 
     def _first(
@@ -97,12 +99,11 @@ class Lanes:
     def not_before(self) -> list[datetime]:
         return [job.not_before for job in self._jobs.values() if job.not_before is not None]
 
-    def _largest_of(self, kind: Kind) -> int:
-        """Workers of the kind that the largest node carries."""
-        if kind not in self._largest:
-            bundle = dict(kind)
-            self._largest[kind] = max((fits(bundle, n.total) for n in self._nodes), default=0)
-        return self._largest[kind]
+    def _largest_of(self, sort: _Sort) -> int:
+        """Workers of the sort that the largest node carries."""
+        if sort not in self._largest:
+            self._largest[sort] = max((_fits(sort, n.total) for n in self._nodes), default=0)
+        return self._largest[sort]
 
     def _lane(self, job: WaitingJob) -> Lane:
         request = job.request
@@ -119,3 +120,8 @@ class Lanes:
             job.owner if is_of_user else None,
             None if job.array is None else job.array.array_id,
         )
+
+
+def _fits(sort: _Sort, free: Mapping[str, float]) -> int:
+    kind, is_of_silos = sort
+    return (fits_at_home if is_of_silos else fits)(dict(kind), free)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice, by_role
+from service.config.node_types import OPEN
 from service.domain.scheduling.placement.homes import Homes
 from service.domain.scheduling.placement.slots import (
     EPSILON,
@@ -154,9 +155,10 @@ class Gangs:
         """The kinds of gangs that must be in one domain."""
         return [kind for kind in self._kinds.values() if kind.required is not None]
 
-    def name_all(self, *, shares_gpus: bool = False) -> None:
+    def name_all(self, *, shares_gpus: bool = False, has_closed: bool = False) -> None:
         """From here on vectors have the resources that were asked for until now. Jobs of gangs that
-        come later only hold slots. shares_gpus: whether jobs that run have parts of GPUs."""
+        come later only hold slots. shares_gpus: whether jobs that run have parts of GPUs.
+        has_closed: whether some nodes take ranks of silos alone."""
         names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
         homes = (home for kind in self._kinds.values() for home in kind.homes)
         names |= dict.fromkeys(label for home in homes for label in home)
@@ -165,6 +167,8 @@ class Gangs:
         shares_gpus = shares_gpus or any(is_part_of_gpu(k.bundle) for k in self._kinds.values())
         if "GPU" in names and shares_gpus:
             names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS))
+        if has_closed:
+            names[OPEN] = None
         self.names = tuple(names)
         for kind in self._kinds.values():
             self._measure(kind)
@@ -187,6 +191,8 @@ class Gangs:
         }
         for role in roles:
             needed = {name: min(n, role.bundle.get(name, 0.0)) for name, n in needed.items()}
+        if not kind.homes and any(needed.get(name) for name in self.names):
+            needed = {**needed, OPEN: 1.0}
         kind.demand = tuple(
             (at, needed[name]) for at, name in enumerate(self.names) if needed.get(name, 0.0) > 0
         )
@@ -194,6 +200,8 @@ class Gangs:
 
 def _amount(resources: Mapping[str, float], name: str) -> float:
     amount = resources.get(name)
+    if amount is None and name == OPEN:
+        return math.inf
     if amount is None and name in (NUM_GPUS, WHOLE_GPUS):
         gpus = resources.get("GPU", 0.0)
         return math.ceil(gpus - EPSILON) if name == NUM_GPUS else gpus

@@ -13,27 +13,28 @@ HasLabels = Callable[[str, tuple[str, ...]], bool]
 
 
 def at_home(
-    homes: Homes, rooms: Mapping[str, int], has_labels: HasLabels
+    homes: Homes,
+    rooms: Mapping[str, int],
+    has_labels: HasLabels,
+    is_open: Callable[[str], bool],
 ) -> tuple[Slice, ...] | int:
     """A slice for each worker, in their order; or the place in `homes` of one that has no room on
     any node of its own, len(homes) for the first worker.
 
-    rooms: by node, the workers that fit there. The first worker goes to a node that is nobody's
-    home, if one has room.
+    rooms: by node, the workers that fit there. is_open: whether a node takes ranks that are no
+    silo, as the first worker is. It goes to a node that is no worker's home, if one has room.
     """
     nodes = sorted(node for node, room in rooms.items() if room > 0)
     may_take = [[node for node in nodes if has_labels(node, labels)] for labels in homes]
+    lived_in = {node for some in may_take for node in some}
+    of_first = sorted(filter(is_open, nodes), key=lambda node: (node in lived_in, node))
+    may_take.append(of_first)
     taken: dict[str, list[int]] = {node: [] for node in nodes}
-    for worker in range(len(homes)):
+    for worker in range(len(homes) + 1):
         if not _place(worker, may_take, rooms, taken, set()):
             return worker
-    left = [node for node in nodes if len(taken[node]) < rooms[node]]
-    if not left:
-        return len(homes)
-    lived_in = {node for some in may_take for node in some}
-    first = min(left, key=lambda node: (node in lived_in, node))
     node_of = {worker: node for node, workers in taken.items() for worker in workers}
-    own = [node_of[worker] for worker in range(len(homes))]
+    first, *own = (node_of[worker] for worker in (len(homes), *range(len(homes))))
     return tuple(Slice(node, 1) for node in (first, *own))
 
 

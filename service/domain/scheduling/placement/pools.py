@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
+from service.config.node_types import OPEN
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.homes import at_home
 from service.domain.scheduling.placement.placement import Placement
@@ -216,7 +217,7 @@ class Stock:
         what the nodes have, by node."""
         if kind.unlike is None:
             rooms = {node_id: kind.fits(has) for node_id, has in amounts.items()}
-            found = at_home(kind.homes, rooms, self._has_labels)
+            found = at_home(kind.homes, rooms, self._has_labels, self._is_open)
             return () if isinstance(found, int) else found
         names = self._place_of_name
         free = {node_id: dict(zip(names, has, strict=True)) for node_id, has in amounts.items()}
@@ -225,6 +226,17 @@ class Stock:
     def _has_labels(self, node_id: str, labels: Sequence[str]) -> bool:
         total = self.totals[self.kind_of[node_id]]
         return all(total[self._place_of_name[label]] > 0 for label in labels)
+
+    def _is_open(self, node_id: str) -> bool:
+        at = self._place_of_name.get(OPEN)
+        return at is None or self.totals[self.kind_of[node_id]][at] > 0
+
+    def as_open(self, amounts: Amounts) -> Amounts | None:
+        """The resources of a closed node as if it were open; None of an open one."""
+        at = self._place_of_name.get(OPEN)
+        if at is None or amounts[at] > 0:
+            return None
+        return (*amounts[:at], math.inf, *amounts[at + 1 :])
 
     def take(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """A job holds these slots from now on."""
@@ -314,6 +326,8 @@ class Reserved:
         sorts = [(kind.vector, request.num_alike)]
         sorts += ((kind.role_vectors[role.first_rank], role.number) for role in request.roles)
         for at, total in enumerate(self._stock.totals):
+            if not kind.fits(total):
+                continue
             for vector, most in sorts:
                 number = min(most, _times(vector, total))
                 self.on[at] = _plus(self.on[at], vector, number)
@@ -342,6 +356,12 @@ class Pool:
     def total(self, kind: WorkerKind) -> int:
         """How many such workers fit, wherever that is."""
         return self._exact(kind).total
+
+    def closed(self, kind: WorkerKind) -> int:
+        """How many more would fit on nodes with the data of silos, were those open to them."""
+        groups = self._free.groups.values()
+        as_open = ((self._stock.as_open(group.amounts), len(group.nodes)) for group in groups)
+        return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
     def rooms(self, kind: WorkerKind) -> dict[Place, int]:
         """How many fit, by the parts of the cluster each of which may hold a gang of them."""

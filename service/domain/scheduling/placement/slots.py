@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, replace
 
 from dray.spec import Elastic, JobSpec, Resources
 from ray_workers.shared.contracts import RoleSlots, Slice, by_bundle
-from service.config.node_types import LABEL_SHARE, label_resources, labels_in, without_labels
+from service.config.node_types import (
+    LABEL_SHARE,
+    OPEN,
+    label_resources,
+    labels_in,
+    resources_of_node,
+    without_labels,
+)
 from service.domain.scheduling.placement.homes import Homes
 
 ACCELERATOR = "accelerator_type:"
@@ -134,9 +141,14 @@ class Node:
         quarantined: Mapping[str, float] | None = None,
     ) -> Node:
         """With its labels among its resources."""
-        found = label_resources(labels)
+        found = resources_of_node(labels)
         here, free = {**total, **found}, {**available_to_us, **found}
         return cls(node_id, here, free, accepted, quarantined or {})
+
+
+def is_open(resources: Mapping[str, float]) -> bool:
+    """Whether a node with these resources takes ranks other than those of silos."""
+    return resources.get(OPEN, math.inf) > 0
 
 
 def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
@@ -199,7 +211,12 @@ def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
 
 def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
     """How many workers of one job with this bundle the free resources carry. No two of them share a
-    GPU."""
+    GPU, and none is of a silo."""
+    return fits_at_home(bundle, free) if is_open(free) else 0
+
+
+def fits_at_home(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
+    """The same for workers of silos."""
     counts = [
         math.floor((free.get(name, 0.0) + EPSILON) / amount)
         for name, amount in bundle.items()
@@ -304,6 +321,10 @@ def needs(request: Request) -> str:
 
 def workers(number: int) -> str:
     return "1 worker" if number == 1 else f"{number} workers"
+
+
+def number_of_nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
 
 
 def spoken_ranks(role: RoleSlots) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ray_workers.shared.contracts import RoleSlots
-from service.config.node_types import LABEL
+from service.config.node_types import LABEL, OPEN
 from service.domain.scheduling.placement.homes import at_home
 from service.domain.scheduling.placement.slots import (
     EPSILON,
@@ -14,8 +15,11 @@ from service.domain.scheduling.placement.slots import (
     Request,
     amount_of,
     fits,
+    fits_at_home,
+    is_open,
     is_part_of_gpu,
     needs,
+    number_of_nodes,
     spoken_bundle,
     spoken_ranks,
 )
@@ -23,15 +27,35 @@ from service.domain.scheduling.placement.topology import Topology, largest, name
 from service.domain.scheduling.placement.unlike import place_unlike
 from service.domain.scheduling.rules.obstacles import Reason
 
+ALL_CLOSED = "every node of the cluster has a silo's data, and takes ranks of silos alone"
+
 
 def can_ever_fit(
     request: Request, nodes: Sequence[Node], topology: Topology | None = None
 ) -> Reason | None:
     """Why the accepted nodes could not run the gang even if they were empty; None if they could.
     topology: of these nodes, and perhaps of others."""
-    usable = [node for node in nodes if node.accepted]
-    if (homeless := homeless_worker(request, usable)) is not None:
-        return _why_homeless(request, homeless)
+    accepted = [node for node in nodes if node.accepted]
+    if request.homes:
+        return _why_homeless(request, accepted)
+    usable = [node for node in accepted if is_open(node.total)]
+    reason = _why_never(request, usable, topology)
+    if reason is None or len(usable) == len(accepted):
+        return reason
+    if not usable:
+        return _unsatisfiable(ALL_CLOSED)
+    opened = [replace(node, total={**node.total, OPEN: math.inf}) for node in accepted]
+    if _why_never(request, opened, topology) == reason:
+        return reason
+    kept = number_of_nodes(len(accepted) - len(usable))
+    verb = "takes" if len(accepted) - len(usable) == 1 else "take"
+    besides = f"besides {kept} with a silo's data, which {verb} ranks of silos alone"
+    return _unsatisfiable(f"{besides}, {reason.message}")
+
+
+def _why_never(
+    request: Request, usable: Sequence[Node], topology: Topology | None
+) -> Reason | None:
     least = request.num_alike if request.roles else request.least
     most = 0
     for node in usable:
@@ -98,20 +122,29 @@ def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
 
 
 def homeless_worker(request: Request, nodes: Sequence[Node]) -> int | None:
-    """The place in `homes` of a worker that these nodes could not run at home were they empty;
-    None if there is none."""
+    """The place in `homes` of a worker that these nodes could not run at home were they empty,
+    len(homes) for the first worker; None if they could run all."""
     if not request.homes:
         return None
     total_of = {node.id: node.total for node in nodes}
     found = at_home(
         request.homes,
-        {node_id: fits(request.bundle, total) for node_id, total in total_of.items()},
+        {node_id: fits_at_home(request.bundle, total) for node_id, total in total_of.items()},
         lambda node_id, labels: all(label in total_of[node_id] for label in labels),
+        lambda node_id: is_open(total_of[node_id]),
     )
-    return found if isinstance(found, int) and found < len(request.homes) else None
+    return found if isinstance(found, int) else None
 
 
-def _why_homeless(request: Request, worker: int) -> Reason:
+def _why_homeless(request: Request, nodes: Sequence[Node]) -> Reason | None:
+    worker = homeless_worker(request, nodes)
+    if worker is None:
+        return None
+    if worker == len(request.homes):
+        return _unsatisfiable(
+            "no node of the cluster has room for the worker that aggregates besides those of "
+            f"silos: it needs {spoken_bundle(request.bundle)}, on a node without a silo's data"
+        )
     labels = " and ".join(label.removeprefix(LABEL) for label in request.homes[worker])
     return _unsatisfiable(
         f"no node of the cluster with the label {labels} has room for the worker of "
@@ -156,7 +189,7 @@ def _unsatisfiable(message: str) -> Reason:
 def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
     """The resource of which no accepted node has enough for one worker; None if only the number of
     workers is too large."""
-    totals = [node.total for node in nodes if node.accepted]
+    totals = [node.total for node in nodes if node.accepted and is_open(node.total)]
     for name, amount in request.bundle.items():
         if all(total.get(name, 0.0) + EPSILON < amount for total in totals):
             return name

@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from service.config.node_types import OPEN
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node
@@ -56,7 +57,10 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     for job in snapshot.running:
         if job.job_id in snapshot.elastic:
             gangs.of(job.request)
-    gangs.name_all(shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted))
+    gangs.name_all(
+        shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted),
+        has_closed=any(OPEN in node.total for node in accepted),
+    )
     ranking = Ranking(snapshot, gangs)
     ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}

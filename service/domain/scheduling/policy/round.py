@@ -9,10 +9,10 @@ from datetime import datetime
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
-from service.domain.scheduling.placement.slots import Node, count, workers
+from service.domain.scheduling.placement.slots import Node, count, is_open, workers
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.departures import Departures
-from service.domain.scheduling.policy.feasibility import can_ever_fit
+from service.domain.scheduling.policy.feasibility import ALL_CLOSED, can_ever_fit
 from service.domain.scheduling.policy.ranking import limits_of
 from service.domain.scheduling.policy.records import (
     Decision,
@@ -64,6 +64,9 @@ class Round:
         self._limits = limits_of(snapshot, gangs)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free)
         self._to_come = snapshot.to_come
+        there = [*nodes, *snapshot.to_come]
+        self._is_closed = bool(there) and not any(is_open(node.total) for node in there)
+        """Whether all nodes take ranks of silos alone."""
         self._possible: set[Gang] = set()
         self._impossible: dict[Gang, Reason] = {}
         self._too_large: dict[Gang, Reason | None] = {}
@@ -87,6 +90,8 @@ class Round:
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
         if job.after:
             return waits_for_jobs(job, position)
+        if self._is_closed and not gang.request.homes:
+            return Wait(job.job_id, Reason("no_nodes", ALL_CLOSED), position)
         if gang not in self._possible and (impossible := self._never_fits(gang)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:

@@ -110,6 +110,8 @@ class Obstacles:
         if kind.required is not None and (total := self._free.total(kind)) >= least:
             code = "waiting_for_domain"
             there = f"{total} {_is(total)} free, but {self._together(kind, free, is_new)}"
+        if not kind.is_whole and (closed := self._free.closed(kind)):
+            there += f" ({closed} more on nodes with a silo's data are for ranks of silos alone)"
         message, in_the_way = f"{sentence}; {there}", tuple(named)
         if others:
             verb = "holds" if others == 1 else "hold"

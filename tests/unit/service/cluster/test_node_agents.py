@@ -12,7 +12,7 @@ import dray
 from ray_workers.node.agent import NodeReport
 from ray_workers.shared.contracts import ProcessKind, SilentProcess, agent_name
 from ray_workers.shared.processes.silence import AwakeClock, Silence
-from service.cluster.ray import node_agents
+from service.cluster.ray import driver, node_agents
 from service.cluster.ray.node_agents import GatewayConfig, JoinedNode, NodeAgents, refusal
 
 CONFIG = GatewayConfig(
@@ -35,6 +35,7 @@ SOUND = NodeReport(
     full=None,
     quarantined=(),
     idle_workers=None,
+    has_silo_source=False,
 )
 
 
@@ -74,6 +75,23 @@ async def test_a_full_disk_is_reported_and_no_reason_to_refuse_the_node() -> Non
     node = JoinedNode(None, asked, 0.0, unasked)
     node.settle(CONFIG)
     assert (node.refused, node.full) == (None, full)
+
+
+async def test_a_node_is_known_as_a_silos_once_it_may_carry_ranks() -> None:
+    asked: asyncio.Future[NodeReport] = asyncio.Future()
+    unasked: Any = None
+    node = JoinedNode(None, asked, 0.0, unasked)
+    assert node.refused is not None
+    asked.set_result(replace(SOUND, has_silo_source=True))
+    node.settle(CONFIG)
+    assert (node.refused, node.has_silo_source) == (None, True)
+    failed: asyncio.Future[NodeReport] = asyncio.Future()
+    failed.set_exception(RuntimeError("does not answer"))
+    node.asked = failed
+    node.settle(CONFIG)
+    assert node.has_silo_source
+    named = driver._labels({"Labels": {"rack": "a", "ray.io/node-id": "n"}}, has_silo_source=True)
+    assert named == {"rack": "a", "dray.io/silo": "true"}
 
 
 def test_a_node_whose_forkserver_is_silent_gets_no_work_and_its_jobs_are_told() -> None:

@@ -13,6 +13,7 @@ import yaml
 from ray_workers.node import silo_gate
 from ray_workers.shared.contracts import RankTask, Seat, Slice
 from service.cluster.port import ClusterSnapshot
+from service.config.node_types import SILO_LABEL
 from service.db.models import JobRow
 from service.db.repositories import jobs as repository
 from service.domain.errors import DataSourceForbidden, Unsatisfiable
@@ -143,6 +144,49 @@ async def test_a_silo_without_a_node_is_refused_and_named(
         await service.submit(**federated())
     assert refused.value.pointer == f"/federated/silos/{silo}/node_labels"
     assert f"silo={NAMES[silo]}" in str(refused.value)
+
+
+KEPT = {SILO_LABEL: "true", "hospital": "west"}
+BY_LABEL = {"resources": {"num_workers": 1, "node_labels": {"hospital": "west"}}}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        BY_LABEL,
+        {"resources": {"num_workers": 1, "node_labels": {SILO_LABEL: "true"}}},
+        {"array": {"size": 3}, **BY_LABEL},
+        {"resources": {"num_workers": 3}},
+        {"resources": {"num_workers": 3}, "elastic": {"min_workers": 3}},
+    ],
+)
+async def test_no_document_leads_to_a_node_with_a_silos_data(
+    service: Service, document: Any
+) -> None:
+    see(service, {}, KEPT, KEPT)
+    with pytest.raises(Unsatisfiable, match="2 nodes with a silo's data, which take ranks of sil"):
+        await service.submit(**document)
+    see(service, {"hospital": "west", "note": f'"{SILO_LABEL}": '}, {}, KEPT)
+    if SILO_LABEL not in str(document):
+        await service.submit(**document)
+        decision, *_ = planned(service)
+        assert isinstance(decision, policy.Start)
+        assert {part.node_id for part in decision.slices} <= {"node-0", "node-1"}
+
+
+async def test_a_cluster_of_silos_alone_refuses_jobs_and_says_why(service: Service) -> None:
+    see(service, KEPT)
+    with pytest.raises(Unsatisfiable, match="every node of the cluster has a silo's data"):
+        await service.submit()
+    (node,) = (await service.reading.cluster()).nodes
+    assert node.labels == KEPT
+    assert node.reason == "it has a silo's data, and takes ranks of silos alone"
+    see(service, {})
+    await service.submit()
+    see(service, KEPT)
+    (decision,) = planned(service)
+    assert isinstance(decision, policy.Wait)
+    assert "every node of the cluster has a silo's data" in decision.reason.message
 
 
 async def test_two_silos_on_one_node_need_room_for_both(service: Service) -> None:

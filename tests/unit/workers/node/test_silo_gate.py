@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from ray_workers.node import agent, silo_gate
 from ray_workers.node.silo_gate import METRICS, OPENS, Opening, SiloGate, SiloRules
 from ray_workers.shared import frames, paths, spool_reader
 from ray_workers.shared.contracts import Cause, FrameKind, RankTask
-from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.supervision.rank_actor import ClosedLogPump
+from ray_workers.shared.node_needs import BuildState, DataPolicy, EnvironmentPolicy, NodeNeeds
+from ray_workers.supervision.rank_actor import ClosedLogPump, RankActor
 from ray_workers.supervision.rules.timings import Timings
 from tests.unit.workers.node.test_agent import node_agent
 from tests.unit.workers.node.test_secret_masking import CANARY, REPORTS, filled, line_of
@@ -100,11 +101,46 @@ def test_a_silos_task_leads_nowhere_but_to_its_node(tmp_path: Path) -> None:
     assert own.checkpoint_url.startswith(here)
     opened = silo_gate.at_home(task, {OPENS: "files"})
     assert (opened.artifact_url, opened.checkpoint_url) == ("s3://bucket/a", "s3://bucket/c")
-    named = silo_gate.at_home(
-        silo_task(tmp_path, silo_source="s3://b/d", data_policy=DataPolicy.open()),
-        {silo_gate.SOURCE: "file:///own.npz"},
-    )
-    assert named.silo_source == "s3://b/d"
+
+
+def test_a_job_names_no_other_data_where_the_owner_names_some(tmp_path: Path) -> None:
+    policy = replace(DataPolicy.open(), file_roots=("/data",))
+    named = silo_task(tmp_path, silo_source="s3://b/d", data_policy=policy)
+    alone = silo_gate.at_home(named, {})
+    assert (alone.silo_source, alone.data_policy) == ("s3://b/d", policy)
+    with pytest.raises(ValueError, match="DRAY_SILO_SOURCE names other data"):
+        silo_gate.at_home(named, {silo_gate.SOURCE: "file:///own.npz"})
+    same = silo_gate.at_home(named, {silo_gate.SOURCE: "s3://b/d"})
+    assert same.data_policy.file_roots is None
+
+
+async def test_a_node_with_a_silos_source_starts_no_other_rank_and_builds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks: a service that does not know the rule, or another one on the same Ray."""
+    monkeypatch.delenv(silo_gate.SOURCE, raising=False)
+    rank_class = RankActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+    actor = rank_class("dray:j:1:r0:0", "j", Timings())
+    started: list[int] = []
+
+    async def start(task: RankTask, *_: object) -> int:
+        started.append(task.rank)
+        return 1
+
+    monkeypatch.setattr(actor, "_start", start)
+    aggregates, silo = silo_task(tmp_path, rank=0), silo_task(tmp_path, rank=1)
+    node = node_agent(tmp_path / "node", monkeypatch)
+    needs = NodeNeeds({"setup": [f"touch {tmp_path}/ran"]}, True, EnvironmentPolicy.open(), None)
+    await actor.start(aggregates, "", b"")
+    monkeypatch.setenv(silo_gate.SOURCE, "file:///own.npz")
+    for task in (aggregates, rank_task(rank=0), rank_task(rank=3)):
+        with pytest.raises(RuntimeError, match="takes ranks of silos alone"):
+            await actor.start(task, "", b"")
+    await actor.start(silo, "", b"")
+    assert started == [0, 1]
+    answer = await node.prepare(needs)
+    assert (answer.state, answer.message) == (BuildState.FAILED, silo_gate.FOR_SILOS_ALONE)
+    assert not (tmp_path / "ran").exists()
 
 
 async def test_an_agent_lets_out_what_the_owner_opened(

@@ -52,6 +52,11 @@ NODES = {
     "c": {"CPU": 4.0, "label:rack=1": 1.0},
     "d": {"CPU": 4.0, "GPU": 2.0, "memory": 2.0**33, "label:zone=z": 1.0, "label:rack=1": 1.0},
 }
+SILOS = tuple(
+    Node.labelled(f"silo-{name}", total, total, {"dray.io/silo": "true"})
+    for name, total in NODES.items()
+)
+"""Nodes that none of the jobs may use, as if they were not there."""
 BUNDLES = (
     {"CPU": 1.0, "GPU": 1.0},
     {"CPU": 1.0},
@@ -224,6 +229,8 @@ class Cluster(RuleBasedStateMachine):
         again = plan(replace(seen, queue=tuple(shuffled)), NOW)
         assert Counter(map(repr, decisions)) == Counter(map(repr, again))
         Oracle(seen, NOW).check(decisions)
+        with_silos = plan(replace(seen, nodes=(*seen.nodes, *SILOS)), NOW)
+        assert list(map(without_words, with_silos)) == list(map(without_words, decisions))
         return decisions
 
     def follow(self, decision: Decision) -> None:
@@ -326,6 +333,13 @@ class Cluster(RuleBasedStateMachine):
         least = job.waiting.request.min_workers
         is_settled = least is not None and not (job.recalled or job.lacking)
         return spare(job.slices, least or 1) if is_settled else ()
+
+
+def without_words(decision: Decision) -> Decision:
+    """A decision with the code of its reason alone."""
+    if isinstance(decision, Start | Grow):
+        return decision
+    return replace(decision, reason=replace(decision.reason, message=""))
 
 
 @pytest.mark.timeout(900)  # the long one, on a machine with other work
