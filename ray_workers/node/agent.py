@@ -161,6 +161,7 @@ class NodeAgent:
             self._tasks = [
                 asyncio.ensure_future(self._forkserver.run()),
                 asyncio.ensure_future(self._tend_quarantine()),
+                asyncio.ensure_future(self._environments.clear_up()),
             ]
 
     async def describe(self, nonce_path: Path | None) -> NodeReport:
@@ -457,6 +458,14 @@ class NodeAgent:
             )
         answers = await asyncio.gather(*asked)
         return min(reversed(answers), key=lambda answer: _READINESS.index(answer.state))
+
+    async def forget(self, needs: NodeNeeds) -> None:
+        """None of an owner's jobs has these needs any more: end what is prepared for them alone.
+        Harmless to repeat."""
+        if needs.environment is not None:
+            await self._environments.forget(
+                needs.environment, needs.policy, keeps_all=needs.keeps_all
+            )
 
     async def begin_folders(self, job_id: str, attempt: int, plan: FolderPlan) -> str | None:
         """Make the folders of a script's attempt; why that can't be, if it can't."""

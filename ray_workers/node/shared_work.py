@@ -42,6 +42,10 @@ class NotDone(Exception):
         return BuildState.UNREACHABLE if tries < self._most_tries else self._state
 
 
+class Abandoned(Exception):
+    """The work was ended because no job needs it any more; it fails for none."""
+
+
 @dataclass(frozen=True)
 class Standing:
     """How far a piece of work is."""
@@ -69,7 +73,8 @@ class SharedWork:
     async def standing(self, key: str, work: Callable[[], Awaitable[None]]) -> Standing:
         """How far the work is; begins it if nobody has. Harmless to repeat.
 
-        work: raises NotDone where it fails; of other errors another try is taken to help.
+        work: raises NotDone where it fails, and Abandoned where it was ended; of other errors
+        another try is taken to help.
         """
         self._forget()
         failure = self._failed.get(key)
@@ -84,6 +89,8 @@ class SharedWork:
     async def _run(self, key: str, work: Callable[[], Awaitable[None]]) -> Standing:
         try:
             await work()
+        except Abandoned:
+            return Standing(BuildState.BUILDING, "")  # for a job that asks since, with the next try
         except NotDone as error:
             failure = error
         except Exception as error:  # a full disk, a folder of another user

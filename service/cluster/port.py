@@ -147,6 +147,10 @@ class Cluster(Protocol):
         """How far a node is with what a job needs there; begins with it if nobody has. Harmless to
         repeat."""
 
+    async def forget(self, node_id: str, needs: NodeNeeds) -> None:
+        """No job of the owner waits for these needs on a node any more: end what is prepared there
+        for them alone. Harmless to repeat."""
+
     async def kept_jobs(self) -> list[str]:
         """Jobs whose working directory is on a node."""
 

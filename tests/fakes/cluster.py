@@ -77,6 +77,8 @@ class FakeCluster:
     that is not named is ready."""
     preparations: list[tuple[str, NodeNeeds]] = field(default_factory=list)
     """Every question for an environment: the node, the environment, and the job's owner."""
+    dropped: list[tuple[str, NodeNeeds]] = field(default_factory=list)
+    """The same of those that no job needs any more."""
     num_polls: int = 0
     """How often it was asked what became of an attempt."""
     crowds: dict[str, int] = field(default_factory=dict)
@@ -265,6 +267,11 @@ class FakeCluster:
             await self.until(lambda: self.environments.get(node_id, READY) is not None)
             return self.environments.get(node_id, READY) or READY
         return answer
+
+    async def forget(self, node_id: str, needs: NodeNeeds) -> None:
+        self._check()
+        self.dropped.append((node_id, needs))
+        self.pulse.beat()
 
     async def kept_jobs(self) -> list[str]:
         self._check()

@@ -12,7 +12,8 @@ import pytest
 from dray import Client
 from dray.views import JobState
 from ray_workers.shared import paths
-from tests.integration.harness import Service, assert_promises
+from ray_workers.shared.processes.procfs import started_ticks
+from tests.integration.harness import Service, assert_promises, eventually
 from tests.marks import SOAK
 from tests.wheels import from_wheels, make_wheel, served
 
@@ -112,6 +113,27 @@ def test_another_numpy_than_the_nodes_gives_each_rank_a_fresh_interpreter(
     assert ready.data["replaced"] == ["numpy"]
     assert client.metrics(job.id).series["train/loss"].values == [0.5]
     assert_promises(embedded, client, job.id)
+
+
+def test_a_setup_command_ends_with_the_last_job_that_needs_it(
+    embedded: Service, client: Client, tmp_path: Path
+) -> None:
+    """With all that it has started; and a service that is started again goes on with it."""
+    runs, pid = tmp_path / "runs", tmp_path / "pid"
+    child = f"sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000'"
+    setup = f"echo run >> {runs}; (setsid env -i PATH=$PATH {child} &); sleep 1000"
+    document = {"script": {"module": "this"}, "environment": {"setup": [setup]}}
+    first, second = (client.submit(document).id for _ in range(2))
+    eventually(pid.exists, within_s=60)
+    number = int(pid.read_text())
+    client.cancel(first)
+    embedded.kill()
+    embedded.start()
+    eventually(lambda: "installs packages" in client.explain(second).reason.message, within_s=120)
+    assert runs.read_text() == "run\n"
+    assert started_ticks(number) is not None
+    client.cancel(second)
+    eventually(lambda: started_ticks(number) is None, within_s=30)
 
 
 def test_a_package_that_does_not_exist_ends_the_job_before_it_has_a_slot(

@@ -216,6 +216,9 @@ class SimCluster:
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         raise NotImplementedError("no job has an environment here")
 
+    async def forget(self, node_id: str, needs: NodeNeeds) -> None:
+        raise NotImplementedError("no job has an environment here")
+
     async def kept_jobs(self) -> list[str]:
         self._check()
         return sorted({job_id for node in self.nodes.values() for job_id in node.work_dirs})

@@ -15,7 +15,7 @@ import secrets as random
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from ray_workers.node.environments.uv import (
     uv_program,
 )
 from ray_workers.node.rank_environment import of_ranks
-from ray_workers.node.shared_work import NotDone
+from ray_workers.node.shared_work import Abandoned, NotDone
 from ray_workers.shared.folders.environment_overlay import (
     OWN_PACKAGES,
     EnvironmentRecord,
@@ -60,10 +60,13 @@ class Build:
     key: str
     environment: Mapping[str, Any]
     policy: EnvironmentPolicy
+    is_wanted: Callable[[], bool]
+    """Whether a job still needs it; asked again and again, from this build's thread."""
     keeps_all: bool
 
     def run(self) -> None:
-        """Build it unless another process does so first. NotDone, or OSError."""
+        """Build it unless another process does so first. NotDone, OSError, or Abandoned once it is
+        not wanted any more."""
         own_folder(self.root)
         self._deadline = time.monotonic() + self.policy.build_limit_s
         self._size_due = 0.0
@@ -99,6 +102,7 @@ class Build:
                 except BlockingIOError:
                     if find(self.root, self.key) is not None:
                         break
+                    self._check_wanted()
                     time.sleep(0.1)
             yield
 
@@ -204,6 +208,7 @@ class Build:
         fills_cache = "UV_CACHE_DIR" in environment and "UV_NO_CACHE" not in environment
 
         def check() -> None:
+            self._check_wanted()
             self._check_time()
             if time.monotonic() >= self._size_due:
                 self._check_size(log.parent, fills_cache=fills_cache)
@@ -215,6 +220,10 @@ class Build:
             append(log, text)
         self._check_size(log.parent)
         return code, text
+
+    def _check_wanted(self) -> None:
+        if not self.is_wanted():
+            raise Abandoned
 
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray_workers.node.environments.build import Build
-from ray_workers.node.environments.eviction import make_room
+from ray_workers.node.environments.eviction import make_room, remove_unfinished
 from ray_workers.node.environments.layout import log_of, tail
+from ray_workers.node.environments.turns import BUILDS_AT_A_TIME, BuildTurns
 from ray_workers.node.shared_work import SharedWork
 from ray_workers.shared.folders.environment_overlay import (
     EnvironmentRecord,
@@ -21,8 +23,6 @@ from ray_workers.shared.folders.environment_overlay import (
 from ray_workers.shared.node_needs import BuildState, EnvironmentPolicy, JobNeed, NodeEnvironment
 from ray_workers.shared.secret_files import SecretUnavailable, read_secrets
 
-BUILDS_AT_A_TIME = 2
-
 
 class Environments:
     """The environments of one node. For one event loop; builds run in threads."""
@@ -32,7 +32,9 @@ class Environments:
         self._preloaded = preloaded
         self._root = root
         self._builds = SharedWork()
-        self._building = asyncio.Semaphore(BUILDS_AT_A_TIME)
+        self._turns = BuildTurns()
+        # Of its own: builds that take long hold up nothing else that the agent does in threads.
+        self._threads = ThreadPoolExecutor(BUILDS_AT_A_TIME, thread_name_prefix="build")
         self._clearing: asyncio.Future[None] | None = None
 
     async def prepare(
@@ -54,20 +56,36 @@ class Environments:
         record = await asyncio.to_thread(find, root, key)
         if record is not None:
             return self._ready(root, record)
-        build = Build(root, key, environment, policy, keeps_all=keeps_all)
+        self._turns.want(key, policy.owner)
+        is_wanted = partial(self._turns.is_wanted, key)
+        build = Build(root, key, environment, policy, is_wanted, keeps_all=keeps_all)
         standing = await self._builds.standing(key, partial(self._run, build))
         if standing.state is not BuildState.READY:
-            message = standing.message or "installs packages"
+            message = standing.message or self._turns.why_waiting(key, policy.owner)
+            message = message or "installs packages"
             return _answer(standing.state, message, log=log_of(root, key))
         record = await asyncio.to_thread(find, root, key)
         if record is None:
             return _answer(BuildState.UNREACHABLE, "it was removed again at once")
         return self._ready(root, record)
 
+    async def forget(
+        self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
+    ) -> None:
+        """None of the jobs of an owner needs this environment any more: if none of another one does
+        either, its build is ended with all that it has started. Harmless to repeat."""
+        key = await asyncio.to_thread(key_of, environment, policy, keeps_all=keeps_all)
+        self._turns.forget(key, policy.owner)
+
+    async def clear_up(self) -> None:
+        """End the builds that an agent of this machine left when it died."""
+        root = self._root or environments_dir()
+        await asyncio.to_thread(remove_unfinished, root)
+
     async def _run(self, build: Build) -> None:
         try:
-            async with self._building:
-                await asyncio.to_thread(build.run)
+            async with self._turns.turn(build.key):
+                await asyncio.get_running_loop().run_in_executor(self._threads, build.run)
         finally:
             self._clearing = asyncio.ensure_future(
                 asyncio.to_thread(make_room, build.root, build.policy.limit_bytes)

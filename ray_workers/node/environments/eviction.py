@@ -32,10 +32,7 @@ def make_room(root: Path, limit_bytes: int) -> None:
             path.unlink(missing_ok=True)
         else:
             kept[path] = record
-    folders = {record.folder for record in kept.values()}
-    for path in entries(root):
-        if path.is_dir() and not path.name.startswith(".") and path.name not in folders:
-            _remove_unfinished(root, path)
+    remove_unfinished(root)
     total = size_of(root / CACHE)
     for path, record in sorted(kept.items(), key=lambda item: _used_at(item[0]), reverse=True):
         total += record.size_bytes
@@ -48,7 +45,17 @@ def make_room(root: Path, limit_bytes: int) -> None:
             subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60.0)
 
 
-def _remove_unfinished(root: Path, folder: Path) -> None:
+def remove_unfinished(root: Path) -> None:
+    """Remove the folders of builds whose builder is gone, and end what these have started.
+    Blocking."""
+    records = (read_record(path) for path in entries(root) if path.suffix == ".json")
+    finished = {record.folder for record in records if record is not None}
+    for path in entries(root):
+        if path.is_dir() and not path.name.startswith(".") and path.name not in finished:
+            _remove_if_unfinished(root, path)
+
+
+def _remove_if_unfinished(root: Path, folder: Path) -> None:
     """Remove a folder whose builder is gone, and end what that has started."""
     key = folder.name.split("-")[0]
     with (root / f".lock-{key}").open("w") as lock:

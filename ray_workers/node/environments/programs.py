@@ -25,6 +25,8 @@ from ray_workers.shared.secret_files import Masker
 HEAD_BYTES = 256 << 10
 TAIL_BYTES = 768 << 10
 """Of what a program prints, its beginning and its end are kept."""
+NICENESS = 19
+"""Builds hold no slots: they get what those leave of the processors."""
 LOOK_MS = 100
 """How often a program that prints nothing is looked at, at least."""
 SWEEP_LIMIT_S = 10.0
@@ -94,6 +96,7 @@ def run(
         os.set_blocking(pipe, False)
         try:
             mark_process(process.pid, mark)
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(b"\n")
             process.stdin.close()

@@ -451,6 +451,10 @@ class RayCluster:
             return answer
         raise ClusterUnavailable(f"the node {node_id} is gone")
 
+    async def forget(self, node_id: str, needs: NodeNeeds) -> None:
+        for agent in self._agents.of([node_id]).values():
+            await result_within(AGENT_WAIT_S, agent.forget.remote(needs))
+
     async def kept_jobs(self) -> list[str]:
         answers = await self._of_agents(lambda agent: agent.kept_jobs.remote())
         return sorted({job_id for found in answers for job_id in found})

@@ -153,6 +153,9 @@ class GatewayCluster:
         answer: NodeEnvironment = await self._call("prepare", node_id, needs)
         return answer
 
+    async def forget(self, node_id: str, needs: NodeNeeds) -> None:
+        await self._call("forget", node_id, needs)
+
     async def kept_jobs(self) -> list[str]:
         answer: list[str] = await self._call("kept_jobs")
         return answer

@@ -8,11 +8,12 @@ would start there and no others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -49,7 +50,10 @@ would start wait for the next round, which begins without the others."""
 PLANNED_ANEW_S = 30.0
 """How long a job waits for the nodes of one plan, before it may be planned on others."""
 FORGOTTEN_S = 60.0
-"""After how long without a job that waits for it a node is no longer asked for an environment."""
+"""After how long without a job that is about to start there a node is asked seldom."""
+SELDOM_S = 15.0
+"""Pause between two questions then, by which the node knows that a job in the queue needs it. It is
+much less than `environments.turns.WANTED_S`."""
 BUILDING_S = 0.1
 """Before a node that builds is asked again; its answer takes a while by itself."""
 MAX_MESSAGE = 2000
@@ -125,10 +129,14 @@ class _Question:
     node_id: str
     wanted_at: float
     """When a job needed the answer last, by the loop's clock."""
+    jobs: set[str]
+    """Those that have needed the answer, and are still in the queue."""
     answer: NodeEnvironment | None = None
     answered_at: float = 0.0
     silent: str = "has not answered yet"
     task: asyncio.Task[None] | None = None
+    needed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a job needs the answer."""
 
     @property
     def is_settled(self) -> bool:
@@ -197,12 +205,15 @@ class Preparations:
         self._cluster = cluster
         self._signals = signals
         self._questions: dict[tuple[str, str], _Question] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Of questions that no job needs any more, until their nodes know it."""
 
     def check(
-        self, needs: NodeNeeds, node_ids: Sequence[str], names: Mapping[str, str]
+        self, job_id: str, needs: NodeNeeds, node_ids: Sequence[str], names: Mapping[str, str]
     ) -> Readiness:
-        """How far these nodes are; those that have not said are asked. names: hosts by node."""
-        found = {node_id: self._question(needs, node_id) for node_id in node_ids}
+        """How far these nodes are with what a job needs; those that have not said are asked.
+        names: hosts by node."""
+        found = {node_id: self._question(job_id, needs, node_id) for node_id in node_ids}
         answers = [q.answer for q in found.values() if q.is_settled and q.answer is not None]
         failure = next((a for a in answers if a.state is BuildState.FAILED), None)
         missing = {node: question for node, question in found.items() if not question.is_settled}
@@ -218,20 +229,43 @@ class Preparations:
         is_long = any(question.answer is not None for question in missing.values())
         return Readiness(ready, failure, waiting, is_long)
 
-    def _question(self, needs: NodeNeeds, node_id: str) -> _Question:
+    def keep(self, job_ids: Set[str]) -> None:
+        """Only these jobs wait and may need something: nodes end what they prepare for others."""
+        for key, question in list(self._questions.items()):
+            question.jobs &= job_ids
+            if question.jobs or question.task is None or question.task.done():
+                continue
+            del self._questions[key]
+            question.needed.set()
+            self._leaving.add(question.task)
+            question.task.add_done_callback(self._leaving.discard)
+
+    async def _forget_on_node(self, question: _Question) -> None:
+        try:
+            await self._cluster.forget(question.node_id, question.needs)
+        except ClusterUnavailable:
+            pass  # a node ends by itself what is not asked for
+        except Exception:
+            logger.exception("a node could not be told what no job needs any more")
+
+    def _question(self, job_id: str, needs: NodeNeeds, node_id: str) -> _Question:
         now = asyncio.get_running_loop().time()
         self._forget(now)
         key = (_digest_of(needs), node_id)
         known = self._questions.get(key)
         if known is None or known.is_over(now):
-            known = self._questions[key] = _Question(needs, node_id, now)
+            known = self._questions[key] = _Question(needs, node_id, now, {job_id})
             known.task = asyncio.ensure_future(self._ask(known))
         known.wanted_at = now
+        known.jobs.add(job_id)
+        known.needed.set()
         return known
 
     def _forget(self, now: float) -> None:
         for key, question in list(self._questions.items()):
-            if now - question.wanted_at > FORGOTTEN_S:
+            if now - question.wanted_at > FORGOTTEN_S and (
+                question.is_settled or not question.jobs
+            ):
                 del self._questions[key]
 
     def forget_failure(self, needs: NodeNeeds, node_ids: Collection[str]) -> None:
@@ -243,9 +277,10 @@ class Preparations:
                 del self._questions[(digest, node_id)]
 
     async def _ask(self, question: _Question) -> None:
-        """Ask until the node is ready, has failed, or no job wants to know."""
+        """Ask until the node is ready or has failed, or no job is left that needs it. The node is
+        told of that after its last answer, so that no question comes later."""
         loop = asyncio.get_running_loop()
-        while loop.time() - question.wanted_at <= FORGOTTEN_S:
+        while question.jobs:
             try:
                 answer = await self._cluster.prepare(question.node_id, question.needs)
                 question.answer = _storable(answer)
@@ -259,12 +294,20 @@ class Preparations:
                 self._signals.publish(QUEUE)
                 return
             building = question.answer and question.answer.state is BuildState.BUILDING
-            await asyncio.sleep(BUILDING_S if building else ASK_AGAIN_S)
+            if loop.time() - question.wanted_at <= FORGOTTEN_S:
+                await asyncio.sleep(BUILDING_S if building else ASK_AGAIN_S)
+                continue
+            question.needed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SELDOM_S):
+                    await question.needed.wait()
+        await self._forget_on_node(question)
 
     def close(self) -> None:
-        for question in self._questions.values():
-            if question.task is not None:
-                question.task.cancel()
+        asking = (question.task for question in self._questions.values())
+        for task in (*asking, *self._leaving):
+            if task is not None:
+                task.cancel()
 
 
 @dataclass(frozen=True)
@@ -301,15 +344,20 @@ class EnvironmentGate:
     def close(self) -> None:
         self._preparations.close()
 
+    def keep(self, snapshot: policy.Snapshot) -> None:
+        """Forget the jobs that do not wait any more, and have nodes end what they prepare for no
+        other ones."""
+        there = {job.job_id for job in snapshot.queue} | {g.job_id for g in snapshot.growing}
+        self._needs = {job_id: needs for job_id, needs in self._needs.items() if job_id in there}
+        self._ready = {job_id: ready for job_id, ready in self._ready.items() if job_id in there}
+        self._told &= there
+        self._preparations.keep(there)
+
     async def plan(
         self, snapshot: policy.Snapshot, now: datetime, cluster: ClusterSnapshot | None
     ) -> list[policy.Decision]:
         """As `policy.plan`; a job whose needs are not ready takes no slot and waits, and one whose
         environment can't be installed, or whose code can't be had, fails."""
-        there = {job.job_id for job in snapshot.queue} | {g.job_id for g in snapshot.growing}
-        self._needs = {job_id: needs for job_id, needs in self._needs.items() if job_id in there}
-        self._ready = {job_id: ready for job_id, ready in self._ready.items() if job_id in there}
-        self._told &= there
         names = {} if cluster is None else {n.node_id: n.hostname for n in cluster.nodes}
         attempts = {job.job_id: job.attempt for job in snapshot.queue}
         waiting = await self._still_waiting(snapshot, attempts, names)
@@ -337,7 +385,7 @@ class EnvironmentGate:
             if needs is None or is_over:
                 del self._awaited[job_id]
                 continue
-            readiness = self._preparations.check(needs, awaited.node_ids, names)
+            readiness = self._preparations.check(job_id, needs, awaited.node_ids, names)
             if readiness.waiting is None:
                 del self._awaited[job_id]
                 continue
@@ -367,7 +415,7 @@ class EnvironmentGate:
             if needs is None:
                 continue
             node_ids = [part.node_id for part in decision.slices]
-            readiness = self._preparations.check(needs, node_ids, names)
+            readiness = self._preparations.check(decision.job_id, needs, node_ids, names)
             if readiness.is_ready:
                 self._ready[decision.job_id] = readiness.environments
                 continue

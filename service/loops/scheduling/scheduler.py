@@ -146,6 +146,7 @@ class Scheduler:
             await self._database.write(lambda s, at: _withdraw_recalls(s, live, at))
             return 0  # the next plan goes by what is held then
         snapshot = replace(snapshot, queue=await self._trial_values.in_queue(snapshot.queue))
+        self._gate.keep(snapshot)
         waiting = snapshot.queue
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from ray_workers.node.environments import build
+from ray_workers.node import shared_work
+from ray_workers.node.environments import build, turns
 from ray_workers.node.environments.environments import Environments
 from ray_workers.node.environments.eviction import make_room
 from ray_workers.node.environments.programs import HEAD_BYTES, TAIL_BYTES, Output, mark_of
@@ -159,6 +161,120 @@ async def test_a_build_that_takes_too_long_is_ended_with_all_it_started(
             break
     pid = int(pid_file.read_text())
     await until(lambda: started_ticks(pid) is None, "what the build started goes on")
+
+
+def sleeper(pid: Path) -> str:
+    """A setup command that leaves a child in a session of its own, and sleeps."""
+    started = f"sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000'"
+    return f"(setsid env -i PATH=$PATH {started} &) ; sleep 1000"
+
+
+async def is_running(node: Environments, pid: Path, owner: str, **fields: Any) -> int:
+    """Asks until the setup command runs; its child's pid."""
+    policy = replace(POLICY, owner=owner)
+    async with asyncio.timeout(PATIENCE_S):
+        while not pid.exists():
+            answer = await node.prepare({"setup": [sleeper(pid)]}, policy, keeps_all=False)
+            assert answer.state is BuildState.BUILDING, answer
+    return int(pid.read_text())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_work, "FIRST_ANSWER_S", 0.02)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_build_ends_with_the_last_owner_whose_jobs_need_it(
+    node: Environments, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    ann, bob = (replace(POLICY, owner=owner) for owner in ("ann", "bob"))
+    child = await is_running(node, pid, "ann")
+    assert os.getpriority(os.PRIO_PROCESS, child) == 19
+    wanted = {"setup": [sleeper(pid)]}
+    await node.prepare(wanted, bob, keeps_all=False)
+    await node.forget(wanted, ann, keeps_all=False)
+    await asyncio.sleep(0.5)
+    assert started_ticks(child) is not None, "another one needs it"
+    await node.forget(wanted, bob, keeps_all=False)
+    await until(lambda: started_ticks(child) is None, "what the build started goes on")
+    pid.unlink()
+    again = await is_running(node, pid, "ann")
+    assert again != child, "a job that comes later has it built anew"
+    await node.forget(wanted, ann, keeps_all=False)
+    await until(lambda: started_ticks(again) is None, "what the build started goes on")
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_build_that_no_service_asks_for_ends(
+    node: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it is cancelled while no service runs; also if its command is stopped."""
+    child = await is_running(node, tmp_path / "pid", "ann")
+    os.kill(child, signal.SIGSTOP)
+    monkeypatch.setattr(turns, "WANTED_S", 0.2)
+    await until(lambda: started_ticks(child) is None, "what the build started goes on")
+
+
+@pytest.mark.usefixtures("quick")
+async def test_the_builds_of_one_user_hold_up_no_other(node: Environments, tmp_path: Path) -> None:
+    ann = replace(POLICY, owner="ann")
+    children = [await is_running(node, tmp_path / f"ann-{n}", "ann") for n in range(2)]
+    third = {"setup": [f"touch {tmp_path}/third"]}
+    answer = await node.prepare(third, ann, keeps_all=False)
+    assert answer.state is BuildState.BUILDING
+    assert answer.message == "waits for the 2 builds of its user that run here"
+    bob = replace(POLICY, owner="bob")
+    assert (await settle(node, {"setup": ["true"]}, bob)).state is BuildState.READY
+    assert not (tmp_path / "third").exists()
+    # It is built for any user that may build: here for one that asks for the same.
+    assert (await settle(node, third, bob)).state is BuildState.READY
+    fourth = {"setup": [f"touch {tmp_path}/fourth"]}
+    waiting = asyncio.ensure_future(settle(node, fourth, ann))
+    await node.forget({"setup": [sleeper(tmp_path / "ann-0")]}, ann, keeps_all=False)
+    assert (await waiting).state is BuildState.READY, "a place that became free is taken"
+    assert started_ticks(children[0]) is None
+    await node.forget({"setup": [sleeper(tmp_path / "ann-1")]}, ann, keeps_all=False)
+    await until(lambda: started_ticks(children[1]) is None, "what the build started goes on")
+
+
+async def test_no_more_builds_run_than_a_node_has_places_for() -> None:
+    builds, running, most = turns.BuildTurns(), 0, 0
+    go_on = asyncio.Event()
+
+    async def run(number: int) -> None:
+        nonlocal running, most
+        builds.want(f"k{number}", f"user {number}")
+        async with builds.turn(f"k{number}"):
+            running += 1
+            most = max(most, running)
+            await go_on.wait()
+            running -= 1
+
+    works = [asyncio.ensure_future(run(number)) for number in range(turns.BUILDS_AT_A_TIME + 2)]
+    while running < turns.BUILDS_AT_A_TIME:
+        await asyncio.sleep(0)
+    assert builds.why_waiting("k8", "user 8") == "waits for one of the 8 builds that run here"
+    assert builds.why_waiting("k0", "user 0") is None
+    builds.forget("k9", "user 9")
+    with pytest.raises(shared_work.Abandoned):
+        await works[9]
+    go_on.set()
+    await asyncio.gather(*works[:9])
+    assert most == turns.BUILDS_AT_A_TIME
+
+
+async def test_what_an_agent_left_that_was_killed_ends_with_the_start_of_the_next(
+    node: Environments, tmp_path: Path
+) -> None:
+    half = tmp_path / "environments" / "a1b2-0000"
+    (half / "site").mkdir(parents=True)
+    marked = {**os.environ, MARK_VARIABLE: mark_of(half)}
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True, env=marked) as left:
+        await node.clear_up()
+        assert left.wait() < 0
+    assert not half.exists()
 
 
 @pytest.mark.parametrize("ending", ["true", "exit 3"])

@@ -181,6 +181,28 @@ async def test_a_job_that_is_cancelled_meanwhile_never_starts(world: World) -> N
     assert [spec.job_id for spec in world.fake.launches] == [other]
 
 
+async def test_the_last_job_that_needs_it_has_a_node_end_what_it_prepares(world: World) -> None:
+    world.fake.environments["node-a"] = BUILDING
+    runtime = await world.open()
+    first, second = [await world.submit(runtime, **WITH_PACKAGES) for _ in range(2)]
+    for job_id in (first, second):
+        await waits_with(runtime, job_id, "installs packages")
+    await runtime.jobs.cancel(first)
+    asked = len(world.fake.preparations)
+    await world.fake.until(lambda: len(world.fake.preparations) > asked + 3, "it asks no more")
+    assert world.fake.dropped == []
+    await runtime.jobs.cancel(second)
+    await world.fake.until(lambda: bool(world.fake.dropped), "the node does not know of it")
+    assert world.fake.dropped == [world.fake.preparations[-1]]
+    asked = len(world.fake.preparations)
+    await asyncio.sleep(0.2)
+    assert (len(world.fake.preparations), len(world.fake.dropped)) == (asked, 1)
+    again = await world.submit(runtime, **WITH_PACKAGES)
+    world.fake.environments["node-a"] = READY
+    await comes_to(runtime, again, JobState.SUCCEEDED)
+    assert len(world.fake.dropped) == 1, "what is ready stays"
+
+
 async def test_nodes_get_no_variables_and_jobs_without_packages_ask_nothing(world: World) -> None:
     runtime = await world.open()
     plain = await world.submit(runtime, environment={"env": {"A": "canary"}})

@@ -1,0 +1,89 @@
+"""Which builds of a node run at a time, for whom, and for how long they are wanted.
+
+A build runs as long as a job needs it, which the service shows by asking again and again. It counts
+for one of the users that ask for it; no user has more than a few at a time, so that the builds of
+one do not hold up those of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Final
+
+from ray_workers.node.shared_work import Abandoned
+
+BUILDS_AT_A_TIME: Final = 8
+BUILDS_OF_A_USER: Final = 2
+WANTED_S: Final = 60.0
+"""How long a build goes on without a question about it, as while the service is started again."""
+
+Owner = str | None
+
+
+class BuildTurns:
+    """The builds of one node that are wanted, by key. For one event loop; `is_wanted` for any
+    thread."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, dict[Owner, float]] = {}
+        """By key and user, when they asked last, by `time.monotonic`."""
+        self._running: dict[str, Owner] = {}
+        """The user for whom a build runs."""
+        self._changed = asyncio.Event()
+
+    def want(self, key: str, owner: Owner) -> None:
+        self._asked = {one: asked for one, asked in self._asked.items() if self.is_wanted(one)}
+        self._asked.setdefault(key, {})[owner] = time.monotonic()
+        self._changed.set()
+
+    def forget(self, key: str, owner: Owner) -> None:
+        """None of the user's jobs needs it any more."""
+        self._asked.get(key, {}).pop(owner, None)
+        self._changed.set()
+
+    def is_wanted(self, key: str) -> bool:
+        return bool(self._owners(key))
+
+    def why_waiting(self, key: str, owner: Owner) -> str | None:
+        """Why a build does not run yet; None if it does."""
+        if key in self._running:
+            return None
+        if self._number_of(owner) >= BUILDS_OF_A_USER:
+            return f"waits for the {BUILDS_OF_A_USER} builds of its user that run here"
+        return f"waits for one of the {len(self._running)} builds that run here"
+
+    @contextlib.asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        """Wait until the build may run, and run it; Abandoned if it is not wanted by then."""
+        while not (owners := self._that_may_build(key)):
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WANTED_S):
+                    await self._changed.wait()
+        self._running[key] = owners[0]
+        try:
+            yield
+        finally:
+            del self._running[key]
+            self._changed.set()
+
+    def _that_may_build(self, key: str) -> list[Owner]:
+        """The users for whom the build may run now."""
+        owners = self._owners(key)
+        if not owners:
+            raise Abandoned
+        is_full = len(self._running) >= BUILDS_AT_A_TIME
+        return [] if is_full else [o for o in owners if self._number_of(o) < BUILDS_OF_A_USER]
+
+    def _number_of(self, owner: Owner) -> int:
+        return Counter(self._running.values())[owner]
+
+    def _owners(self, key: str) -> list[Owner]:
+        """The users that want it, who asked first before the others."""
+        now = time.monotonic()
+        asked = tuple(self._asked.get(key, {}).items())
+        return [owner for owner, at in asked if now - at < WANTED_S]
