@@ -184,6 +184,7 @@ def rank_task(
         data_policy=DataPolicy.open(),
         environment_policy=EnvironmentPolicy.open(),
         spool_limit_bytes=64 << 20,
+        output_limit_bytes=100 << 30,
         worker_mtbf_s=WORKER_MTBF_S,
         device=device,
         env={},

@@ -113,7 +113,8 @@ def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> Save
 
     Saving a name again replaces it, whichever rank saved it first, so give ranks names of their
     own. Raises FileNotFoundError if `path` is no file and ValueError for a name that is not a
-    relative path of letters, digits, `.`, `_` and `-`. If the storage is full or does not answer,
+    relative path of letters, digits, `.`, `_` and `-`, or if the artifacts that this rank saves are
+    larger together than the operator allows. If the storage is full or does not answer,
     the call waits for at most ten minutes and then raises StorageError, which counts as a fault of
     the cluster. Outside of dray the file stays in place, and the result names that path.
     """
@@ -139,12 +140,27 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
     if base is None:
         size, sha256 = files.measure(source)
         return SavedArtifact(target, source.absolute().as_uri(), size, sha256)
+    _check_room(target, source.stat().st_size)
     url = f"{base.rstrip('/')}/{target}"
     size, sha256 = files.store(source, url)
+    _saved_bytes[target] = size
     told = tell("artifact", {"path": target, "url": url, "size_bytes": size, "sha256": sha256})
     if math.isinf(told) or not _is_written():
         raise StorageError(f"the disk of this node has no room to report the artifact {target}")
     return SavedArtifact(target, url, size, sha256)
+
+
+def _check_room(target: str, size: int) -> None:
+    """ValueError if the artifacts that this process saves would be too large together. A file
+    counts with its length, since the storage gets the holes of a sparse file as zeros."""
+    limit = int(os.environ.get("DRAY_OUTPUT_LIMIT_BYTES", 0))
+    others = sum(saved for name, saved in _saved_bytes.items() if name != target)
+    if limit and others + size > limit:
+        before = f" after {others:,} bytes of other artifacts" if others else ""
+        raise ValueError(
+            f"the artifact {target} has {size:,} bytes{before}; those of a rank may have "
+            f"{limit:,} together (DRAY_OUTPUT_LIMIT_BYTES)"
+        )
 
 
 def save_checkpoint(
@@ -263,6 +279,8 @@ def known() -> Known:
 
 
 _observer: Observer | None = None
+_saved_bytes: dict[str, int] = {}
+"""Of the artifacts that this process has saved, by name."""
 _lock = threading.Lock()
 _open_writer: tuple[int, str, SpoolWriter] | None = None
 _known_keys: set[str] = set()

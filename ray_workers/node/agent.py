@@ -471,15 +471,15 @@ class NodeAgent:
         """Make the folders of a script's attempt; why that can't be, if it can't."""
         return await self._folders.begin((job_id, attempt), plan)
 
-    async def output_names(self, job_id: str, attempt: int) -> list[str] | None:
-        """`FolderKeeper.names`; once nothing of the attempt runs here."""
-        return await self._folders.names((job_id, attempt))
+    async def output_sizes(self, job_id: str, attempt: int) -> dict[str, int] | None:
+        """`FolderKeeper.sizes`; once nothing of the attempt runs here."""
+        return await self._folders.sizes((job_id, attempt))
 
     async def keep_output(
-        self, job_id: str, attempt: int, taken: Sequence[str]
+        self, job_id: str, attempt: int, taken: Sequence[str], num_bytes: int = 0
     ) -> FilesKept | None:
         """`FolderKeeper.keep`; once nothing of the attempt runs here."""
-        kept = await self._folders.keep((job_id, attempt), taken)
+        kept = await self._folders.keep((job_id, attempt), taken, num_bytes)
         if kept is None:
             return None
         masker = self._masker(job_id, attempt)

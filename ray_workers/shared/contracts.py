@@ -162,6 +162,8 @@ class AttemptSpec:
     """Running time left to the job, in seconds."""
     spool_limit_bytes: int
     """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
+    output_limit_bytes: int
+    """Most bytes that the files of a script's output folders may have together."""
     furthest_step: int
     """Optimizer steps that an earlier attempt of the job has done."""
     min_workers: int | None
@@ -452,6 +454,8 @@ class RankTask(Seat):
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
+    output_limit_bytes: int
+    """Most bytes that the artifacts may have together that this rank saves."""
     worker_mtbf_s: float
     device: str
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
@@ -483,6 +487,7 @@ class RankTask(Seat):
             data_policy=attempt.data_policy,
             environment_policy=attempt.environment_policy,
             spool_limit_bytes=attempt.spool_limit_bytes,
+            output_limit_bytes=attempt.output_limit_bytes,
             worker_mtbf_s=attempt.worker_mtbf_s,
             device="cuda" if attempt.bundle_of(seat.rank).get("GPU") else "cpu",
             env={},

@@ -54,16 +54,20 @@ class ScriptFolders:
             return outcome
         found = await asyncio.gather(
             *(
-                self._until_answered(node_id, are_given_up, "output_names")
+                self._until_answered(node_id, are_given_up, "output_sizes")
                 for node_id in self._plans
             )
         )
         taken: set[str] = set()
+        num_bytes = 0
+        """Of the files of the nodes before."""
         ends = []
-        for node_id, names in zip(self._plans, found, strict=True):
-            theirs = sorted(taken.intersection(names or ()))
-            taken.update(names or ())
-            ends.append(self._until_answered(node_id, are_given_up, "keep_output", theirs))
+        for node_id, sizes in zip(self._plans, found, strict=True):
+            theirs = sorted(taken.intersection(sizes or ()))
+            asked = "keep_output", theirs, num_bytes
+            num_bytes += sum((sizes or {}).values())
+            taken.update(sizes or ())
+            ends.append(self._until_answered(node_id, are_given_up, *asked))
         return with_files(outcome, await asyncio.gather(*ends))
 
     async def _until_answered(
@@ -97,6 +101,7 @@ def plans_of(spec: AttemptSpec) -> dict[str, FolderPlan]:
                 output_url=f"{base}/output",
                 folder_url=folder_url(spec.storage_url, spec.job_id),
                 spool_limit_bytes=spec.spool_limit_bytes,
+                limit_bytes=spec.output_limit_bytes,
             )
         rank += part.num_workers
     return plans

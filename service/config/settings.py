@@ -187,6 +187,9 @@ class Settings(BaseSettings):
     """Most log text that is kept of one job; further lines are counted."""
     spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)
     """Most undelivered bytes that one rank keeps on its node, for logs and for metrics each."""
+    output_limit_bytes: int = Field(100 << 30, ge=1 << 20)
+    """Most bytes that the files of an attempt's output folders may have together, and the artifacts
+    that one rank saves; counted as the storage gets them, with the holes of sparse files."""
     system_metrics_s: float = Field(10.0, ge=0, le=3600)
     """Seconds between two samples of what ranks and nodes use, at least 10; 0 turns them off."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)

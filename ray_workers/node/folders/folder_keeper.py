@@ -25,7 +25,7 @@ class FolderKeeper:
     def __init__(self, deployment_id: str, node_id: str) -> None:
         self._node = (deployment_id, node_id)
         self._mirrors: dict[Key, tuple[FolderMirror, asyncio.Task[None]]] = {}
-        self._names: dict[Key, asyncio.Task[list[str]]] = {}
+        self._sizes: dict[Key, asyncio.Task[dict[str, int]]] = {}
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
 
     def _folder(self, key: Key) -> Path:
@@ -60,38 +60,38 @@ class FolderKeeper:
             except Exception:  # the storage may answer next time
                 traceback.print_exc()
 
-    async def names(self, key: Key) -> list[str] | None:
-        """The files of the output folder of an attempt that has ended; None until they are listed.
-        Ask again then."""
-        if key not in self._names:
-            self._names[key] = asyncio.ensure_future(self._list(key))
-        task = self._names[key]
+    async def sizes(self, key: Key) -> dict[str, int] | None:
+        """The files of the output folder of an attempt that has ended, with their bytes; None until
+        they are listed. Ask again then."""
+        if key not in self._sizes:
+            self._sizes[key] = asyncio.ensure_future(self._list(key))
+        task = self._sizes[key]
         await asyncio.wait({task}, timeout=ANSWER_S)
         return task.result() if task.done() else None
 
-    async def _list(self, key: Key) -> list[str]:
+    async def _list(self, key: Key) -> dict[str, int]:
         """No name if they can't be listed, of which `keep` says the reason."""
         try:
-            return await asyncio.to_thread(job_folders.names_in, self._folder(key))
+            return await asyncio.to_thread(job_folders.sizes_in, self._folder(key))
         except Exception:  # of the node's disk
             traceback.print_exc()
-            return []
+            return {}
 
-    async def keep(self, key: Key, taken: Collection[str]) -> FilesKept | None:
+    async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | None:
         """Have the files of an attempt that has ended copied to the storage; None until that is
-        done. Ask again then."""
+        done. Ask again then. num_bytes: of the files of other nodes, which come first."""
         if key not in self._ends:
-            self._ends[key] = asyncio.ensure_future(self._end(key, taken))
+            self._ends[key] = asyncio.ensure_future(self._end(key, taken, num_bytes))
         task = self._ends[key]
         await asyncio.wait({task}, timeout=ANSWER_S)
         return task.result() if task.done() else None
 
-    async def _end(self, key: Key, taken: Collection[str]) -> FilesKept:
+    async def _end(self, key: Key, taken: Collection[str], num_bytes: int) -> FilesKept:
         problem = await self._end_mirror(key)
         node = (*self._node, *key)
         where = (self._folder(key), paths.spool_dir(*node))
         try:
-            kept = await asyncio.to_thread(job_folders.keep_output, *where, taken)
+            kept = await asyncio.to_thread(job_folders.keep_output, *where, taken, num_bytes)
         except Exception as error:  # of the node's disk
             traceback.print_exc()
             kept = FilesKept(0, f"{type(error).__name__}: {error}", "")
@@ -121,6 +121,6 @@ class FolderKeeper:
             mirror, task = self._mirrors.pop(key)
             task.cancel()
             await asyncio.to_thread(mirror.end)
-        self._names.pop(key, None)
+        self._sizes.pop(key, None)
         self._ends.pop(key, None)
         await asyncio.to_thread(job_folders.remove, self._folder(key))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -34,6 +35,7 @@ MAX_FILES = 20_000
 """Files of one node that are kept; the first by name."""
 MAX_NAME_CHARS = 1000
 """Of an artifact; the prefix for a node fits besides (`service.ingest.rank_frames`)."""
+LIMIT = "DRAY_OUTPUT_LIMIT_BYTES"
 TOLD = 5
 """Files that a sentence names."""
 THREADS = 4
@@ -52,6 +54,8 @@ class FolderPlan:
     folder_url: str
     """The job's place for the files of the checkpoint folder."""
     spool_limit_bytes: int
+    limit_bytes: int
+    """Most bytes that the files of the attempt's output folders may have together."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,10 @@ def begin(folder: Path, plan: FolderPlan) -> None:
 def plan_in(folder: Path) -> FolderPlan | None:
     """The plan of the attempt; None if it has no folders here."""
     try:
-        return FolderPlan(**json.loads((folder / "plan.json").read_text()))
+        found = json.loads((folder / "plan.json").read_text())
     except FileNotFoundError:
         return None
+    return FolderPlan(**found)
 
 
 class OutputFiles:
@@ -88,13 +93,18 @@ class OutputFiles:
     Names that are not plain text, and links that lead out of the folder, are left out; so are
     sockets, pipes and devices. A link to a file of the folder counts as a file of its own. Links to
     folders are passed over, since their files are found elsewhere in the folder, if they are in it.
+
+    A file counts with its length, since the storage gets the holes of a sparse file as zeros. Of
+    files that are too large together the largest are left out.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limit_bytes: float = math.inf) -> None:
         self._root = folder.parent.resolve() / folder.name
         self._refused: list[str] = []
         self._num_refused = 0
         self.files: dict[str, Path] = {}
+        self.sizes: dict[str, int] = {}
+        """Their bytes, by name."""
         if self._root.is_symlink():
             self._refuse(".", "a link has taken the place of the folder")
             return
@@ -103,6 +113,19 @@ class OutputFiles:
                 self.files[name] = path
             else:
                 self._refuse(name, f"more than {MAX_FILES} files")
+        self.sizes = {name: path.stat().st_size for name, path in self.files.items()}
+        self._leave_out_above(limit_bytes)
+
+    def _leave_out_above(self, limit_bytes: float) -> None:
+        """limit_bytes: what the files of other nodes leave of the limit."""
+        total = sum(self.sizes.values())
+        for name in sorted(self.sizes, key=self.sizes.__getitem__, reverse=True):
+            if total <= limit_bytes:
+                return
+            size = self.sizes.pop(name)
+            del self.files[name]
+            total -= size
+            self._refuse(name, f"{size:,} bytes, and {LIMIT} leaves {limit_bytes:,}", is_first=True)
 
     def _found(self) -> Iterator[tuple[str, Path]]:
         for at, _, names in os.walk(self._root):
@@ -128,10 +151,10 @@ class OutputFiles:
         except (OSError, RuntimeError):  # a broken or circular link
             return "a link to nothing"
 
-    def _refuse(self, name: str, why: str) -> None:
+    def _refuse(self, name: str, why: str, *, is_first: bool = False) -> None:
         self._num_refused += 1
-        if len(self._refused) < TOLD:
-            self._refused.append(f"{name[:100]!a} ({why})")
+        self._refused.insert(0 if is_first else len(self._refused), f"{name[:100]!a} ({why})")
+        del self._refused[TOLD:]
 
     @property
     def left_out(self) -> str:
@@ -142,23 +165,27 @@ class OutputFiles:
         return f"{files_} of DRAY_OUTPUT_DIR can't be kept: {', '.join(self._refused)}{more}"
 
 
-def names_in(folder: Path) -> list[str]:
-    """The files of the attempt's output folder that can be kept."""
-    return list(OutputFiles(output_dir(folder)).files)
+def sizes_in(folder: Path) -> dict[str, int]:
+    """The files of the attempt's output folder that can be kept, with their bytes."""
+    plan = plan_in(folder)
+    return OutputFiles(output_dir(folder), math.inf if plan is None else plan.limit_bytes).sizes
 
 
-def keep_output(folder: Path, spool_dir: Path, taken: Collection[str]) -> FilesKept:
+def keep_output(
+    folder: Path, spool_dir: Path, taken: Collection[str], num_bytes: int = 0
+) -> FilesKept:
     """Copy the files of the output folder to the storage, and report them; does so once.
 
     spool_dir: of the attempt on this node. taken: names that files of other nodes have; here they
-    get `node-N/` before them. Blocks; waits for room in the storage as `save_artifact` does.
+    get `node-N/` before them. num_bytes: of the files of nodes that come first. Blocks; waits for
+    room in the storage as `save_artifact` does.
     """
     plan, done = plan_in(folder), folder / "kept.json"
     if plan is None:
         return FilesKept(0, None, "")
     if done.exists():
         return FilesKept(**json.loads(done.read_text()))
-    listing = OutputFiles(output_dir(folder))
+    listing = OutputFiles(output_dir(folder), max(0, plan.limit_bytes - num_bytes))
     kept = _keep(plan, listing, spool_dir, frozenset(taken))
     partial = folder / "kept.partial"
     partial.write_text(json.dumps(asdict(kept)))

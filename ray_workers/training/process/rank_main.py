@@ -121,6 +121,7 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         "DRAY_LOCAL_RANK": str(task.local_rank),
         "DRAY_SPOOL_DIR": task.spool_dir,
         "DRAY_SPOOL_LIMIT_BYTES": str(task.spool_limit_bytes),
+        "DRAY_OUTPUT_LIMIT_BYTES": str(task.output_limit_bytes),
         "DRAY_CHECKPOINT_URL": task.checkpoint_url,
         "DRAY_ARTIFACT_URL": task.artifact_url,
     }

@@ -373,6 +373,7 @@ class Scheduler:
             data_policy=data_policy.policy_of(self._settings),
             environment_policy=preparations.policy_of(self._settings, claimed.owner),
             spool_limit_bytes=self._settings.spool_limit_bytes,
+            output_limit_bytes=self._settings.output_limit_bytes,
             furthest_step=claimed.furthest_step,
             min_workers=claimed.min_workers,
             recovers_in_place=_recovers_in_place(claimed, bundle),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dray import train
-from dray.train import storage_room
+from dray.train import reporting, storage_room
 from dray.train.spool import segments
 
 
@@ -98,6 +98,26 @@ def test_an_artifact_is_copied_hashed_and_told(spool: Path, tmp_path: Path) -> N
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
     }
     assert saved.url == copy.as_uri()
+
+
+def test_artifacts_that_are_too_large_together_are_refused_before_they_are_copied(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole counts: the storage gets it as zeros."""
+    monkeypatch.setattr(reporting, "_saved_bytes", {})
+    monkeypatch.setenv("DRAY_OUTPUT_LIMIT_BYTES", "1000000")
+    hole, small = tmp_path / "hole", tmp_path / "small"
+    with hole.open("wb") as file:
+        file.truncate(1 << 40)
+    small.write_bytes(bytes(600_000))
+    with pytest.raises(ValueError, match="the artifact hole has 1,099,511,627,776 bytes; those of"):
+        train.save_artifact(hole)
+    for _ in range(2):  # it replaces itself
+        train.save_artifact(small)
+    with pytest.raises(ValueError, match="after 600,000 bytes of other artifacts"):
+        train.save_artifact(small, "again")
+    assert {body["path"] for body in (one["body"] for one in written(spool))} == {"small"}
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["small"]
 
 
 def test_an_artifact_waits_for_room(

@@ -71,7 +71,7 @@ async def test_a_node_that_cannot_have_the_folders_is_a_reason_not_to_start() ->
 async def test_a_node_that_the_group_grows_onto_has_folders_too() -> None:
     nodes = Nodes(
         c_begin_folders=[None],
-        **{f"{node}_output_names": [["log"]] for node in "abc"},
+        **{f"{node}_output_sizes": [{"log": 1}] for node in "abc"},
         **{f"{node}_keep_output": [KEPT] for node in "abc"},
     )
     grown = folders(nodes)
@@ -79,25 +79,25 @@ async def test_a_node_that_the_group_grows_onto_has_folders_too() -> None:
     ((_, _, plan),) = nodes.asked
     assert (plan.rank, plan.node_rank) == (3, 2)
     assert await grown.keep(DONE, never) == DONE
-    assert nodes.asked[-1] == ("c", "keep_output", ["log"])
+    assert nodes.asked[-1] == ("c", "keep_output", ["log"], 2)
 
 
 async def test_names_that_two_nodes_use_are_told_to_the_later_one() -> None:
     nodes = Nodes(
-        a_output_names=[["log", "model"]],
-        b_output_names=[TimeoutError(), ["log", "more"]],
+        a_output_sizes=[{"log": 1, "model": 100}],
+        b_output_sizes=[TimeoutError(), {"log": 2, "more": 3}],
         a_keep_output=[None, None, KEPT],
         b_keep_output=[ConnectionError(), KEPT],
     )
     assert await folders(nodes).keep(DONE, never) == DONE
-    assert ("b", "keep_output", ["log"]) in nodes.asked
-    assert ("a", "keep_output", []) in nodes.asked
+    assert ("b", "keep_output", ["log"], 101) in nodes.asked
+    assert ("a", "keep_output", [], 0) in nodes.asked
 
 
 async def test_a_node_that_is_gone_with_its_files_is_no_success() -> None:
     nodes = Nodes(
-        a_output_names=[[]],
-        b_output_names=[TimeoutError()],
+        a_output_sizes=[{}],
+        b_output_sizes=[TimeoutError()],
         a_keep_output=[KEPT],
         b_keep_output=[TimeoutError()],
     )

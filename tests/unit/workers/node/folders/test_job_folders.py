@@ -21,7 +21,7 @@ from ray_workers.node.folders.job_folders import (
     FolderPlan,
     OutputFiles,
     keep_output,
-    names_in,
+    sizes_in,
 )
 from ray_workers.shared import paths, spool_reader
 from ray_workers.shared.contracts import FrameKind
@@ -32,11 +32,15 @@ from service.storage.storage import Storage, check_file_name
 class Node:
     """The folders of one attempt on one node, and its storage."""
 
-    def __init__(self, home: Path, *, rank: int = 0, node_rank: int = 0) -> None:
+    def __init__(
+        self, home: Path, *, rank: int = 0, node_rank: int = 0, limit_bytes: int = 1 << 40
+    ) -> None:
         self.folder, self.spools = home / f"folders{rank}", home / f"spools{rank}"
         self.storage = Storage((home / "storage").as_uri())
         base = f"{self.storage.url}/jobs/j/attempts/1/output"
-        self.plan = FolderPlan(rank, node_rank, base, f"{self.storage.url}/jobs/j/f", 1 << 20)
+        self.plan = FolderPlan(
+            rank, node_rank, base, f"{self.storage.url}/jobs/j/f", 1 << 20, limit_bytes
+        )
         job_folders.begin(self.folder, self.plan)
         self.output = output_dir(self.folder)
 
@@ -46,8 +50,8 @@ class Node:
         path.write_text(text)
         return path
 
-    def keep(self, *taken: str) -> FilesKept:
-        return keep_output(self.folder, self.spools, taken)
+    def keep(self, *taken: str, num_bytes: int = 0) -> FilesKept:
+        return keep_output(self.folder, self.spools, taken, num_bytes)
 
     def reported(self) -> dict[str, dict[str, Any]]:
         keys = sorted(path.name for path in self.spools.iterdir())
@@ -97,8 +101,35 @@ def test_hostile_files_are_left_out_and_named(tmp_path: Path) -> None:
     assert kept.left_out.startswith("6 files of DRAY_OUTPUT_DIR can't be kept: ")
     assert kept.left_out.isprintable()
     assert kept.left_out.isascii()
-    for name in names_in(node.folder):
+    for name in sizes_in(node.folder):
         assert check_file_name(name) == name
+
+
+@pytest.mark.parametrize("num_bytes", [0, 999_000])
+def test_files_that_are_too_large_together_are_left_out_and_named(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    """A sparse file takes no room on the node, and its whole length in the storage."""
+    node = Node(tmp_path, limit_bytes=1_000_000)
+    with node.write("hole.bin", "x").open("r+b") as file:
+        file.truncate(1 << 40)
+    assert (node.output / "hole.bin").stat().st_blocks * 512 < 1 << 20
+    node.write("model.pt", "m" * 900)
+    node.write("log", "l" * 90)
+    (node.output / "again").symlink_to("model.pt")  # the storage gets it twice
+    assert sizes_in(node.folder) == {"model.pt": 900, "again": 900, "log": 90}
+    kept = node.keep(num_bytes=num_bytes)
+    assert kept.problem is None
+    assert (
+        "'hole.bin' (1,099,511,627,776 bytes, and DRAY_OUTPUT_LIMIT_BYTES leaves" in kept.left_out
+    )
+    found = set(node.reported())
+    if num_bytes:  # of 1,890 bytes 1,000 have room
+        assert found in ({"model.pt", "log"}, {"again", "log"})
+        assert kept.left_out.startswith("2 files of DRAY_OUTPUT_DIR can't be kept: ")
+    else:
+        assert found == {"model.pt", "again", "log"}
+    assert not any("hole" in path.name for path in (tmp_path / "storage").rglob("*"))
 
 
 def test_of_too_many_files_the_first_are_kept(
@@ -176,7 +207,7 @@ def test_a_link_in_the_place_of_the_output_folder_is_not_followed(tmp_path: Path
         kept = node.keep()
         assert (kept.num_kept, kept.problem) == (0, None)
         assert "'.' (a link has taken the place of the folder)" in kept.left_out
-        assert names_in(node.folder) == []
+        assert sizes_in(node.folder) == {}
 
 
 async def test_a_listing_that_takes_long_or_fails_is_answered_once(
@@ -186,19 +217,19 @@ async def test_a_listing_that_takes_long_or_fails_is_answered_once(
     monkeypatch.setattr(folder_keeper, "ANSWER_S", 0.001)
     may_end, calls = threading.Event(), []
 
-    def listing(folder: Path) -> list[str]:
+    def listing(folder: Path) -> dict[str, int]:
         calls.append(folder)
         may_end.wait(30)
         raise OSError("the disk is broken")
 
-    monkeypatch.setattr(job_folders, "names_in", listing)
+    monkeypatch.setattr(job_folders, "sizes_in", listing)
     keeper, key = FolderKeeper("d", "n"), ("j", 1)
-    assert await keeper.names(key) is None
-    assert await keeper.names(key) is None
+    assert await keeper.sizes(key) is None
+    assert await keeper.sizes(key) is None
     may_end.set()
-    while (names := await keeper.names(key)) is None:
+    while (sizes := await keeper.sizes(key)) is None:
         pass
-    assert (names, len(calls)) == ([], 1)
+    assert (sizes, len(calls)) == ({}, 1)
 
 
 async def test_a_node_makes_keeps_and_drops_the_folders_of_an_attempt(
@@ -211,16 +242,16 @@ async def test_a_node_makes_keeps_and_drops_the_folders_of_an_attempt(
     assert await keeper.begin(key, plan) is None
     folder = paths.folders_dir("d", "n", "j", 1)
     (output_dir(folder) / "a").write_text("x")
-    while (names := await keeper.names(key)) is None:
+    while (sizes := await keeper.sizes(key)) is None:
         pass
-    assert names == ["a"]
+    assert sizes == {"a": 1}
     assert checkpoint_dir(folder, plan.folder_url) == tmp_path / "storage" / "jobs" / "j" / "f"
     while (kept := await keeper.keep(key, [])) is None:
         pass
     assert kept == FilesKept(1, None, "")
     await keeper.drop(key)
     assert not folder.exists()
-    broken = FolderPlan(0, 0, plan.output_url, "nonesuch://x", 1)
+    broken = FolderPlan(0, 0, plan.output_url, "nonesuch://x", 1, 1)
     assert "nonesuch" in str(await keeper.begin(key, broken))
 
 
@@ -351,7 +382,7 @@ async def test_an_attempt_that_is_dropped_while_its_folder_is_fetched_leaves_not
         return fetch(place, target)
 
     monkeypatch.setattr(files, "fetch", slow)
-    plan = FolderPlan(0, 0, f"{url}/output", url, 1 << 20)
+    plan = FolderPlan(0, 0, f"{url}/output", url, 1 << 20, 1 << 40)
     beginning = asyncio.ensure_future(keeper.begin(key, plan))
     await asyncio.to_thread(is_fetching.wait, 30)
     await keeper.drop(key)
