@@ -38,6 +38,9 @@ class StillCluster:
         self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
     ) -> None: ...
 
+    async def forget(self, node_id: str, needs: NodeNeeds) -> None:
+        """Nothing is prepared."""
+
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         return READY
 

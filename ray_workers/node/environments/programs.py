@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ray_workers.shared.processes.niceness import stand_back
 from ray_workers.shared.processes.procfs import (
     MARK_BITS,
     MARK_VARIABLE,
@@ -96,7 +97,7 @@ def run(
         os.set_blocking(pipe, False)
         try:
             mark_process(process.pid, mark)
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+            stand_back(NICENESS, process.pid)
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(b"\n")
             process.stdin.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 
 from ray_workers.node.rank_environment import RANK_NICENESS
 from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.processes.niceness import stand_back
 from ray_workers.shared.processes.prctl import PR_SET_PDEATHSIG, prctl
 
 
@@ -40,7 +40,7 @@ def run(request: dict[str, Any], fds: Sequence[int], parent: int) -> NoReturn:
     try:
         os.setsid()
         if request["op"] == "rank":
-            _stand_back()
+            stand_back(int(os.environ.get(RANK_NICENESS, "0")))
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(code)  # the parent died before it could take this process along
@@ -72,18 +72,6 @@ def _take(given: str | None, fds: Sequence[int]) -> int | None:
         with open(fds[0], "rb") as file:
             os.environ.update(json.load(file))
     return fds[0] if given == Given.STORAGE else None
-
-
-def _stand_back() -> None:
-    """Leave the CPU to the processes that look after ranks, and to the rest of the machine.
-
-    Where Linux groups processes by session (sched_autogroup), a process's own niceness counts only
-    within its session, and a service beside the ranks would wait for each of them in turn.
-    """
-    wanted = int(os.environ.get(RANK_NICENESS, "0"))
-    niceness = os.nice(max(0, wanted - os.nice(0)))
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
-        group.write(str(niceness))
 
 
 def _operation(request: dict[str, Any]) -> Callable[[], int]:
