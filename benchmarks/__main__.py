@@ -90,6 +90,8 @@ BENCHMARKS = {
     "queue_speed": "queue_speed.measure",
     "many_jobs": "many_jobs.measure",
     "system_metrics": "system_metrics.measure",
+    "busy_ranks": "busy.answers",
+    "busy_machine": "busy.steps",
     "topologies": "topologies.measure",
     "gpu": "gpu.measure",
 }

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.machine import ROOT, BenchmarkError, clean_environment
 from dray import Client
@@ -50,17 +51,24 @@ def running(
 
 
 @contextlib.contextmanager
-def service(home: Path, *, num_slots: int) -> Iterator[Client]:
-    """Start `python -m api` with an embedded Ray of so many slots; end it afterwards."""
+def service(
+    home: Path, *, num_slots: int, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Client]:
+    """Start `python -m api` with an embedded Ray of so many slots; end it afterwards.
+
+    environment: variables besides.
+    """
     port = free_port()
-    environment = clean_environment() | {
+    whole = {
+        **clean_environment(),
         "DRAY_HOME": str(home),
         "DRAY_PORT": str(port),
         "DRAY_LOCAL_SLOTS": str(num_slots),
+        **environment,
     }
     command, log = [sys.executable, "-m", "api"], home / "service.log"
     with (
-        running(command, environment, log) as process,
+        running(command, whole, log) as process,
         Client(f"http://127.0.0.1:{port}") as client,
     ):
         _wait_until_it_takes_jobs(client, process, log)

@@ -21,7 +21,7 @@ RAY_INSTANCE: Final = "DRAY_RAY_INSTANCE"
 """The mark of an embedded Ray, by which what a crash left behind is found; not a secret."""
 RANK_NICENESS: Final = "DRAY_RANK_NICENESS"
 """How far a rank stands back behind others of its machine (nice(1)), if further than Ray's workers
-do. Set for an embedded Ray: the processes that look after ranks must not stand back with them."""
+do. Set for an embedded Ray, where the processes that look after ranks must not stand back too."""
 
 _NAMES: Final = frozenset(
     {

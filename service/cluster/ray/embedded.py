@@ -34,8 +34,8 @@ CODE_ROOT = Path(__file__).resolve().parents[3]
 """The folder that holds the package `service`."""
 RAY_START = "ray_workers.node.worker_forks.ray_start"
 """Module that does what the command `ray` does, with workers that are forked."""
-WORKER_NICENESS, RAYS_NICENESS = "RAY_worker_niceness", "15"
-"""Ray's setting of its workers' niceness, and its default."""
+WORKER_NICENESS = "RAY_worker_niceness"
+"""Ray's setting of its workers' niceness, which is 15 by default."""
 START_TIMEOUT_S = 60.0
 MAX_START_TIMEOUT_S = 600.0
 """After each start that took too long the next one gets twice the time: the machine is slow."""
@@ -214,14 +214,14 @@ class EmbeddedRay:
             **rank_environment.of_node(os.environ, self._rank_env),
             **self.environment(),
             RAY_INSTANCE: instance,
-            # Supervisors and agents take little of a CPU, but need it at once. Their niceness would
-            # be that of Ray's workers, which is meant for training processes.
+            # Ray's default would have training wait for all other work of the machine, and so would
+            # supervisors and agents, which take little of a CPU and need it at once.
             WORKER_NICENESS: "0",
             # A worker that leads a process group could not lead a session
             # (`ray_workers.supervision.preload_minimal`). By the groups Ray ends the children of
             # dead workers, of which ours have none: the forkserver starts all processes.
             "RAY_process_group_cleanup_enabled": "false",
-            RANK_NICENESS: os.environ.get(WORKER_NICENESS, RAYS_NICENESS),
+            RANK_NICENESS: os.environ.get(WORKER_NICENESS, "0"),
             paths.NODE_TMPDIR: os.environ.get(paths.NODE_TMPDIR) or tempfile.gettempdir(),
             # Temporary files of Ray's own processes are deleted with this folder.
             "TMPDIR": str(_temp_dir(instance)),

@@ -92,8 +92,8 @@ def test_an_embedded_ray_gets_what_its_node_needs_and_no_more_of_the_service(
     assert rank_environment.of_ranks(found)["WANDB_MODE"] == "offline"
 
 
-@pytest.mark.parametrize(("told", "niceness"), [(None, "15"), ("3", "3")])
-def test_ranks_stand_back_and_the_processes_that_look_after_them_do_not(
+@pytest.mark.parametrize(("told", "niceness"), [(None, "0"), ("3", "3")])
+def test_ranks_stand_back_as_told_and_the_processes_that_look_after_them_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, niceness: str
 ) -> None:
     monkeypatch.delenv("RAY_worker_niceness", raising=False)

@@ -1,0 +1,12 @@
+"""A rank that uses a processor all the time, once there is a file: `spin.py SECONDS FILE`."""
+
+import sys
+import time
+from pathlib import Path
+
+print("waits", flush=True)
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.2)
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    pass
