@@ -146,6 +146,8 @@ class Silo(Document):
     """URL of the data, as the silo's node reads it; all else of `data` holds for them too. Only the
     rank of this silo is told: the job document that is stored and shown lacks it. Unset, the node's
     owner names it by DRAY_SILO_SOURCE."""
+    max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 2**31
+    """A silo that reports more samples weighs as much as one with this many."""
 
 
 class Http(Document):
@@ -153,7 +155,7 @@ class Http(Document):
     aggregates. Its `data` say which columns and classes there are, and validate the model."""
 
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 100_000
-    """A client that says that it has more samples weighs as much as one with so many."""
+    """A client that reports more samples weighs as much as one with this many."""
 
 
 class SecureAggregation(Document):

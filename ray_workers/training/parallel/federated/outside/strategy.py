@@ -14,6 +14,11 @@ from ray_workers.shared.job_log import log
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.parallel.federated.aggregation.received import ReceivedUpdates
+from ray_workers.training.parallel.federated.aggregation.reported_values import (
+    Reported,
+    mean,
+    trusted,
+)
 from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.engine import FederatedEngine
@@ -64,15 +69,17 @@ class OutsideEngine(FederatedEngine):
         found = super()._metrics(mine, received, counts=counts)
         if not isinstance(mine, CollectedShare):
             return found
-        losses = [
-            (one.val_loss, one.num_val_samples)
-            for one in (mine.sent[mine.plan.participants[at].client] for at in received.accepted)
+        http = self._options.http
+        assert http is not None
+        sent = [mine.sent[mine.plan.participants[at].client] for at in received.accepted]
+        losses = trusted(
+            Reported(one.val_loss, min(one.num_val_samples, http.max_samples))
+            for one in sent
             if one.val_loss is not None
-        ]
-        if losses:
-            total = sum(loss * count for loss, count in losses)
-            found["federated/val_loss"] = total / sum(count for _, count in losses)
-            worst = sorted((loss for loss, _ in losses), reverse=True)
+        )
+        if (val_loss := mean(losses)) is not None:
+            found["federated/val_loss"] = val_loss
+            worst = sorted((one.value for one in losses), reverse=True)
             worst = worst[: math.ceil(len(worst) / 10)]
             found["federated/worst_tenth_val_loss"] = sum(worst) / len(worst)
         return found
