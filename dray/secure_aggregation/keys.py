@@ -87,6 +87,11 @@ def commitment_of(seed: bytes) -> bytes:
     return hashlib.sha256(b"dray seed" + seed).digest()
 
 
+def digest_of(share: bytes) -> bytes:
+    """It tells nothing of a share, which is as random as a key, and fits no other."""
+    return hashlib.sha256(b"dray share" + share).digest()
+
+
 def keystream(seed: bytes, num_bytes: int) -> Iterator[bytes]:
     """ChaCha20's output for a key that is used once, in pieces that fit into a processor's cache:
     all of them are of PIECE_BYTES, but for the last one."""

@@ -98,6 +98,14 @@ class Rounds:
             participants.append(Participant(client, size, num_steps, attacks, lost_in))
         return RoundPlan(number, participants, len(chosen), num_stragglers, lost)
 
+    def chosen_of(self, eligible: Sequence[int], number: int, again: int) -> list[int]:
+        """Clients of a round where not all may take part, or of its repetition `again`, with other
+        clients, if there are others."""
+        count = min(self._options.clients_per_round, len(eligible))
+        generator = self._generator(f"chosen again {again}", number)
+        drawn = generator.choice(len(eligible), count, replace=False)
+        return sorted(eligible[place] for place in drawn)
+
     def chosen(self, number: int) -> list[int]:
         """The clients of a round, in rising order. With privacy each client by a chance of its own
         (Poisson sampling), which is what the accountant counts on."""

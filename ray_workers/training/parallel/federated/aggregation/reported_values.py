@@ -1,7 +1,7 @@
 """Means of figures that clients report of themselves, which a client that lies must not spoil.
 
-The aggregator can't compute a client's loss. It bounds it instead: by an absolute limit, which every
-sum bears, and by the figures of the other clients in the round.
+The aggregator can't compute a client's loss. It bounds it instead: by an absolute limit, which
+every sum bears, and by the figures of the other clients in the round.
 """
 
 from __future__ import annotations

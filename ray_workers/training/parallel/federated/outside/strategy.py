@@ -4,7 +4,9 @@ server, and a round is a step as in a simulation."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,22 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 class OutsideEngine(FederatedEngine):
     """Adds up the updates that clients have sent."""
+
+    def __init__(self, given: StrategyContext) -> None:
+        super().__init__(given)
+        self.liars: set[int] = set()
+        """Clients that are left out, since they have lied in secure aggregation."""
+
+    def state_dict(self) -> dict[str, Any]:
+        # A job that goes on with the state of another has other clients by the same numbers.
+        liars = {"rounds": self._given.rounds_url, "clients": sorted(self.liars)}
+        return super().state_dict() | {"liars": liars}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        liars = state.get("liars", {})  # absent in checkpoints of older versions
+        if liars.get("rounds") == self._given.rounds_url:
+            self.liars.update(liars["clients"])
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
         assert isinstance(mine, CollectedShare)
@@ -92,13 +110,14 @@ class OutsideStrategy(ServerStrategy):
 
     def __init__(self, given: StrategyContext) -> None:
         super().__init__(given, OutsideEngine(given))
-        self._collector = UpdateCollector
+        self._collector: Callable[..., UpdateCollector] = UpdateCollector
         if self._options.secure_aggregation is not None:
             with needing_cryptography():
                 from ray_workers.training.parallel.federated.outside import masked_collector
 
             masked_collector.refuse_too_few_bits(self._options, self._engine.num_update_elements)
-            self._collector = masked_collector.MaskedCollector
+            liars = self._engine.liars
+            self._collector = partial(masked_collector.MaskedCollector, liars=liars)
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
         return self._collector(self.given, self._engine.num_update_elements, self._tensors)

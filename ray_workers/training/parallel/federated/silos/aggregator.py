@@ -64,8 +64,8 @@ class SiloEngine(FederatedEngine):
                 found[f"silo/{silos[place].name}/{name}"] = value
                 by_name.setdefault(name, []).append(Reported(value, weight))
         for name, reported in by_name.items():
-            if (value := mean(trusted(reported))) is not None:
-                found[f"silos/{name}"] = value
+            if (of_all := mean(trusted(reported))) is not None:
+                found[f"silos/{name}"] = of_all
         return found
 
     def participants(self) -> list[Participant]:
