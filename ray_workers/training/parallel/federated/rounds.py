@@ -88,12 +88,13 @@ class Rounds:
                     continue
             num_steps = options.steps_of(self._sizes[client])
             stragglers = options.stragglers
-            if stragglers is not None and straggles < stragglers.rate:
+            # A client of one step has done none or all of them.
+            if stragglers is not None and straggles < stragglers.rate and num_steps > 1:
                 num_stragglers += 1
                 if stragglers.updates == "drop":
                     lost[client] = MaskingPhase.MASKED_INPUT
                     continue
-                num_steps = max(1, int(part * num_steps))
+                num_steps = 1 + int(part * (num_steps - 1))
             size, attacks = self._sizes[client], client in self._attackers
             participants.append(Participant(client, size, num_steps, attacks, lost_in))
         return RoundPlan(number, participants, len(chosen), num_stragglers, lost)

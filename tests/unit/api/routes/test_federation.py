@@ -317,7 +317,7 @@ def test_a_call_invites_1000_clients_at_most_and_others_are_answered_meanwhile(
 
     asking = threading.Thread(target=ask)
     asking.start()
-    wait_until(lambda: bool(answered))
+    wait_until(lambda: bool(answered), "an answer")
     begun = time.monotonic()
     tokens = [*job.invite(1000), *job.invite(1000)]
     ended = time.monotonic()
