@@ -154,8 +154,8 @@ class MaskedCollector(UpdateCollector):
     def _publish_to(self, step: int, resting: Set[int], again: int) -> RoundReport:
         """Open the round to clients that have not lied.
 
-        resting: those by which the round broke before, though they need not have lied. They are not
-        asked again in it, if there are enough others.
+        resting: those by which the round broke before, though they need not have lied. They are
+        asked again in it only if too few others are there.
         """
         options = self._options
         least = max(options.least_updates, LEAST_CLIENTS)
@@ -167,10 +167,10 @@ class MaskedCollector(UpdateCollector):
             )
         rested = [client for client in honest if client not in resting]
         eligible = rested if len(rested) >= least else honest
+        self._everyone = honest if self._liars else None
         if len(eligible) == options.clients and not again:
-            self._everyone, clients = None, self._chosen(step)
+            clients = self._chosen(step)
         else:
-            self._everyone = eligible
             clients = self._rounds.chosen_of(eligible, step, again)
         return self._publish(step, clients, secrets.token_hex(16))
 
