@@ -164,8 +164,8 @@ class MaskingClient:
     def _masked_input(self, message: bytes) -> bytes:
         if self._update is None:
             raise RuntimeError("provide() gives the update before the answer in masked_input")
-        told = DeliveredShares.from_bytes(message, SERVER)
-        delivered, digests = told.shares, told.digests or {}
+        parsed = DeliveredShares.from_bytes(message, SERVER)
+        delivered, digests = parsed.shares, parsed.digests or {}
         self._check_known(delivered, "shares")
         if self._has_digests and digests.keys() != delivered.keys():
             raise MessageRefused(SERVER, "it has not one pair of digests for each share")

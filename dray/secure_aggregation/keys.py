@@ -88,7 +88,7 @@ def commitment_of(seed: bytes) -> bytes:
 
 
 def digest_of(share: bytes) -> bytes:
-    """It tells nothing of a share, which is as random as a key, and fits no other."""
+    """Return the digest of a share. A share is as random as a key, so the digest hides it."""
     return hashlib.sha256(b"dray share" + share).digest()
 
 

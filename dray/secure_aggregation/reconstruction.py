@@ -4,8 +4,8 @@ The owner of a secret commits to it, and in version 2 to each of its shares as w
 share compares it with that digest before it reveals anything, and states which shares it can't use.
 So a share that differs from its digest later is its holder's lie, and shares that fit their digests
 and do not give the secret are their owner's: no honest client can be made to look like a liar,
-however many lie. In version 1 a wrong share is its owner's lie or its holder's, and nothing tells
-which.
+however many lie. In version 1 a wrong share is its owner's lie or its holder's, and the two can't
+be told apart.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Reconstruction:
         self.liars: dict[str, str] = {}
         """The clients that have lied, each with its first lie."""
         self.disputes: list[tuple[str, str]] = []
-        """(owner, holder) of shares that do not fit, where nothing tells which of both has lied."""
+        """(owner, holder) of shares that do not fit, where either of the two has lied."""
 
     def blame(self, client: str, lie: str) -> None:
         self.liars.setdefault(client, lie)

@@ -184,8 +184,8 @@ class MaskingServer:
         if (version := found.version or 1) < self._oldest_version:
             raise MessageRefused(
                 client,
-                f"it speaks version {version} of the protocol, in which nothing tells who lied "
-                f"about a share, and a round broke by one: pip install -U 'dray[client]'",
+                f"it speaks version {version} of the protocol, in which a client that lies about "
+                "a share can't be found, and a round broke by one: pip install -U 'dray[client]'",
             )
         taken = {key for one in self._keys.values() for key in (one.sealing_key, one.masking_key)}
         if found.sealing_key == found.masking_key or taken & {found.sealing_key, found.masking_key}:
@@ -210,9 +210,9 @@ class MaskingServer:
             for name in came
         ]
         version = None if self.version == 1 else self.version
-        told = Roster(clients=entries, version=version).to_bytes()
-        self._transcript = keys.transcript_of(self._settings, told)
-        return dict.fromkeys(came, told)
+        roster = Roster(clients=entries, version=version).to_bytes()
+        self._transcript = keys.transcript_of(self._settings, roster)
+        return dict.fromkeys(came, roster)
 
     def _take_shares(self, client: str, message: bytes) -> None:
         found = SharedKeys.from_bytes(message, client)

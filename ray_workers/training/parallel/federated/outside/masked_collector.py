@@ -46,12 +46,10 @@ from ray_workers.training.parallel.federated.outside.update_collector import (
 from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.strategy import StrategyContext
 
-TOLERANCE = 1e-6
-"""Relative, of a norm, for what rounding adds."""
 ANSWER_S = 60.0
 """Within which clients answer in the phases in which they don't train, or are lost to the round."""
-
-
+TOLERANCE = 1e-6
+"""Relative, of a norm, for what rounding adds."""
 MAX_BROKEN_ROUNDS = 10
 """In a row, after which the job fails."""
 MAX_NAMED = 20
@@ -140,7 +138,9 @@ class MaskedCollector(UpdateCollector):
             except RoundBrokenError as error:
                 reason = str(error)
                 resting |= error.gone
-                self._note_broken(step, reason, server)
+                message = f"round {step} begins anew: {reason}"
+                log(message)
+                self._report(RoundTroubleReport(step, [], message))
                 continue
             finally:
                 self._leave_out(step, server)
@@ -192,8 +192,8 @@ class MaskedCollector(UpdateCollector):
         return server.aggregate()
 
     def _check(self, found: Aggregate) -> None:
-        """RoundBrokenError if the sum is none of updates that the document allows: a client has
-        masked something else, and nothing tells which."""
+        """Raise RoundBrokenError if the sum can't be one of updates that the document allows: some
+        client, which the masks hide, has masked something else."""
         assert self._options.http is not None
         most = len(found.clients) * self._options.http.max_samples
         limit = self._options.max_update_norm * (1 + TOLERANCE)
@@ -207,18 +207,13 @@ class MaskedCollector(UpdateCollector):
                 "http.max_samples: a client has masked something else"
             )
 
-    def _note_broken(self, step: int, reason: str, server: MaskingServer) -> None:
-        message = f"round {step} begins anew: {reason}"
-        log(message)
-        for owner, holder in server.disputes[:MAX_NAMED]:
-            log(
-                f"the share of client {holder} of a secret of client {owner} does not fit: one of "
-                "the two has lied"
-            )
-        self._report(RoundTroubleReport(step, [], message))
-
     def _leave_out(self, step: int, server: MaskingServer) -> None:
         """Name the clients that have lied, and ask them no more."""
+        for owner, holder in server.disputes[:MAX_NAMED]:
+            log(
+                f"round {step}: the share of client {holder} of a secret of client {owner} does "
+                "not fit: one of the two has lied"
+            )
         found = {int(name): lie for name, lie in server.liars.items()}
         self._liars.update(found)
         if not found:

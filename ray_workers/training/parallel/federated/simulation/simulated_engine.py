@@ -95,8 +95,8 @@ class SimulatedEngine(FederatedEngine):
         return update, loss
 
     def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
-        """Those of the accepted client with the most samples, the first of several: counters, such
-        as the batches of a BatchNorm, have no mean. A collective."""
+        """Take the buffers of the accepted client with the most samples, the first of several:
+        counters, such as the batches of a BatchNorm, have no mean. A collective."""
         accepted, participants = received.accepted, mine.plan.participants
         if not self._flat.integers or not accepted:
             return None
