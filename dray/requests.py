@@ -21,7 +21,6 @@ from pydantic import (
 from dray.code.manifest import MAX_FILES
 from dray.input import units
 from dray.spec import JobSpec
-from dray.spec.federated.parts import MAX_CLIENTS
 from dray.spec.fields import (
     MAX_STEPS,
     Document,
@@ -38,6 +37,8 @@ from dray.spec.fields import (
 from dray.views import DrillKind, JobState, WebhookFormat
 
 MAX_RANK = 1_000_000
+MAX_INVITED = 1000
+"""Clients in one call, which the only writer of a SQLite database stores in one transaction."""
 MAX_GRACE_S = 24 * 3600
 
 
@@ -346,8 +347,8 @@ class WebhookChangeRequest(Document):
 class InvitationRequest(Document):
     """Invite clients outside of the cluster to a federated job."""
 
-    clients: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)] = 1
-    """How many more."""
+    clients: Annotated[Int, Field(ge=1, le=MAX_INVITED)] = 1
+    """Number of clients to invite. Further ones take another call."""
 
 
 class UpdateRequest(Document):

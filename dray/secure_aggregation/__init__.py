@@ -5,17 +5,19 @@ pairs of clients. `MaskingClient` and `MaskingServer` are its two halves: state 
 I/O, which take and give messages as bytes. A round goes through the phases of `MaskingPhase`:
 
 1. advertise_keys: each client sends two public keys. The server answers with the roster.
-2. share_keys: each client sends shares of its secrets, sealed for each other client. The server
-   passes them on.
+2. share_keys: each client sends shares of its secrets, sealed for each other client, and digests
+   of them. The server passes them on.
 3. masked_input: each client sends its update, with a mask for each other client and one of its own.
    The server answers with the list of the clients that have sent theirs, the survivors.
-4. consistency_check: each survivor sends a code of this list for each other one. The server passes
-   them on.
-5. unmask: each survivor that has codes of enough others for the same list sends its shares: of the
-   own mask of each survivor, and of the key of each client that was lost. Never both of one client.
+4. consistency_check: each survivor sends a code of this list for each other one, and names the
+   clients whose shares it can't use. The server passes the codes on.
+5. unmask: each survivor that has codes of enough others for the same list sends the seed of its own
+   mask, and its shares: of the own mask of each survivor, and of the key of each client that was
+   lost. Never both of one client.
 
-Clients may be lost in every phase, as long as the share `threshold` of them stays to the end. The
-order of calls in a round:
+Clients may be lost in every phase, as long as the share `threshold` of them stays to the end.
+Clients that lie about shares are named by `MaskingServer.liars`, and no others. The order of calls
+in a round:
 
     server = MaskingServer(settings)
     while server.phase is not MaskingPhase.ENDED:

@@ -13,9 +13,11 @@ from dray.secure_aggregation.keys import KeyPair, joined
 from dray.secure_aggregation.messages import (
     KEY_BYTES,
     SHARE_BYTES,
+    VERSION,
     ConsistencyCodes,
     DeliveredShares,
     KeyAdvertisement,
+    MaskingMessage,
     MaskingPhase,
     MaskingSettings,
     RevealedShares,
@@ -36,9 +38,11 @@ class MaskingClient:
     then the object is as if it had not come.
     """
 
-    def __init__(self, name: str, settings: MaskingSettings) -> None:
-        """name: as the server calls this client in the roster."""
+    def __init__(self, name: str, settings: MaskingSettings, version: int = VERSION) -> None:
+        """name: as the server calls this client in the roster. version: the server's."""
         self._name = name
+        self._version = min(version, VERSION)
+        """That which client and server know, and from the roster on that of the round."""
         self._settings = settings
         self.phase = MaskingPhase.ADVERTISE_KEYS
         """That of the message which `answer` gives next."""
@@ -55,6 +59,9 @@ class MaskingClient:
         self._own_shares = b""
         # Known later.
         self._delivered: Mapping[str, bytes] = {}
+        self._digests: Mapping[str, bytes] = {}
+        self._usable: dict[str, bytes] = {}
+        """The shares of a key and a seed, by their owner."""
         self._survivors: tuple[str, ...] = ()
         self._confirmed = b""
 
@@ -95,7 +102,10 @@ class MaskingClient:
 
     def _advertise_keys(self) -> bytes:
         sealing, masking = self._sealing.public, self._masking.public
-        return KeyAdvertisement(sealing_key=sealing, masking_key=masking).to_bytes()
+        version = None if self._version == 1 else self._version
+        return KeyAdvertisement(
+            sealing_key=sealing, masking_key=masking, version=version
+        ).to_bytes()
 
     def _share_keys(self, message: bytes) -> bytes:
         self._take_roster(message)
@@ -103,16 +113,34 @@ class MaskingClient:
         key_shares = shamir.split(self._masking.private, self._least, places)
         seed_shares = shamir.split(self._seed, self._least, places)
         pairs = dict(zip(self._places, map(bytes.__add__, key_shares, seed_shares), strict=True))
+        digests = {
+            name: keys.digest_of(pair[:SHARE_BYTES]) + keys.digest_of(pair[SHARE_BYTES:])
+            for name, pair in pairs.items()
+        }
         self._own_shares = pairs.pop(self._name)
         sealed = {
             name: keys.seal(self._sealing_key(self._name, name), pair)
             for name, pair in pairs.items()
         }
         commitment = keys.commitment_of(self._seed)
-        return SharedKeys(commitment=commitment, shares=sealed).to_bytes()
+        sent = SharedKeys(commitment=commitment, shares=sealed, digests=digests)
+        return self._as_of_the_round(sent, "digests")
+
+    def _as_of_the_round(self, message: MaskingMessage, *fields: str) -> bytes:
+        """The message, without the fields that version 1 does not have where the round is of it."""
+        if self._has_digests:
+            return message.to_bytes()
+        return message.model_copy(update=dict.fromkeys(fields)).to_bytes()
+
+    @property
+    def _has_digests(self) -> bool:
+        return self._version > 1
 
     def _take_roster(self, message: bytes) -> None:
-        entries = Roster.from_bytes(message, SERVER).clients
+        roster = Roster.from_bytes(message, SERVER)
+        entries, version = roster.clients, roster.version or 1
+        if version > self._version:
+            raise MessageRefused(SERVER, f"the round is of version {version}, which is not known")
         names = [entry.name for entry in entries]
         every_key = [key for entry in entries for key in (entry.sealing_key, entry.masking_key)]
         if len(set(names)) < len(names) or len(set(every_key)) < len(every_key):
@@ -129,14 +157,18 @@ class MaskingClient:
         except ValueError as error:
             raise MessageRefused(SERVER, str(error)) from None
         self._others, self._least, self._encoding = others, least, encoding
+        self._version = version
         self._places = {name: place for place, name in enumerate(names, 1)}
         self._transcript = keys.transcript_of(self._settings, message)
 
     def _masked_input(self, message: bytes) -> bytes:
         if self._update is None:
             raise RuntimeError("provide() gives the update before the answer in masked_input")
-        delivered = DeliveredShares.from_bytes(message, SERVER).shares
+        parsed = DeliveredShares.from_bytes(message, SERVER)
+        delivered, digests = parsed.shares, parsed.digests or {}
         self._check_known(delivered, "shares")
+        if self._has_digests and digests.keys() != delivered.keys():
+            raise MessageRefused(SERVER, "it has not one pair of digests for each share")
         self._check_enough([*delivered, self._name], self._least, "have shared their keys")
         assert self._encoding is not None
         values, weight = self._update
@@ -146,7 +178,7 @@ class MaskingClient:
             seed = self._masking.agree(self._others[name].masking_key, keys.MASKS, self._transcript)
             comes_first = self._places[self._name] < self._places[name]
             self._encoding.add_mask(masked, seed, 1 if comes_first else -1)
-        self._delivered, self._update = delivered, None
+        self._delivered, self._digests, self._update = delivered, digests, None
         return masked.tobytes()
 
     def _consistency_codes(self, message: bytes) -> bytes:
@@ -161,27 +193,37 @@ class MaskingClient:
         self._confirmed = joined(
             *(joined(*(name.encode() for name in names)) for names in (masked, sorted(survivors)))
         )
+        self._usable = self._unsealed()
+        unusable = sorted(self._delivered.keys() - self._usable.keys())
         codes = {name: self._code(self._name, name) for name in survivors if name != self._name}
-        return ConsistencyCodes(codes=codes).to_bytes()
+        sent = ConsistencyCodes(codes=codes, unusable=unusable)
+        return self._as_of_the_round(sent, "unusable")
+
+    def _unsealed(self) -> dict[str, bytes]:
+        """The pairs of shares of others that can be read and, in version 2, fit their digests."""
+        found = {}
+        for name, sealed in self._delivered.items():
+            pair = keys.unseal(self._sealing_key(name, self._name), sealed)
+            if pair is None:
+                continue
+            digests = keys.digest_of(pair[:SHARE_BYTES]) + keys.digest_of(pair[SHARE_BYTES:])
+            if not self._has_digests or digests == self._digests[name]:
+                found[name] = pair
+        return found
 
     def _reveal(self, message: bytes) -> bytes:
         codes = ConsistencyCodes.from_bytes(message, SERVER).codes
         self._check_known(codes, "codes")
-        wrong = [name for name, code in codes.items() if not self._confirms(name, code)]
-        if wrong:
-            raise MessageRefused(
-                SERVER, f"{', '.join(sorted(wrong))} did not confirm the same survivors"
-            )
-        self._check_enough([*codes, self._name], self._least, "have confirmed the survivors")
-        pairs = {self._name: self._own_shares}
-        for name, sealed in self._delivered.items():
-            pair = keys.unseal(self._sealing_key(name, self._name), sealed)
-            if pair is not None:  # if too many can't be read, the server names their client
-                pairs[name] = pair
+        # A wrong code counts for nothing: or one client with wrong codes would end the round.
+        right = [name for name, code in codes.items() if self._confirms(name, code)]
+        found = "have confirmed the same survivors"
+        self._check_enough([*right, self._name], self._least, found)
+        pairs = {self._name: self._own_shares, **self._usable}
         seeds = {name: pairs[name][SHARE_BYTES:] for name in self._survivors if name in pairs}
         lost = pairs.keys() - {*self._survivors}
         masking_keys = {name: pairs[name][:SHARE_BYTES] for name in lost}
-        return RevealedShares(seeds=seeds, masking_keys=masking_keys).to_bytes()
+        sent = RevealedShares(seeds=seeds, masking_keys=masking_keys, own_seed=self._seed)
+        return self._as_of_the_round(sent, "own_seed")
 
     def _confirms(self, name: str, code: bytes) -> bool:
         """Whether a survivor has been told the same survivors."""

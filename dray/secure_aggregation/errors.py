@@ -24,8 +24,9 @@ class TooFewClients(Exception):
 
 
 class WrongShares(Exception):
-    """The shares of a client's secret do not fit together, so the round has no result."""
+    """The shares of a client's secret do not give it, so the round has no result. That says nothing
+    of who lied: `MaskingServer.liars` does."""
 
     def __init__(self, client: str, reason: str) -> None:
         """client: the one whose secret it is."""
-        super().__init__(f"the shares of {client} are wrong: {reason}")
+        super().__init__(f"the secret of {client} can't be put together from its shares: {reason}")

@@ -87,6 +87,11 @@ def commitment_of(seed: bytes) -> bytes:
     return hashlib.sha256(b"dray seed" + seed).digest()
 
 
+def digest_of(share: bytes) -> bytes:
+    """Return the digest of a share. A share is as random as a key, so the digest hides it."""
+    return hashlib.sha256(b"dray share" + share).digest()
+
+
 def keystream(seed: bytes, num_bytes: int) -> Iterator[bytes]:
     """ChaCha20's output for a key that is used once, in pieces that fit into a processor's cache:
     all of them are of PIECE_BYTES, but for the last one."""

@@ -14,6 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from dray.secure_aggregation.errors import MessageRefused
 
+VERSION = 2
+"""Of the protocol. In version 2 clients commit to shares, so that those who lie about one are found
+([reconstruction.py](reconstruction.py)). A round is of version 2 if all of its clients are. The
+fields of messages that are None in version 1 are left out there."""
 MAX_CLIENTS = 1000
 """In a round. Each client has a message for each other one, so their number counts squared."""
 LEAST_CLIENTS = 3
@@ -28,6 +32,8 @@ SEALED_BYTES = 2 * SHARE_BYTES + 16
 ClientName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Key = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 Share = Annotated[bytes, Field(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
+Digests = Annotated[bytes, Field(min_length=2 * KEY_BYTES, max_length=2 * KEY_BYTES)]
+"""SHA-256 of a share of a masking key, and of one of a seed."""
 Sealed = Annotated[bytes, Field(min_length=SEALED_BYTES, max_length=SEALED_BYTES)]
 
 
@@ -55,7 +61,7 @@ class MaskingMessage(BaseModel):
     )
 
     def to_bytes(self) -> bytes:
-        return self.model_dump_json().encode()
+        return self.model_dump_json(exclude_none=True).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, sender: str) -> Self:
@@ -100,8 +106,8 @@ class MaskingSettings(MaskingMessage):
         return (self.num_values + 1) * self.bits // 8
 
 
-class KeyAdvertisement(MaskingMessage):
-    """Of a client: its X25519 public keys for this round."""
+class PublicKeys(MaskingMessage):
+    """The X25519 public keys of a client for this round."""
 
     sealing_key: Key
     """For the shares that pass through the server, and for the codes."""
@@ -109,7 +115,14 @@ class KeyAdvertisement(MaskingMessage):
     """For the masks that it has in common with each other client."""
 
 
-class RosterEntry(KeyAdvertisement):
+class KeyAdvertisement(PublicKeys):
+    """Of a client: its keys, and the newest version that it and the server know."""
+
+    version: Annotated[int, Field(ge=2, le=2**31)] | None = None
+    """None of a client of version 1."""
+
+
+class RosterEntry(PublicKeys):
     name: ClientName
 
 
@@ -117,6 +130,8 @@ class Roster(MaskingMessage):
     """To every client: all clients of the round and their keys."""
 
     clients: Annotated[list[RosterEntry], Field(max_length=MAX_CLIENTS)]
+    version: Annotated[int, Field(ge=2, le=2**31)] | None = None
+    """That of the round: the oldest of its clients'."""
 
 
 class SharedKeys(MaskingMessage):
@@ -127,6 +142,8 @@ class SharedKeys(MaskingMessage):
     right."""
     shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
     """By recipient: a share of its masking key and one of its seed, sealed."""
+    digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
+    """By client of the roster, this one too, of its shares."""
 
 
 class DeliveredShares(MaskingMessage):
@@ -134,6 +151,8 @@ class DeliveredShares(MaskingMessage):
     with whom masks are made."""
 
     shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
+    digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
+    """By sender, of the shares for this client."""
 
 
 class Survivors(MaskingMessage):
@@ -146,6 +165,8 @@ class ConsistencyCodes(MaskingMessage):
     """Of a survivor, by recipient; and to each survivor, by sender."""
 
     codes: Annotated[dict[ClientName, Key], Field(max_length=MAX_CLIENTS)]
+    unusable: Annotated[list[ClientName], Field(max_length=MAX_CLIENTS)] | None = None
+    """Of a survivor: the clients whose shares for it can't be read, or do not fit their digests."""
 
 
 class RevealedShares(MaskingMessage):
@@ -155,3 +176,5 @@ class RevealedShares(MaskingMessage):
     """Of each survivor, a share of the seed of its own mask."""
     masking_keys: Annotated[dict[ClientName, Share], Field(max_length=MAX_CLIENTS)]
     """Of each client that was lost, a share of its masking key."""
+    own_seed: Key | None = None
+    """The seed of its own mask, which then no shares are needed for."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from dray.secure_aggregation import keys, shamir
+from dray.secure_aggregation import keys
 from dray.secure_aggregation.errors import MessageRefused, TooFewClients, WrongShares
 from dray.secure_aggregation.fixed_point import Aggregate, FixedPoint, Ring
 from dray.secure_aggregation.keys import KeyPair
 from dray.secure_aggregation.messages import (
+    KEY_BYTES,
     MAX_CLIENTS,
+    VERSION,
     ConsistencyCodes,
     DeliveredShares,
     KeyAdvertisement,
@@ -23,6 +25,7 @@ from dray.secure_aggregation.messages import (
     SharedKeys,
     Survivors,
 )
+from dray.secure_aggregation.reconstruction import Reconstruction
 
 
 class MaskingServer:
@@ -33,8 +36,12 @@ class MaskingServer:
     messages of all clients; the results of `partial_sum` of all parts are added up.
     """
 
-    def __init__(self, settings: MaskingSettings) -> None:
+    def __init__(self, settings: MaskingSettings, oldest_version: int = 1) -> None:
+        """oldest_version: that of the clients that may take part."""
         self._settings = settings
+        self._oldest_version = oldest_version
+        self.version = VERSION
+        """That of the round, once the roster is known."""
         self.phase = MaskingPhase.ADVERTISE_KEYS
         self._answered: dict[str, bytes] = {}
         """The digest of each message of the phase, by client."""
@@ -50,6 +57,9 @@ class MaskingServer:
         self._survivors: tuple[str, ...] = ()
         self._codes: dict[str, ConsistencyCodes] = {}
         self._revealed: dict[str, RevealedShares] = {}
+        self._reconstruction = Reconstruction({}, 0)
+        self.lost_secrets: frozenset[str] = frozenset()
+        """The clients whose secrets could not be put together, so that the round has no result."""
         self._removals: list[tuple[bytes, Literal[1, -1]]] = []
         """The seed of each mask that is in the sum, with the sign with which it goes out of it."""
 
@@ -64,6 +74,17 @@ class MaskingServer:
         if self.phase is MaskingPhase.ADVERTISE_KEYS:
             return self._settings.least_clients(len(self._answered))
         return self._least
+
+    @property
+    def liars(self) -> Mapping[str, str]:
+        """The clients that have lied about shares, each with what it did; known from the last
+        phase on, also if it fails. No client is among them that has followed the protocol."""
+        return self._reconstruction.liars
+
+    @property
+    def disputes(self) -> Sequence[tuple[str, str]]:
+        """In version 1: pairs of clients (owner, holder) of which one has lied about a share."""
+        return self._reconstruction.disputes
 
     def receive(self, client: str, phase: MaskingPhase, message: bytes) -> None:
         """Take a client's message of a phase. The same one again is no error.
@@ -112,7 +133,9 @@ class MaskingServer:
             case MaskingPhase.SHARE_KEYS:
                 sealed = {name: self._shared[name].shares for name in came}
                 messages = {
-                    name: DeliveredShares(shares=shares).to_bytes()
+                    name: DeliveredShares(
+                        shares=shares, digests=self._digests_for(name, shares)
+                    ).to_bytes()
                     for name, shares in _for_each(sealed).items()
                 }
                 after = MaskingPhase.MASKED_INPUT
@@ -158,6 +181,12 @@ class MaskingServer:
 
     def _take_keys(self, client: str, message: bytes) -> None:
         found = KeyAdvertisement.from_bytes(message, client)
+        if (version := found.version or 1) < self._oldest_version:
+            raise MessageRefused(
+                client,
+                f"it speaks version {version} of the protocol, in which a client that lies about "
+                "a share can't be found, and a round broke by one: pip install -U 'dray[client]'",
+            )
         taken = {key for one in self._keys.values() for key in (one.sealing_key, one.masking_key)}
         if found.sealing_key == found.masking_key or taken & {found.sealing_key, found.masking_key}:
             raise MessageRefused(client, "it has a key that is there already")
@@ -174,16 +203,31 @@ class MaskingServer:
         self._least = self._settings.least_clients(len(came))
         self._places = {name: place for place, name in enumerate(came, 1)}
         self._encoding = FixedPoint.of(self._settings, len(came))
-        entries = [RosterEntry(name=name, **self._keys[name].model_dump()) for name in came]
-        told = Roster(clients=entries).to_bytes()
-        self._transcript = keys.transcript_of(self._settings, told)
-        return dict.fromkeys(came, told)
+        self._reconstruction = Reconstruction(self._places, self._least)
+        self.version = min(VERSION, *(self._keys[name].version or 1 for name in came))
+        entries = [
+            RosterEntry(name=name, **self._keys[name].model_dump(exclude={"version"}))
+            for name in came
+        ]
+        version = None if self.version == 1 else self.version
+        roster = Roster(clients=entries, version=version).to_bytes()
+        self._transcript = keys.transcript_of(self._settings, roster)
+        return dict.fromkeys(came, roster)
 
     def _take_shares(self, client: str, message: bytes) -> None:
         found = SharedKeys.from_bytes(message, client)
         if found.shares.keys() != self._places.keys() - {client}:
             raise MessageRefused(client, "it has not one share for each other client of the roster")
+        digested = set() if found.digests is None else found.digests.keys()
+        if digested != (self._places.keys() if self.version > 1 else set()):
+            raise MessageRefused(client, "it has not one pair of digests for each client")
         self._shared[client] = found
+
+    def _digests_for(self, client: str, senders: Iterable[str]) -> dict[str, bytes] | None:
+        """By sender, of the shares for a client."""
+        if self.version == 1:
+            return None
+        return {name: (self._shared[name].digests or {})[client] for name in senders}
 
     def _take_masked_input(self, client: str, message: bytes) -> None:
         if len(message) != self._settings.masked_bytes:
@@ -199,6 +243,8 @@ class MaskingServer:
         found = ConsistencyCodes.from_bytes(message, client)
         if found.codes.keys() != {*self._survivors} - {client}:
             raise MessageRefused(client, "it has not one code for each other survivor")
+        if not {*(found.unusable or ())} <= self._shared.keys() - {client}:
+            raise MessageRefused(client, "it calls shares unusable that it did not get")
         self._codes[client] = found
 
     def _take_revealed(self, client: str, message: bytes) -> None:
@@ -215,34 +261,69 @@ class MaskingServer:
         return {*self._shared} - {*self._survivors}
 
     def _find_masks(self) -> None:
-        """Put together the seeds of all masks that are in the sum."""
+        """Put together the seeds of all masks that are in the sum. WrongShares, after all have been
+        tried: each may show another liar."""
         removals: list[tuple[bytes, Literal[1, -1]]] = []
+        errors: dict[str, WrongShares] = {}
         for name in self._survivors:
-            shares = {at: one.seeds.get(name) for at, one in self._revealed.items()}
-            seed = self._secret(name, shares)
-            if keys.commitment_of(seed) != self._shared[name].commitment:
-                raise WrongShares(name, "its seed is not the one that it has committed to")
-            removals.append((seed, -1))
+            try:
+                removals.append((self._seed(name), -1))
+            except WrongShares as error:
+                errors[name] = error
         for name in sorted(self._lost):
-            shares = {at: one.masking_keys.get(name) for at, one in self._revealed.items()}
-            pair = KeyPair(self._secret(name, shares))
-            if pair.public != self._keys[name].masking_key:
-                raise WrongShares(name, "its masking key is not that of the roster")
+            try:
+                pair = KeyPair(self._masking_key(name))
+            except WrongShares as error:
+                errors[name] = error
+                continue
             for other in self._survivors:
                 seed = pair.agree(self._keys[other].masking_key, keys.MASKS, self._transcript)
                 was_added = self._places[other] < self._places[name]
                 removals.append((seed, -1 if was_added else 1))
+        self.lost_secrets = frozenset(errors)
+        if errors:
+            raise next(iter(errors.values()))
         self._removals = removals
 
-    def _secret(self, name: str, shares: Mapping[str, bytes | None]) -> bytes:
-        """Of a client, from the first shares of it that are enough."""
-        there = {self._places[at]: share for at, share in shares.items() if share is not None}
-        if len(there) < self._least:
-            raise WrongShares(name, f"{self._least} are needed, and {len(there)} can be read")
-        secret = shamir.combine(dict(sorted(there.items())[: self._least]))
-        if secret is None:
-            raise WrongShares(name, "they give no secret")
-        return secret
+    def _seed(self, name: str) -> bytes:
+        """Of the own mask of a survivor: as it reveals it itself, or else of its shares."""
+        shares = self._shares(name, {at: one.seeds for at, one in self._revealed.items()})
+
+        def fits(seed: bytes) -> bool:
+            return keys.commitment_of(seed) == self._shared[name].commitment
+
+        revealed = self._revealed.get(name)
+        if revealed is not None and (seed := revealed.own_seed) is not None:
+            if fits(seed):
+                return seed
+            self._reconstruction.blame(name, "its seed is not the one that it has committed to")
+        return self._reconstruction.secret(name, shares, fits, has_digests=self.version > 1)
+
+    def _masking_key(self, name: str) -> bytes:
+        """Of a client that was lost."""
+        shares = self._shares(name, {at: one.masking_keys for at, one in self._revealed.items()})
+
+        def fits(key: bytes) -> bool:
+            return KeyPair(key).public == self._keys[name].masking_key
+
+        return self._reconstruction.secret(name, shares, fits, has_digests=self.version > 1)
+
+    def _shares(
+        self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]
+    ) -> Mapping[str, bytes]:
+        """The shares of a secret of this client, by holder, that were usable when they got there
+        and were not changed since. revealed: by holder and owner."""
+        found = {
+            holder: shares[owner]
+            for holder, shares in revealed.items()
+            if owner in shares and owner not in (self._codes[holder].unusable or ())
+        }
+        digests = self._shared[owner].digests
+        if digests is not None:
+            is_lost = owner in self._lost
+            part = slice(KEY_BYTES) if is_lost else slice(KEY_BYTES, None)
+            digests = {holder: pair[part] for holder, pair in digests.items()}
+        return self._reconstruction.checked(owner, found, digests)
 
 
 def _for_each(sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:

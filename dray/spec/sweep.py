@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -42,6 +43,9 @@ FIXED: Final = ("model.code", "model.import")
 RECIPE_METRICS: Final = ("train/loss", "perf/samples_per_s", "perf/step_time_s")
 """Metrics of all recipes, besides those of their evaluations."""
 _LESS_IS_BETTER: Final = MINIMISED | {"train/loss", "perf/step_time_s"}
+
+_NEAR: Final = 1e-9
+"""Steps of a range by which a value may be off, if the step was computed in binary fractions."""
 
 Value = Any
 """The value of a parameter in a trial: true, false, null, a number, a text, or a list of these."""
@@ -129,7 +133,7 @@ class Parameter(Document):
             return None
         steps = (self.max - self.min) / (self.step or 1)
         # The last step may be lost in the rounding of decimal fractions.
-        return math.floor(min(steps, MAX_NUMBER) * (1 + 1e-12) + 1e-9) + 1
+        return math.floor(min(steps, MAX_NUMBER) * (1 + 1e-12) + _NEAR) + 1
 
     @property
     def extremes(self) -> list[Value]:
@@ -141,13 +145,18 @@ class Parameter(Document):
         if self.choices is not None:
             return self.choices[number]
         assert self.min is not None
-        return self._written(self.min + number * (self.step or 1))
+        low, step = Fraction(str(self.min)), Fraction(str(self.step or 1))
+        found = low + number * step  # of the decimal fractions as they are written
+        return self._written(0.0 if abs(found) < step * _NEAR else float(found))
 
     def number(self, share: float) -> float | int:
         """The number of a range without `step` at this share of it, 0 to 1."""
         assert self.min is not None
         assert self.max is not None
         low, high = float(self.min), float(self.max)
+        if self.log and self.is_whole:  # each number has all that is rounded to it
+            ends = math.log(low - 0.5), math.log(high + 0.5)
+            return round(min(max(math.exp(ends[0] + share * (ends[1] - ends[0])), low), high))
         if self.log:
             found = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:

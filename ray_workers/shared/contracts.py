@@ -290,6 +290,7 @@ class FrameKind(StrEnum):
     DIVERGENCE = "divergence"
     ROUND = "round"
     SILO_ROUND = "silo_round"
+    ROUND_TROUBLE = "round_trouble"
     ERROR = "error"
 
     # Reported by the supervisor, as the rank SUPERVISOR_RANK.

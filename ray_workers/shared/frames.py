@@ -194,6 +194,17 @@ class RoundReport(Report):
 
 
 @dataclass(frozen=True)
+class RoundTroubleReport(Report):
+    """A round with secure aggregation begins anew without a result, or clients have lied in it."""
+
+    KIND = FrameKind.ROUND_TROUBLE
+    number: int
+    left_out: Sequence[int]
+    """The clients that take part in no further round."""
+    message: str
+
+
+@dataclass(frozen=True)
 class SiloRoundReport(Report):
     """A round of silos is open for long, or has ended then."""
 

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.views import JobState
-from service.db.models import FederatedClientRow, JobRow
+from service.db.models import JobRow
 from service.db.repositories import federation as repository
 from service.db.session import Database, touch
 from service.domain.errors import ClientNotFound, JobFinished, NotFederated, TooManyClients
@@ -23,14 +23,16 @@ class Invitations:
         self._database = database
 
     async def invite(self, job_id: str, count: int, *, by: str) -> views.InvitationPage:
-        """Tokens for `count` more clients. TooManyClients if the document has not so many."""
+        """Tokens for `count` more clients. TooManyClients if the document has fewer."""
+        tokens = [new_token() for _ in range(count)]  # while others write
+        digests = [digest_of(token) for token in tokens]
 
-        def work(session: Session) -> views.InvitationPage:
+        def work(session: Session) -> list[int]:
             touch(session)
             job = _federated(session, job_id)
             if JobState(job.state).is_terminal:
                 raise JobFinished(f"job {job_id} is {job.state}: it has no more rounds")
-            taken = {one.number for one in repository.clients(session, job_id)}
+            taken = repository.client_numbers(session, job_id)
             most = job.spec["federated"]["clients"]
             free = [number for number in range(most) if number not in taken][:count]
             if len(free) < count:
@@ -39,22 +41,21 @@ class Invitations:
                     hint=f"`dray federate revoke {job_id} CLIENT` makes room for another one",
                 )
             now = self._database.time(session)
-            items = [views.Invitation(client=number, token=new_token()) for number in free]
+            common = {"job_id": job_id, "invited_by": by, "created_at": now, "num_sent": 0}
             rows = [
-                FederatedClientRow(
-                    token_sha256=digest_of(one.token),
-                    job_id=job_id,
-                    number=one.client,
-                    invited_by=by,
-                    created_at=now,
-                    num_sent=0,
-                )
-                for one in items
+                {"token_sha256": digest, "number": number, **common}
+                for digest, number in zip(digests, free, strict=True)
             ]
             repository.add_clients(session, rows)
-            return views.InvitationPage(items=items)
+            return free
 
-        return await self._database.write(work)
+        numbers = await self._database.write(work)
+        return views.InvitationPage(
+            items=[
+                views.Invitation(client=number, token=token)
+                for number, token in zip(numbers, tokens, strict=True)
+            ]
+        )
 
     async def clients(self, job_id: str) -> views.FederatedClientPage:
         def work(session: Session) -> views.FederatedClientPage:

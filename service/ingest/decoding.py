@@ -35,6 +35,7 @@ from ray_workers.shared.frames import (
     ResizedReport,
     ResumedReport,
     RoundReport,
+    RoundTroubleReport,
     SiloRoundReport,
     StragglersReport,
     SystemMetricsColumns,
@@ -227,6 +228,14 @@ def _round(body: Body) -> RoundReport:
     )
 
 
+def _round_trouble(body: Body) -> RoundTroubleReport:
+    return RoundTroubleReport(
+        number=count(body, "number", MAX_STEP),
+        left_out=ranks_of(body, "left_out", MAX_CLIENTS),
+        message=text(body, "message", MAX_MESSAGE_CHARS),
+    )
+
+
 def _silo_round(body: Body) -> SiloRoundReport:
     return SiloRoundReport(
         number=count(body, "number", MAX_STEP),
@@ -379,6 +388,7 @@ _DECODERS: dict[FrameKind, Callable[[Body], Report]] = {
     FrameKind.DIVERGENCE: _divergence,
     FrameKind.ROUND: _round,
     FrameKind.SILO_ROUND: _silo_round,
+    FrameKind.ROUND_TROUBLE: _round_trouble,
     FrameKind.ERROR: _error,
     FrameKind.REGROUPING: _regrouping,
     FrameKind.REGROUPED: _regrouped,

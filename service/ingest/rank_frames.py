@@ -24,6 +24,7 @@ from ray_workers.shared.frames import (
     MetricsReport,
     ResumedReport,
     RoundReport,
+    RoundTroubleReport,
     SiloRoundReport,
     StragglersReport,
 )
@@ -155,6 +156,10 @@ class RankFrames:
             case RoundReport() as report:
                 at = time_of(frame, self._now)
                 rounds.store(self._session, self._job, self._attempt, report, at)
+            case RoundTroubleReport() as report:
+                code = "clients_left_out" if report.left_out else "round_broken"
+                data = {"round": report.number, "clients": list(report.left_out)}
+                self._remark(code, code, report.message, data)
             case SiloRoundReport() as report:
                 at = time_of(frame, self._now)
                 rounds.store_of_silos(self._job, self._attempt, report, at)

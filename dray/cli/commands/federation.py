@@ -21,7 +21,9 @@ PATIENCE_S = 24 * 3600.0
 @group.command("invite")
 def invite_clients(
     job_id: JobId,
-    clients: Annotated[int, typer.Option(help="How many.", min=1)] = 1,
+    clients: Annotated[
+        int, typer.Option(help="How many, 1,000 in a call at most.", min=1, max=1000)
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Make tokens for clients of a federated job, one for each line, after the client's number.

@@ -11,6 +11,8 @@ from dray.spec.fields import Document, Int, LabelKey, NodeLabelValue, Number, re
 from dray.spec.training.data import SourceUrl
 
 MAX_CLIENTS = 10_000
+_NEAR = 1e-9
+"""By which a product with a decimal fraction may be off."""
 Rate = Annotated[Number, Field(ge=0.0, lt=1.0)]
 Beta = Annotated[Number, Field(ge=0.0, lt=1.0)]
 
@@ -19,19 +21,23 @@ class Partition(Document):
     """How the samples are divided among the clients. Each sample, of training and of validation,
     belongs to one client, and each client has a sample to train with."""
 
-    by: Literal["iid", "dirichlet", "classes"] = "iid"
-    """iid: at random, equally many for each. dirichlet: of each class, shares drawn from a
-    Dirichlet distribution (arXiv:1909.06335). classes: each client has samples of a few classes
-    alone (McMahan et al. 2017, arXiv:1602.05629). dirichlet and classes are for classification."""
+    by: Literal["iid", "dirichlet", "dirichlet_per_client", "classes"] = "iid"
+    """iid: at random, equally many for each. dirichlet: the shares of the clients in each class are
+    drawn from a Dirichlet distribution, so clients differ in size (Yurochkin et al. 2019,
+    arXiv:1905.12022). dirichlet_per_client: the shares of the classes in each client are, around
+    those of the data, and clients have equally many samples (Hsu et al. 2019, arXiv:1909.06335).
+    classes: each client has samples of a few classes alone (McMahan et al. 2017,
+    arXiv:1602.05629). All but iid are for classification."""
     alpha: Annotated[Number, Field(gt=0.0, le=1e6)] = 0.5
-    """dirichlet: its concentration. At 0.1 most clients have one or two classes, at 100 all have
-    nearly the same."""
+    """dirichlet, dirichlet_per_client: its concentration. The smaller it is, the fewer classes a
+    client has; at 100 all have nearly the same."""
     classes_per_client: Annotated[Int, Field(ge=1, le=10_000)] = 2
     """classes: number of classes of each client."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        owners = {"alpha": ("dirichlet",), "classes_per_client": ("classes",)}
+        drawn = ("dirichlet", "dirichlet_per_client")
+        owners = {"alpha": drawn, "classes_per_client": ("classes",)}
         refuse_foreign(self, self.by, owners)
         return self
 
@@ -53,8 +59,8 @@ class Stragglers(Document):
     """Clients that do not get through all of their local steps in a round."""
 
     rate: Rate
-    """Chance of a client to straggle in a round. It then has done a part of its steps, drawn
-    evenly from all parts, when the round ends."""
+    """Chance of a client to straggle in a round. It then has done a part of its `n` steps, drawn
+    evenly from 1 to `n - 1`, when the round ends. A client of one step does not straggle."""
     updates: Literal["keep", "drop"] = "keep"
     """Whether the server uses an update of part of the steps. fedprox is made to keep it."""
 
@@ -82,6 +88,11 @@ class Aggregator(Document):
         refuse_foreign(self, self.name, owners)
         return self
 
+    def num_trimmed(self, num_updates: int) -> int:
+        """trimmed_mean: the number of values left out at each end, one at least."""
+        # 0.29 of 100 is 29, though their product as binary fractions is below it.
+        return max(1, math.floor(self.trim * num_updates + _NEAR))
+
     @property
     def least_updates(self) -> int:
         """The number of updates without which there is no result: for trimmed_mean that with
@@ -90,7 +101,7 @@ class Aggregator(Document):
             case "krum":
                 return 2 * self.malicious + 3
             case "trimmed_mean":
-                return math.ceil(1 / self.trim)
+                return math.ceil(1 / self.trim - _NEAR)
             case "mean" | "median":
                 return 1
 
@@ -146,6 +157,8 @@ class Silo(Document):
     """URL of the data, as the silo's node reads it; all else of `data` holds for them too. Only the
     rank of this silo is told: the job document that is stored and shown lacks it. Unset, the node's
     owner names it by DRAY_SILO_SOURCE."""
+    max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 2**31
+    """A silo that reports more samples weighs as much as one with this many."""
 
 
 class Http(Document):
@@ -153,7 +166,7 @@ class Http(Document):
     aggregates. Its `data` say which columns and classes there are, and validate the model."""
 
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 100_000
-    """A client that says that it has more samples weighs as much as one with so many."""
+    """A client that reports more samples weighs as much as one with this many."""
 
 
 class SecureAggregation(Document):

@@ -206,10 +206,12 @@ class ParameterServer(Document):
     mode: Literal["synchronous", "asynchronous", "bounded"] = "synchronous"
     """synchronous: a step has the gradients of all workers, as with all_reduce. asynchronous: a
     worker computes a whole global batch and pushes its gradient, which is a step by itself, and no
-    worker waits for another. bounded: the same, but the fastest worker waits where it would be more
-    than `max_staleness` steps ahead of the slowest (Ho et al. 2013)."""
+    worker waits for another. bounded: the same, but a worker that has done more than
+    `max_staleness` steps more than the slowest waits before it begins another (stale synchronous
+    parallel, Ho et al. 2013)."""
     max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
-    """bounded: how many steps more than the slowest worker the fastest may have done."""
+    """bounded: how many steps more than the slowest a worker may have done to begin another, so the
+    fastest may be one step further ahead. The staleness of an update may be larger."""
     correction: Correction | None = None
     """Not synchronous: correction of stale updates; unset, none."""
     push_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"

@@ -68,11 +68,16 @@ class TensorConnection:
             if tensor.nbytes:
                 self._write(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
-    def receive(self) -> tuple[dict[str, Any], Tensor]:
-        """(the header, a tensor of bytes)."""
+    def receive(self, max_payload_bytes: int | None = None) -> tuple[dict[str, Any], Tensor]:
+        """(the header, a tensor of bytes). ConnectionLost if the other end sends more than it may.
+
+        max_payload_bytes: None if the other end is trusted with the memory of this one.
+        """
         header_bytes, payload_bytes = _FRAME.unpack(self._read(_FRAME.size))
         if header_bytes > MAX_HEADER_BYTES:
             raise ConnectionLost(f"a header of {header_bytes} bytes")
+        if max_payload_bytes is not None and payload_bytes > max_payload_bytes:
+            raise ConnectionLost(f"a message of {payload_bytes} bytes")
         header: dict[str, Any] = json.loads(self._read(header_bytes))
         payload = torch.empty(payload_bytes, dtype=torch.uint8)
         if payload_bytes:

@@ -76,7 +76,9 @@ class OutsideClient:
         """The folder has the form and a model already. DataError if the data do not fit them."""
         self._folder = folder
         self._client = client
-        document = spec.JobSpec.model_validate(json.loads((folder / FORM).read_text())["spec"])
+        form = json.loads((folder / FORM).read_text())
+        self._masking_version: int = form.get("masking_version", 1)  # absent in older ones
+        document = spec.JobSpec.model_validate(form["spec"])
         assert document.recipe is not None
         assert document.federated is not None
         self._train, self._federated = document.train, document.federated
@@ -130,7 +132,8 @@ class OutsideClient:
 
         if phase is MaskingPhase.ADVERTISE_KEYS and self._session != session:
             settings = outside_settings(self._federated, session, num_elements)
-            self._masking = MaskingClient(f"{self._client}", settings)
+            version = self._masking_version
+            self._masking = MaskingClient(f"{self._client}", settings, version)
             self._session = session
         masking = self._masking
         if masking is None or (self._session, masking.phase) != (session, phase):

@@ -83,7 +83,8 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
         step = strategy.version
         if strategy.counted:
             loss = strategy.loss if strategy.is_synchronous else loss
-            trainer.report(step, batch, loss, grad_norm, num_steps=max(1, step - before))
+            num_steps = max(1, step - before)
+            trainer.report(step, batch, loss, grad_norm, num_steps, lr=strategy.applied_lr)
         trainer.commit(max(step, before))
 
 

@@ -274,16 +274,23 @@ class Trainer:
         return grad_norm
 
     def report(
-        self, step: int, batch: Batch, loss: Tensor, grad_norm: Tensor, num_steps: int = 1
+        self,
+        step: int,
+        batch: Batch,
+        loss: Tensor,
+        grad_norm: Tensor,
+        num_steps: int = 1,
+        lr: float | None = None,
     ) -> None:
         """Note the figures of the step; they are written during the next ones. num_steps: so many
-        were done since the last report, where ranks take steps beside each other."""
+        were done since the last report, where ranks take steps beside each other. lr: the rate that
+        was applied, where it is not the schedule's of this step."""
         self.reporter.step_done(
             StepFigures(
                 step=step,
                 epoch=self.calendar.epoch_of(step),
                 num_samples=batch.feed.num_global * num_steps,
-                lr=self._lr_at(step),
+                lr=self._lr_at(step) if lr is None else lr,
                 data_wait_s=batch.wait_s,
                 loss=loss,
                 grad_norm=grad_norm,

@@ -51,6 +51,10 @@ class GradientEngine:
     The engine outlives the groups of its rank: `form` wraps the model for one, `disband` ends that.
     """
 
+    has_samples = True
+    """Whether the last gradient is of any samples. If not, the rank takes no step: momentum and
+    decay would move its weights."""
+
     def __init__(self, model: nn.Module, loss_sum: LossSum, autocast: Autocast) -> None:
         self._world_size = 1
         self._objective = Objective(model, loss_sum, autocast)

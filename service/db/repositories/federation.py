@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, delete, or_, select, update
+from sqlalchemy import Row, Select, bindparam, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.db.models import FederatedClientRow, FederatedRoundRow, JobRow
 
 
-def add_clients(session: Session, rows: Collection[FederatedClientRow]) -> None:
-    session.add_all(rows)
-    session.flush()
+def add_clients(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+    """rows: the columns of each client."""
+    session.execute(insert(FederatedClientRow), rows)
+
+
+def client_numbers(session: Session, job_id: str) -> set[int]:
+    row = FederatedClientRow
+    return set(session.scalars(select(row.number).where(row.job_id == job_id)))
 
 
 def clients(session: Session, job_id: str) -> Sequence[FederatedClientRow]:

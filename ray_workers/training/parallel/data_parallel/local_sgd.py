@@ -32,7 +32,17 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class LocalGradientEngine(GradientEngine):
-    """Computes the mean gradient over this rank's own share, of which no other rank learns."""
+    """Computes the gradient of this rank's own share, of which no other rank learns.
+
+    It is weighted by the samples of the share, so that the mean over the ranks is the gradient of
+    the global batch, as with all-reduce: where shares are equal it is the share's mean, and else
+    that times the number of samples over that of an equal share.
+    """
+
+    _scale: Tensor | None = None
+    _part = 1.0
+    """The samples of the share over those of an equal one."""
+    _last_loss: Tensor | None = None
 
     def form(self, world_size: int) -> None:
         self._world_size = world_size
@@ -49,8 +59,17 @@ class LocalGradientEngine(GradientEngine):
         """Of this rank's share alone; `before_exchange` is not called."""
         (mine,) = shares
         prepare(mine.batch.number)
-        weight = 0.0 if mine.batch.is_empty else 1 / len(mine.batch.indices)
-        self._exchange(mine, weight / self._world_size, scale, lambda: None)
+        self.has_samples, self._scale = not mine.batch.is_empty, scale
+        self._part = self._world_size * len(mine.batch.indices) * mine.batch.weight
+        self._exchange(mine, mine.batch.weight, scale, lambda: None)
+
+    def take_loss(self) -> Tensor:
+        """The mean over the share; of a rank without samples the one of its last share."""
+        carried = super().take_loss()
+        scale = carried.new_ones(()) if self._scale is None else self._scale
+        if self.has_samples:
+            self._last_loss = carried / (scale * self._part)
+        return carried if self._last_loss is None else self._last_loss * scale
 
 
 class PeriodicAveraging(ReplicaSync):

@@ -39,6 +39,12 @@ class Flat:
     def __init__(self, model: nn.Module, *, has_buffers: bool) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.buffers = [b for b in model.buffers() if has_buffers and b.is_floating_point()]
+        self.integers = {
+            name: buffer
+            for name, buffer in model.named_buffers()
+            if has_buffers and not buffer.is_floating_point()
+        }
+        """Counters, of which there is no mean."""
         self._tensors = [p.detach() for p in self.parameters] + self.buffers
         self._others = [b for b in model.buffers() if not (has_buffers and b.is_floating_point())]
         self._sizes = [tensor.numel() for tensor in self._tensors]
@@ -53,6 +59,16 @@ class Flat:
     def values(self) -> Tensor:
         """float32 (elements,): a copy of the tensors."""
         return torch.cat([tensor.reshape(-1).float() for tensor in self._tensors])
+
+    def integer_values(self) -> Tensor:
+        """int64 (elements of the integer buffers,): a copy."""
+        return torch.cat([each.reshape(-1).long() for each in self.integers.values()])
+
+    @torch.no_grad()
+    def write_integers(self, values: Tensor) -> None:
+        sizes = [each.numel() for each in self.integers.values()]
+        for buffer, part in zip(self.integers.values(), torch.split(values, sizes), strict=True):
+            buffer.copy_(part.view(buffer.shape))
 
     @torch.no_grad()
     def write(self, flat: Tensor) -> None:
@@ -123,20 +139,24 @@ class ClientTraining:
         update = self._own.change_since(self._server)
         return update, float(torch.stack(losses).double().sum()) / num_samples
 
+    @property
+    def integer_buffers(self) -> Tensor:
+        """Those that the last client has come to, as `Flat.integer_values`."""
+        return self._own.integer_values()
+
     @torch.no_grad()
     def _correct(self, added: Sequence[Tensor] | None) -> None:
-        """Clip the loss's gradient, and add the terms of fedprox and scaffold."""
-        gradients = [p.grad for p in self._own.parameters if p.grad is not None]
+        """Clip the gradient of the client's objective, which has a proximal term with fedprox, and
+        add the correction of scaffold."""
+        places = [n for n, p in enumerate(self._own.parameters) if p.grad is not None]
+        parameters: list[Tensor] = [self._own.parameters[place] for place in places]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if self._mu:
+            begun: list[Tensor] = [self._server.parameters[place] for place in places]
+            away = torch._foreach_sub(parameters, begun)
+            torch._foreach_add_(gradients, away, alpha=self._mu)
         if self._max_grad_norm is not None:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             clip_gradients(self._model, self._max_grad_norm, norm)
-        if not self._mu and added is None:
-            return
-        for place, parameter in enumerate(self._own.parameters):
-            if parameter.grad is None:
-                continue
-            if self._mu:
-                away = parameter - self._server.parameters[place]
-                parameter.grad.add_(away, alpha=self._mu)
-            if added is not None:
-                parameter.grad.add_(added[place])
+        if added is not None:
+            torch._foreach_add_(gradients, [added[place] for place in places])

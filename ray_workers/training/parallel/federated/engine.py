@@ -74,6 +74,8 @@ class RoundEnd:
     """Whether enough updates came. If not, nothing of what was learned counts."""
     buffers: Sequence[Tensor]
     """The changes of the model's buffers."""
+    integers: Tensor | None
+    """The values of its integer buffers, as `Flat.integer_values`; None if they stay."""
     loss: float
     metrics: Mapping[str, float]
     controls: ControlChange | None
@@ -155,10 +157,15 @@ class FederatedEngine(GradientEngine):
         received = table.of_all(self._world_size)
         if self._needs_each:
             rows = rows_of_all(kept, mine.owners, torch.empty(size, device=self._given.device))
-            self._take(mine, received, self._of_each(received, rows))
+            result = self._of_each(received, rows)
         else:
-            mean = self._mean(received, added.total(self._world_size))
-            self._take(mine, received, self._result(received, mean))
+            result = self._result(received, self._mean(received, added.total(self._world_size)))
+        self._take(mine, received, result, self._integers(mine, received))
+
+    def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
+        """The model's integer buffers after the round; None if they stay. Clients with data of
+        their own train dray's models, whose integer buffers are constants."""
+        return None
 
     def _updates(self, mine: RoundShare, prepare: Callable[[int], None]) -> Iterator[JudgedUpdate]:
         """Those of this rank's clients."""
@@ -231,7 +238,13 @@ class FederatedEngine(GradientEngine):
             mean = self._private_mean(received.plan.number, total)
         return RoundResult(mean, found.loss, found.num_within)
 
-    def _take(self, mine: RoundShare, received: ReceivedUpdates, result: RoundResult) -> None:
+    def _take(
+        self,
+        mine: RoundShare,
+        received: ReceivedUpdates,
+        result: RoundResult,
+        integers: Tensor | None = None,
+    ) -> None:
         """Leave the round's update as a gradient, and for `commit` what else it changes."""
         accepted, mean, rows = received.accepted, result.mean, result.rows
         counts = mean is not None and len(accepted) >= self._options.least_updates
@@ -252,7 +265,7 @@ class FederatedEngine(GradientEngine):
             metrics["federated/clip_norm"] = self._clipping.value
             if self.rank == 0:
                 metrics["federated/epsilon"] = self._accountant.epsilon(number)
-        self._end = RoundEnd(counts, buffers, result.loss, metrics, controls, clip_norm)
+        self._end = RoundEnd(counts, buffers, integers, result.loss, metrics, controls, clip_norm)
         if self.rank == 0:
             received.name_refused(self._options.max_update_norm, self._options.silos)
 
@@ -276,11 +289,15 @@ class FederatedEngine(GradientEngine):
     def step_metrics(self) -> dict[str, float]:
         return dict(self._end.metrics) if self._end is not None and self.rank == 0 else {}
 
-    def change_buffers(self) -> None:
-        """With the weights, and before their average takes them over."""
+    @torch.no_grad()
+    def change_buffers(self, rate: float) -> None:
+        """With the weights, and before their average takes them over. rate: the share of their
+        change by which running means move."""
         assert self._end is not None
         for buffer, change in zip(self._flat.buffers, self._end.buffers, strict=True):
-            buffer += change
+            buffer.add_(change, alpha=rate)
+        if self._end.integers is not None:
+            self._flat.write_integers(self._end.integers)
 
     def commit(self) -> None:
         """Make final what the round changes besides the model, after the server's step."""

@@ -88,15 +88,24 @@ class Rounds:
                     continue
             num_steps = options.steps_of(self._sizes[client])
             stragglers = options.stragglers
-            if stragglers is not None and straggles < stragglers.rate:
+            # A client of one step has done none or all of them.
+            if stragglers is not None and straggles < stragglers.rate and num_steps > 1:
                 num_stragglers += 1
                 if stragglers.updates == "drop":
                     lost[client] = MaskingPhase.MASKED_INPUT
                     continue
-                num_steps = max(1, int(part * num_steps))
+                num_steps = 1 + int(part * (num_steps - 1))
             size, attacks = self._sizes[client], client in self._attackers
             participants.append(Participant(client, size, num_steps, attacks, lost_in))
         return RoundPlan(number, participants, len(chosen), num_stragglers, lost)
+
+    def chosen_of(self, eligible: Sequence[int], number: int, again: int) -> list[int]:
+        """Clients of a round where not all may take part, or of its repetition `again`, with other
+        clients, if there are others."""
+        count = min(self._options.clients_per_round, len(eligible))
+        generator = self._generator(f"chosen again {again}", number)
+        drawn = generator.choice(len(eligible), count, replace=False)
+        return sorted(eligible[place] for place in drawn)
 
     def chosen(self, number: int) -> list[int]:
         """The clients of a round, in rising order. With privacy each client by a chance of its own

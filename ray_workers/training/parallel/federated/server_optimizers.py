@@ -66,12 +66,16 @@ class ServerStep(OptimizerStep):
         options = given.spec.train.model_copy(update={"max_grad_norm": None})
         super().__init__(given.workload.model, engine, options, given.device)
 
+    @property
+    def _is_adaptive(self) -> bool:
+        return self._federated.algorithm in ("fedadam", "fedyogi")
+
     def _build_optimizer(self, model: nn.Module, options: spec.Optimizer) -> Optimizer:
         """The server's; `options` are the clients'."""
         federated = self._federated
         server = federated.server
         groups = parameter_groups(model, weight_decay=0.0)
-        if federated.algorithm in ("fedadam", "fedyogi"):
+        if self._is_adaptive:
             return AdaptiveServerOptimizer(groups, server, yogi=federated.algorithm == "fedyogi")
         return torch.optim.SGD(groups, lr=server.lr, momentum=server.momentum)
 
@@ -81,5 +85,8 @@ class ServerStep(OptimizerStep):
             norm = self._engine.grad_norm()
             self._engine.forget_gradients()
             return norm
-        self._engine.change_buffers()
+        # The rate of an adaptive optimizer is no share of the update. Nor does a running variance
+        # bear a rate above 1, by which it could fall below 0.
+        rate = 1.0 if self._is_adaptive else min(1.0, self._federated.server.lr)
+        self._engine.change_buffers(rate)
         return super().step(self._federated.server.lr)

@@ -257,12 +257,15 @@ class AveragedStep(OptimizerStep):
 
     def step(self, lr: float) -> Tensor:
         norm = super().step(lr)
-        self._copy.advance()
+        if self._gradients.has_samples:
+            self._copy.advance()
+        else:
+            self._copy.refresh()
         return norm
 
 
 class AsynchronousGradientEngine(LocalGradientEngine):
-    """Computes the mean gradient over a share that came to this rank."""
+    """Computes the gradient of a share that came to this rank."""
 
     def form(self, world_size: int) -> None:
         self._world_size = world_size  # each rank goes on with its own copy

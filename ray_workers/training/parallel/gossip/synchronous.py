@@ -29,8 +29,8 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class MixingGradientEngine(LocalGradientEngine):
-    """Computes the mean gradient over this rank's own share, and mixes its copy of the weights:
-    ahead of that with sgp, and at the end with d_psgd."""
+    """Computes the gradient of this rank's own share, and mixes its copy of the weights: ahead of
+    that with sgp, and at the end with d_psgd."""
 
     def __init__(
         self,

@@ -71,6 +71,10 @@ class OptimizerStep:
         In fp16 a gradient that overflowed changes no weight, and lowers the scale. With skip_step
         none that is not finite changes a weight, at the price of a wait for the device.
         """
+        if not self._gradients.has_samples:
+            norm = self._gradients.grad_norm()
+            self._gradients.forget_gradients()
+            return norm
         set_lr(self._optimizer, lr)
         norm = self._unscaled_norm()
         if self._skips and self._scaler is None and not norm.isfinite():

@@ -126,9 +126,10 @@ class SynchronousDealer(Dealer):
 class SharedDealer(Dealer):
     """Each batch goes to one worker: the first that is free takes the next.
 
-    With a bound on the staleness, a worker that has done more than so many batches more than the
-    slowest one waits for it (Ho et al. 2013, Stale Synchronous Parallel). The counts are the
-    workers' clocks; a worker that joins later begins with the slowest one's.
+    With `max_staleness`, a worker that has done more than this many batches more than the slowest
+    one waits for it (the read condition of stale synchronous parallel, Ho et al. 2013), so the
+    fastest may be one further ahead. The counts are the workers' clocks; a worker that joins later
+    begins with the slowest one's.
     """
 
     def __init__(

@@ -44,6 +44,8 @@ class Pushed:
     """Batches that were applied between the worker's pull and its push."""
     counts: bool
     """Whether the shard had not had this batch yet."""
+    lr: float
+    """The rate of the update, after a correction for its staleness."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +154,14 @@ class ParameterShard:
         if self._num_shares is not None:
             if push.batch not in self.done:
                 self._staged[push.worker] = push
-            return Pushed(self.version, 0, counts=push.batch not in self.done)
+            return Pushed(self.version, 0, counts=push.batch not in self.done, lr=push.lr)
         batch, answer = self._pushed.get(push.worker, (None, None))
         if batch == push.batch and answer is not None:
             return answer
         pulled, weights = self._pulled.get(push.worker, (self.version, None))
         staleness = self.version - pulled
         if push.batch in self.done:
-            return Pushed(self.version, staleness, counts=False)
+            return Pushed(self.version, staleness, counts=False, lr=push.lr)
         gradient, lr = push.gradient, push.lr
         match self._correction:
             case spec.Correction(name="staleness_lr"):
@@ -169,7 +171,7 @@ class ParameterShard:
                     gradient = self._compensated(gradient, weights, strength)
         self.staleness[staleness] += 1
         self._apply(push.batch, gradient, lr, push.loss)
-        answer = Pushed(self.version, staleness, counts=True)
+        answer = Pushed(self.version, staleness, counts=True, lr=lr)
         self._pushed[push.worker] = (push.batch, answer)
         return answer
 

@@ -101,6 +101,8 @@ class ParameterServerWorker(Strategy):
         """Optimizer steps that the servers had done when they were last asked."""
         self.counted = False
         """Whether the last push was an update: another worker may have computed the batch too."""
+        self.applied_lr = 0.0
+        """The rate by which the servers have applied the last push."""
         self._staleness: Mapping[int, int] = {}
         """As in `ServersState`, when the state was last asked for."""
         self._moved: tuple[int, int] | None = None
@@ -213,6 +215,7 @@ class ParameterServerWorker(Strategy):
         pushed = self.servers.push(batch, lr, self._own.loss, self._gradient())
         self.gradients.forget_gradients()
         self.version, self.counted = pushed.version, pushed.counts
+        self.applied_lr = pushed.lr
         self.take()
         if not self.is_synchronous:
             self._own.staleness = pushed.staleness

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -295,6 +296,40 @@ def test_no_more_are_invited_than_the_document_has(job: Federated) -> None:
     assert is_problem(job.owner("DELETE", "/clients/1"), 404, "client_not_found")
     assert [one["client"] for one in job.owner("GET", "/clients").json()["items"]] == [0, 2]
     job.invite(2)
+
+
+def test_a_call_invites_1000_clients_at_most_and_others_are_answered_meanwhile(
+    guarded: LiveServer,
+) -> None:
+    job = Federated(guarded, {"clients": 2100, "clients_per_round": 3})
+    other = Federated(guarded)
+    refused = job.owner("POST", "/clients", json={"clients": 1001})
+    assert is_problem(refused, 422, "invalid_document")
+    assert refused.json()["pointer"] == "/clients"
+    assert "1000" in refused.text
+    assert job.owner("GET", "/clients").json()["items"] == []
+    answered, over = list[float](), threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            assert other.owner("GET", "").status_code == 200
+            answered.append(time.monotonic())
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(lambda: bool(answered), "an answer")
+    begun = time.monotonic()
+    tokens = [*job.invite(1000), *job.invite(1000)]
+    ended = time.monotonic()
+    over.set()
+    asking.join()
+    assert len({*tokens}) == 2000
+    assert [one["client"] for one in job.owner("GET", "/clients").json()["items"]] == [*range(2000)]
+    assert job.round(tokens[1999])["client"] == 1999
+    during = [at for at in answered if begun < at < ended]
+    assert during, "nothing else was answered"
+    refused = job.owner("POST", "/clients", json={"clients": 101})
+    assert is_problem(refused, 409, "too_many_clients")
 
 
 def test_only_jobs_with_clients_outside_have_any(guarded: LiveServer) -> None:

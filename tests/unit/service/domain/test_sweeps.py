@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -53,6 +54,19 @@ def test_a_random_search_is_the_same_for_the_same_seed_alone() -> None:
     assert {values["act"] for values in drawn} == {"relu", "gelu"}
     below = sum(values["lr"] < 10**-2.5 for values in drawn)  # the middle of the logarithm
     assert 15 <= below <= 35
+
+
+def test_whole_numbers_by_their_logarithm_have_whole_bins_at_both_ends() -> None:
+    """A number k has the logarithms from k - 1/2 to k + 1/2, as with Optuna: of 1 to 4 by
+    log(3) / log(9), log(5/3) / log(9) and so on."""
+    drawn = sweep(parameters={"n": {"min": 1, "max": 4, "log": True}})
+    counts = Counter(values_of(drawn, index)["n"] for index in range(20_000))
+    whole = math.log(4.5 / 0.5)
+    for number in range(1, 5):
+        expected = math.log((number + 0.5) / (number - 0.5)) / whole
+        assert counts[number] / 20_000 == pytest.approx(expected, abs=0.01)
+    large = sweep(parameters={"n": {"min": 1000, "max": 2**53, "log": True}})
+    assert min(values_of(large, index)["n"] for index in range(2000)) >= 1000
 
 
 def test_the_values_of_a_seed_never_change() -> None:

@@ -452,6 +452,8 @@ STRAGGLERS = {"step": 5, "ranks": [1], "slowdown": {"1": 2.0}, "lost_s": 1.0, "n
         frame(FrameKind.ERROR, {"type": "E", "message": "m", "traceback": ""}),
         frame(FrameKind.ERROR, {"cause": "bad", "type": "E", "message": "m", "traceback": ""}),
         frame(FrameKind.DIVERGENCE, {"step": 1, "loss": 1.0, "grad_norm": 1.0, "then": "hope"}),
+        frame(FrameKind.ROUND_TROUBLE, {"number": -1, "left_out": [], "message": ""}),
+        frame(FrameKind.ROUND_TROUBLE, {"number": 1, "left_out": ["x"], "message": ""}),
         frame(FrameKind.STRAGGLERS, {**STRAGGLERS, "lost_s": float("nan")}),
         frame(FrameKind.STRAGGLERS, {**STRAGGLERS, "slowdown": {"1": float("inf")}}),
     ],

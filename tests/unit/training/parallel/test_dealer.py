@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
@@ -86,6 +87,50 @@ class SharedPlay(Play):
 class SynchronousPlay(Play):
     def check(self, worker: int, batch: int) -> None:
         assert set(self.computing.values()) <= {batch}
+
+
+class ClockPlay(SharedPlay):
+    """Counts the updates between a worker's pull and its push, and how far ahead the fastest is."""
+
+    pulled: dict[int, int]
+    version = ahead = stalest = 0
+
+    def check(self, worker: int, batch: int) -> None:
+        super().check(worker, batch)
+        self.__dict__.setdefault("pulled", {})[worker] = self.version
+
+    def finish(self, worker: int) -> None:
+        self.stalest = max(self.stalest, self.version - self.pulled[worker])
+        self.version += 1
+        super().finish(worker)
+        clocks = self.dealer.clocks.values()
+        self.ahead = max(self.ahead, max(clocks) - min(clocks))
+
+
+@pytest.mark.parametrize(("num_workers", "bound"), [(2, 0), (2, 1), (2, 4), (3, 0), (3, 2), (5, 1)])
+def test_the_bound_is_of_clocks_and_staleness_may_exceed_it(num_workers: int, bound: int) -> None:
+    """Ho et al. 2013: a worker may read at `bound` ahead of the slowest, and so come to bound + 1.
+    From `bound` behind a worker to bound + 1 ahead of it each other one does 2 bound + 1 steps."""
+    worst = (num_workers - 1) * (2 * bound + 1)
+    found = ClockPlay(SharedDealer(10_000, 1, again=[], max_staleness=bound), num_workers, bound)
+    for _ in range(bound + 1):  # worker 0 goes to the bound, and one further
+        if 0 in found.computing:
+            found.finish(0)
+    others = range(1, num_workers)
+    while any(worker in found.computing for worker in others):
+        if 0 in found.computing:  # it has begun again, and all others pass it
+            break
+        found.finish(min(others, key=lambda worker: found.dealer.clocks[worker]))
+    while able := [worker for worker in others if worker in found.computing]:
+        found.finish(able[0])
+    found.finish(0)
+    assert found.ahead == bound + 1
+    assert found.stalest == worst
+    rng = random.Random(bound)
+    for _ in range(2000):
+        found.finish(rng.choice(sorted(found.computing)))
+    assert found.ahead == bound + 1
+    assert found.stalest == worst
 
 
 MOVES = st.lists(st.tuples(st.sampled_from(["finish", "lose", "come"]), st.integers(0, 3)))

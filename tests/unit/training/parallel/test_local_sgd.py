@@ -63,11 +63,11 @@ def reference(spec: dict[str, Any], world_size: int, outer: dict[str, float] | N
                 shares=[rank],
                 num_shares=world_size,
             )
-            inputs, targets = workload.train.fetch(
-                workload.train.rows[batches.at(step, step)[0].indices.numpy()]
-            )
+            batch = batches.at(step, step)[0]
+            inputs, targets = workload.train.fetch(workload.train.rows[batch.indices.numpy()])
             optimizer.zero_grad()
-            (workload.loss_sum(model(inputs), targets) / len(inputs)).backward()
+            # Weighted by its samples: the mean of all ranks is that of the batch.
+            (workload.loss_sum(model(inputs), targets) * world_size / batch.num_global).backward()
             optimizer.step()
         if step % EVERY == 0 or step % STEPS_PER_EPOCH == 0:
             _agree(agreed, models, velocities, outer)

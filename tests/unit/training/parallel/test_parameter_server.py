@@ -132,6 +132,7 @@ def test_a_trace_of_pushes_and_pulls_gives_the_weights_of_its_equations(
         ]
         staleness = reference.push(worker, gradient)
         assert {answer.staleness for answer in answers} == {staleness}
+        assert {answer.lr for answer in answers} == {reference.lr}
     found = layout.joined([each.pull(0).values.clone() for each in shards])
     torch.testing.assert_close(found, reference.vector(), atol=1e-6, rtol=0)
     assert max(shards[0].staleness) > 2, "nothing was stale"
@@ -181,6 +182,7 @@ class Reference:
             weight.grad = one
         for group in self._optimizer.param_groups:
             group["lr"] = lr
+        self.lr = lr
         self._optimizer.step()
         self._buffers += change
         self._version += 1
@@ -555,6 +557,47 @@ def record_and_hold_worker_1(task: RankTask) -> None:
         return ("pull", 1, 0, True) not in trace
 
     hold_the_first(is_held)
+
+
+def note_rates(task: RankTask) -> None:
+    """Have server 0 write down the rate of each update, by its step."""
+    home, answer, apply = home_of(task), ServedShard.answer, ParameterShard._apply
+    is_server_0 = False
+
+    def noted(self: ServedShard, worker: int, header: Any, payload: Tensor) -> Any:
+        nonlocal is_server_0
+        is_server_0 = self.index == 0 and not self.is_replica
+        return answer(self, worker, header, payload)
+
+    def applied(self: ParameterShard, batch: int, gradient: Tensor, lr: float, loss: float) -> None:
+        apply(self, batch, gradient, lr, loss)
+        if is_server_0:
+            with (home / "rates.jsonl").open("a") as file:
+                file.write(json.dumps([self.version, lr]) + "\n")
+
+    ServedShard.answer = noted  # type: ignore[method-assign]
+    ParameterShard._apply = applied  # type: ignore[method-assign]
+    if task.rank == 0:  # the chief, whose rates are reported: its first gradient comes late
+        hold_the_first(lambda: len(rates_of(home)) < 5)
+
+
+def rates_of(home: Path) -> dict[int, float]:
+    path = home / "rates.jsonl"
+    return dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
+
+
+def test_the_reported_rate_is_the_one_that_was_applied(tmp_path: Path) -> None:
+    """With a schedule, by which a batch that comes late has the rate of its number, and divided by
+    the staleness."""
+    sync = {**ASYNCHRONOUS, "correction": {"name": "staleness_lr"}}
+    asked = job(sync, num_workers=3, schedule={"name": "linear"})
+    assert run_ranks(tmp_path, asked, world_size=5, before=note_rates) == [0] * 5
+    applied = rates_of(tmp_path)
+    assert sorted(applied) == list(range(1, NUM_BATCHES + 1))
+    reported, stale = series(tmp_path, "train/lr"), series(tmp_path, "sync/staleness")
+    assert reported
+    assert reported == {step: applied[step] for step in reported}
+    assert max(stale[step] for step in reported) >= 5, "nothing was divided"
 
 
 def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def _of_each_element(options: Aggregator, rows: Tensor) -> Tensor:
             middle = len(rows) // 2
             return (ordered[middle] + ordered[(len(rows) - 1) // 2]) / 2
         case "trimmed_mean":
-            ends = max(1, int(options.trim * len(rows)))
+            ends = options.num_trimmed(len(rows))
             return rows.sort(dim=0).values[ends : len(rows) - ends].mean(dim=0)
         case "krum":
             raise AssertionError("it takes whole updates")

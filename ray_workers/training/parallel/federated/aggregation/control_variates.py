@@ -48,6 +48,8 @@ class ControlVariates:
         for one, update in zip(participants, updates, strict=True):
             own = self._clients[one.client].to(self._server)
             new = own - self._server - update / (one.num_steps * lr)
+            if not torch.isfinite(new).all():  # by a rate near 0, which magnifies the update
+                continue
             new[self._num_parameters :] = 0.0  # buffers have no gradient to correct
             total += new.double() - own.double()
             of_clients[one.client] = new.to(self._clients)

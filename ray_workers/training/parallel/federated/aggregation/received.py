@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,11 @@ import torch
 from dray.spec.federated.parts import Silo
 from ray_workers.shared.job_log import log
 from ray_workers.training.elastic import process_group
+from ray_workers.training.parallel.federated.aggregation.reported_values import (
+    Reported,
+    mean,
+    trusted,
+)
 from ray_workers.training.parallel.federated.aggregation.update_checks import (
     Verdict,
     reason,
@@ -55,20 +61,19 @@ class ReceivedUpdates:
         return [at for at, each in enumerate(self.verdicts) if each is Verdict.ACCEPTED]
 
     def loss(self, last: float) -> float:
-        """The mean loss over the samples of the accepted clients that tell theirs. NaN if all that
-        came were refused, and `last` if none came."""
+        """The mean loss over the samples of the accepted clients whose losses are `trusted`. NaN if
+        all that came were refused, and `last` if none came or none reports a loss."""
         if not self.plan.participants:
             return last
         if not (accepted := self.accepted):
             return math.nan
         participants = self.plan.participants
-        told = [at for at in accepted if participants[at].tells_loss]
-        total = sum(participants[at].num_samples for at in told)
-        return (
-            sum(participants[at].num_samples * self.losses[at] / total for at in told)
-            if told
-            else last
+        losses = trusted(
+            Reported(self.losses[at], participants[at].num_samples)
+            for at in accepted
+            if participants[at].tells_loss
         )
+        return last if (found := mean(losses)) is None else found
 
     def metrics(self, *, counts: bool) -> dict[str, float]:
         """counts: whether the round does."""
@@ -79,9 +84,9 @@ class ReceivedUpdates:
             "federated/stragglers": plan.num_stragglers,
             "federated/refused": len(plan.participants) - len(accepted),
         }
-        norms = sorted(self.norms[at] for at in accepted if math.isfinite(self.norms[at]))
+        norms = [self.norms[at] for at in accepted if math.isfinite(self.norms[at])]
         if norms:
-            found["federated/update_norm"] = norms[len(norms) // 2]
+            found["federated/update_norm"] = statistics.median(norms)
         return found
 
     def name_refused(self, max_norm: float, silos: Sequence[Silo] | None = None) -> None:

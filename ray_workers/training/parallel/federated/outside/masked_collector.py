@@ -2,26 +2,29 @@
 protocol, whose messages are files of the round.
 
 The secrets of a round are in this process and in those of its clients alone. So a round that loses
-too many clients, or this process, begins anew, under another name.
+too many clients, or this process, begins anew, under another name. Clients that have lied in it
+take no part in the rounds after it.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from dray import spec
 from dray.secure_aggregation.errors import MessageRefused, TooFewClients, WrongShares
 from dray.secure_aggregation.fixed_point import Aggregate, FixedPoint
-from dray.secure_aggregation.messages import MaskingPhase
+from dray.secure_aggregation.messages import LEAST_CLIENTS, MaskingPhase
 from dray.secure_aggregation.server import MaskingServer
 from ray_workers.shared import round_files
-from ray_workers.shared.frames import RoundReport
+from ray_workers.shared.frames import RoundReport, RoundTroubleReport
 from ray_workers.shared.job_log import log
 from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.data.prefetcher import Feeding
@@ -41,13 +44,25 @@ from ray_workers.training.parallel.federated.outside.update_collector import (
     UpdateCollector,
 )
 from ray_workers.training.parallel.federated.rounds import Participant
+from ray_workers.training.parallel.strategy import StrategyContext
 
 ANSWER_S = 60.0
 """Within which clients answer in the phases in which they don't train, or are lost to the round."""
+TOLERANCE = 1e-6
+"""Relative, of a norm, for what rounding adds."""
+MAX_BROKEN_ROUNDS = 10
+"""In a row, after which the job fails."""
+MAX_NAMED = 20
+"""Clients that a sentence names."""
 
 
 class RoundBrokenError(Exception):
-    """Too few clients are left for the secrets of a round."""
+    """A round has no result."""
+
+    def __init__(self, reason: str, gone: Collection[str] = ()) -> None:
+        """gone: clients that have vanished from it."""
+        super().__init__(reason)
+        self.gone = {int(name) for name in gone}
 
 
 def refuse_too_few_bits(options: spec.Federated, num_elements: int) -> None:
@@ -96,22 +111,71 @@ class MaskedAnswers:
 class MaskedCollector(UpdateCollector):
     """The feed of a rank that learns nothing but sums."""
 
-    def at(self, step: int) -> Feeding:
-        while True:
-            opening = self._publish(step, secrets.token_hex(16))
-            try:
-                found = self._play(opening)
-            except RoundBrokenError as error:
-                log(f"round {step} begins anew: {error}")
-                continue
-            self._report(replace(opening, is_open=False))
-            return Feeding(found.weight, [self._share(step, found)])
+    def __init__(
+        self,
+        given: StrategyContext,
+        num_elements: int,
+        model: Callable[[], dict[str, Tensor]],
+        liars: set[int],
+    ) -> None:
+        """liars: clients that have lied in a round of the job, to which others are added."""
+        super().__init__(given, num_elements, model)
+        self._liars = liars
+        self._oldest_version = 1
+        """Of the protocol, which clients must speak."""
 
-    def _play(self, opening: RoundReport) -> Aggregate:
+    def at(self, step: int) -> Feeding:
+        """RoundsError if the round breaks too often."""
+        resting = set[int]()
+        reason = ""
+        for again in range(MAX_BROKEN_ROUNDS):
+            opening = self._publish_to(step, resting, again)
+            settings = outside_settings(self._options, opening.name, self._num_elements)
+            server = MaskingServer(settings, self._oldest_version)
+            try:
+                found = self._play(replace(opening, update_bytes=settings.masked_bytes), server)
+                self._check(found)
+            except RoundBrokenError as error:
+                reason = str(error)
+                resting |= error.gone
+                message = f"round {step} begins anew: {reason}"
+                log(message)
+                self._report(RoundTroubleReport(step, [], message))
+                continue
+            finally:
+                self._leave_out(step, server)
+            self._report(replace(opening, is_open=False))
+            return Feeding(found.weight, [self._share(step, found, opening.clients)])
+        raise RoundsError(
+            f"round {step} of secure aggregation broke {MAX_BROKEN_ROUNDS} times in a row. The "
+            f"last reason: {reason}"
+        )
+
+    def _publish_to(self, step: int, resting: Set[int], again: int) -> RoundReport:
+        """Open the round to clients that have not lied.
+
+        resting: those by which the round broke before, though they need not have lied. They are
+        asked again in it only if too few others are there.
+        """
+        options = self._options
+        least = max(options.least_updates, LEAST_CLIENTS)
+        honest = [client for client in range(options.clients) if client not in self._liars]
+        if len(honest) < least:
+            raise RoundsError(
+                f"{len(self._liars)} of the {options.clients} clients have lied in secure "
+                f"aggregation and are left out, and a round needs {least}"
+            )
+        rested = [client for client in honest if client not in resting]
+        eligible = rested if len(rested) >= least else honest
+        self._everyone = honest if self._liars else None
+        if len(eligible) == options.clients and not again:
+            clients = self._chosen(step)
+        else:
+            clients = self._rounds.chosen_of(eligible, step, again)
+        return self._publish(step, clients, secrets.token_hex(16))
+
+    def _play(self, opening: RoundReport, server: MaskingServer) -> Aggregate:
         """All phases of a round."""
-        settings = outside_settings(self._options, opening.name, self._num_elements)
-        server = MaskingServer(settings)
-        opening = replace(opening, update_bytes=settings.masked_bytes)
         messages: Mapping[str, bytes] = {}
         while server.phase is not MaskingPhase.ENDED:
             self._store_messages(opening.name, server.phase, messages)
@@ -119,9 +183,52 @@ class MaskedCollector(UpdateCollector):
             self._play_phase(server, replace(opening, clients=asked, awaits=server.phase))
             try:
                 messages = server.advance()
-            except (TooFewClients, WrongShares) as error:
-                raise RoundBrokenError(str(error)) from error
+            except TooFewClients as error:
+                raise RoundBrokenError(str(error), self._gone(server)) from error
+            except WrongShares as error:
+                if server.version == 1:
+                    self._oldest_version = 2
+                raise RoundBrokenError(str(error), server.lost_secrets) from error
         return server.aggregate()
+
+    def _check(self, found: Aggregate) -> None:
+        """Raise RoundBrokenError if the sum can't be one of updates that the document allows: some
+        client, which the masks hide, has masked something else."""
+        assert self._options.http is not None
+        most = len(found.clients) * self._options.http.max_samples
+        limit = self._options.max_update_norm * (1 + TOLERANCE)
+        is_sound = len(found.clients) <= found.weight <= most
+        if is_sound:
+            norm = float(np.linalg.norm(found.mean[:-1]))
+            is_sound = norm <= limit and abs(found.mean[-1]) <= limit
+        if not is_sound:
+            raise RoundBrokenError(
+                "the sum is not one of updates within federated.max_update_norm and weights within "
+                "http.max_samples: a client has masked something else"
+            )
+
+    def _leave_out(self, step: int, server: MaskingServer) -> None:
+        """Name the clients that have lied, and ask them no more."""
+        for owner, holder in server.disputes[:MAX_NAMED]:
+            log(
+                f"round {step}: the share of client {holder} of a secret of client {owner} does "
+                "not fit: one of the two has lied"
+            )
+        found = {int(name): lie for name, lie in server.liars.items()}
+        self._liars.update(found)
+        if not found:
+            return
+        named = [f"client {client}: {lie}" for client, lie in sorted(found.items())]
+        more = f"; and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        message = f"left out of all further rounds, for a lie in round {step}: "
+        message += "; ".join(named[:MAX_NAMED]) + more
+        log(message)
+        self._report(RoundTroubleReport(step, sorted(found), message))
+
+    @staticmethod
+    def _gone(server: MaskingServer) -> Set[str]:
+        """The clients that have begun the round and not answered in this phase."""
+        return (server.expected or frozenset()) - server.answered
 
     def _store_messages(
         self, name: str, phase: MaskingPhase, messages: Mapping[str, bytes]
@@ -147,12 +254,15 @@ class MaskedCollector(UpdateCollector):
         if self._collect(asking, answers, asks_all=is_first) is None:
             raise RoundBrokenError(
                 f"{len(server.answered)} clients have answered in {server.phase}, and "
-                f"{server.least} are needed"
+                f"{server.least} are needed",
+                self._gone(server),
             )
 
-    def _share(self, number: int, found: Aggregate) -> MaskedShare:
+    def _share(self, number: int, found: Aggregate, asked: Sequence[int] | None) -> MaskedShare:
         clients = sorted(map(int, found.clients))
-        plan = self._plan(number, [Participant(client, 1, 1) for client in clients], {*clients})
+        participants = [Participant(client, 1, 1) for client in clients]
+        chosen = range(self._options.clients) if asked is None else asked
+        plan = self._plan(number, participants, {*clients}, chosen)
         loss = loss_of(float(found.mean[-1]), self._options.max_update_norm)
         total = SecureSum(torch.from_numpy(found.sums[:-1].copy()), found.weight, loss, 0)
         return MaskedShare.of(plan, total=total)

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dray import spec
+from dray.secure_aggregation.messages import VERSION
 from dray.train import files, storage_room
 from ray_workers.shared import round_files
 from ray_workers.shared.frames import RoundReport
@@ -115,4 +116,4 @@ def form_of(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[st
     if is_table:
         data["target"] = form["target"]
     shown = {name: whole[name] for name in ("version", "recipe", "model", "train", "federated")}
-    return form | {"spec": shown | {"data": data}}
+    return form | {"spec": shown | {"data": data}, "masking_version": VERSION}

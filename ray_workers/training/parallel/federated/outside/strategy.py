@@ -4,7 +4,9 @@ server, and a round is a step as in a simulation."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,11 @@ from ray_workers.shared.job_log import log
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.parallel.federated.aggregation.received import ReceivedUpdates
+from ray_workers.training.parallel.federated.aggregation.reported_values import (
+    Reported,
+    mean,
+    trusted,
+)
 from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.engine import FederatedEngine
@@ -31,6 +38,22 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 class OutsideEngine(FederatedEngine):
     """Adds up the updates that clients have sent."""
+
+    def __init__(self, given: StrategyContext) -> None:
+        super().__init__(given)
+        self.liars: set[int] = set()
+        """Clients that are left out, since they have lied in secure aggregation."""
+
+    def state_dict(self) -> dict[str, Any]:
+        # A job that goes on with the state of another has other clients by the same numbers.
+        liars = {"rounds": self._given.rounds_url, "clients": sorted(self.liars)}
+        return super().state_dict() | {"liars": liars}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        liars = state.get("liars", {})  # absent in checkpoints of older versions
+        if liars.get("rounds") == self._given.rounds_url:
+            self.liars.update(liars["clients"])
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
         assert isinstance(mine, CollectedShare)
@@ -64,15 +87,17 @@ class OutsideEngine(FederatedEngine):
         found = super()._metrics(mine, received, counts=counts)
         if not isinstance(mine, CollectedShare):
             return found
-        losses = [
-            (one.val_loss, one.num_val_samples)
-            for one in (mine.sent[mine.plan.participants[at].client] for at in received.accepted)
+        http = self._options.http
+        assert http is not None
+        sent = [mine.sent[mine.plan.participants[at].client] for at in received.accepted]
+        losses = trusted(
+            Reported(one.val_loss, min(one.num_val_samples, http.max_samples))
+            for one in sent
             if one.val_loss is not None
-        ]
-        if losses:
-            total = sum(loss * count for loss, count in losses)
-            found["federated/val_loss"] = total / sum(count for _, count in losses)
-            worst = sorted((loss for loss, _ in losses), reverse=True)
+        )
+        if (val_loss := mean(losses)) is not None:
+            found["federated/val_loss"] = val_loss
+            worst = sorted((one.value for one in losses), reverse=True)
             worst = worst[: math.ceil(len(worst) / 10)]
             found["federated/worst_tenth_val_loss"] = sum(worst) / len(worst)
         return found
@@ -85,13 +110,14 @@ class OutsideStrategy(ServerStrategy):
 
     def __init__(self, given: StrategyContext) -> None:
         super().__init__(given, OutsideEngine(given))
-        self._collector = UpdateCollector
+        self._collector: Callable[..., UpdateCollector] = UpdateCollector
         if self._options.secure_aggregation is not None:
             with needing_cryptography():
                 from ray_workers.training.parallel.federated.outside import masked_collector
 
             masked_collector.refuse_too_few_bits(self._options, self._engine.num_update_elements)
-            self._collector = masked_collector.MaskedCollector
+            liars = self._engine.liars
+            self._collector = partial(masked_collector.MaskedCollector, liars=liars)
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
         return self._collector(self.given, self._engine.num_update_elements, self._tensors)

@@ -19,7 +19,7 @@ from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec.federated.parts import Http
 from dray.train import files, storage_room
 from dray.train.storage_room import StorageError
-from ray_workers.shared.frames import RoundReport
+from ray_workers.shared.frames import RoundReport, RoundTroubleReport
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log
 from ray_workers.shared.round_files import SentUpdate
@@ -93,13 +93,15 @@ class UpdateCollector(RoundFeed):
         self._num_elements = num_elements
         self._publisher = RoundPublisher(given, num_elements, model)
         self._rounds = Rounds(options, (), given.spec.train.seed)
+        self._everyone: list[int] | None = None
+        """The clients that may take part; None for all of the job."""
         self._failing_since: float | None = None
         """Since when the storage does not answer."""
         self._look_s = LOOK_S if files.local_path(self._url) is not None else REMOTE_LOOK_S
 
     def at(self, step: int) -> Feeding:
         """Publish the round, and wait until it is over. LeaveRequested if the rank is to leave."""
-        opening = self._publish(step)
+        opening = self._publish(step, self._chosen(step))
         folder = f"{self._url}/{opening.name}"
         sent = SentUpdates(folder, self._num_elements, self._options.max_update_norm)
         over = self._collect(opening, sent, asks_all=True)
@@ -110,24 +112,27 @@ class UpdateCollector(RoundFeed):
         participants = [
             Participant(one.client, min(one.num_samples, most), one.num_steps) for one in counted
         ]
-        plan = self._plan(step, participants, sent.clients)
+        plan = self._plan(step, participants, sent.clients, self._rounds.chosen(step))
         by_client = {one.client: one for one in counted}
         share = CollectedShare.of(plan, sent=by_client, folder=folder)
         return Feeding(plan.num_samples, [share])
 
-    def _publish(self, number: int, nonce: str = "") -> RoundReport:
+    def _publish(self, number: int, clients: list[int] | None, nonce: str = "") -> RoundReport:
+        quorum = self._options.least_updates
+        return self._publisher.publish(number, clients, quorum, self._deadline_s, nonce)
+
+    def _chosen(self, number: int) -> list[int] | None:
+        """The clients of a round; None for all."""
         options = self._options
         everyone = options.clients_per_round == options.clients
-        clients = None if everyone else self._rounds.chosen(number)
-        quorum = options.least_updates
-        return self._publisher.publish(number, clients, quorum, self._deadline_s, nonce)
+        return None if everyone else self._rounds.chosen(number)
 
     def _collect(
         self, asking: RoundReport, answers: RoundAnswers, *, asks_all: bool
     ) -> RoundReport | None:
         """Report the round to the service, and take in what comes until it is over.
 
-        asks_all: whether all clients are asked in the end, and a quorum is waited for beyond the
+        asks_all: whether everyone is asked in the end, and a quorum is waited for beyond the
         deadline; if not, None once it is late and there is no quorum.
         """
         late_at = time.monotonic() + asking.deadline_s
@@ -136,13 +141,14 @@ class UpdateCollector(RoundFeed):
         while True:
             accepted, refused, clients = answers.accepted, answers.refused, asking.clients
             asked = frozenset(range(self._options.clients) if clients is None else clients)
-            is_last, is_late = clients is None or not asks_all, time.monotonic() >= late_at
+            is_last = clients == self._everyone or not asks_all
+            is_late = time.monotonic() >= late_at
             state = Collection(asked, is_last, asking.quorum, accepted, refused)
             match next_of(state, is_late=is_late):
                 case Next.END:
                     return asking
                 case Next.ASK_ALL:
-                    asking = replace(asking, clients=None)
+                    asking = replace(asking, clients=self._everyone)
                     self._report(replace(asking, received=sorted(accepted | refused)))
                 case Next.WAIT:
                     if is_late and not asks_all:
@@ -171,11 +177,16 @@ class UpdateCollector(RoundFeed):
         else:
             self._failing_since = None
 
-    def _report(self, report: RoundReport) -> None:
+    def _report(self, report: RoundReport | RoundTroubleReport) -> None:
         train.emit(report.KIND, report.body())
 
-    def _plan(self, number: int, participants: Sequence[Participant], came: Set[int]) -> RoundPlan:
-        chosen = self._rounds.chosen(number)
+    def _plan(
+        self,
+        number: int,
+        participants: Sequence[Participant],
+        came: Set[int],
+        chosen: Sequence[int],
+    ) -> RoundPlan:
         lost = [client for client in chosen if client not in came]
         gone = dict.fromkeys(lost, MaskingPhase.MASKED_INPUT)
         return RoundPlan(number, participants, len(chosen), 0, gone)

@@ -13,6 +13,11 @@ from ray_workers.shared.frames import SiloRoundReport
 from ray_workers.training.core.errors import LeaveRequested
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Feeding
+from ray_workers.training.parallel.federated.aggregation.reported_values import (
+    Reported,
+    mean,
+    trusted,
+)
 from ray_workers.training.parallel.federated.client_batches import RoundFeed, RoundShare
 from ray_workers.training.parallel.federated.engine import FederatedEngine
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
@@ -52,15 +57,31 @@ class SiloEngine(FederatedEngine):
         """The metrics of each silo, and their means by the silos' samples."""
         silos, found = self._options.silos, dict[str, float]()
         assert silos is not None
-        told: dict[str, list[tuple[int, float]]] = {}
+        by_name: dict[str, list[Reported]] = {}
         for place, sent in self.arrived.items():
-            for name in sent.metrics.keys() & set(self._options.metrics):
-                found[f"silo/{silos[place].name}/{name}"] = sent.metrics[name]
-                told.setdefault(name, []).append((sent.num_samples, sent.metrics[name]))
-        for name, values in told.items():
-            total = sum(num for num, _ in values)
-            found[f"silos/{name}"] = sum(num * value for num, value in values) / total
+            weight = self._samples_that_count(place)
+            for name, value in sent.metrics.items():
+                found[f"silo/{silos[place].name}/{name}"] = value
+                by_name.setdefault(name, []).append(Reported(value, weight))
+        for name, reported in by_name.items():
+            if (of_all := mean(trusted(reported))) is not None:
+                found[f"silos/{name}"] = of_all
         return found
+
+    def participants(self) -> list[Participant]:
+        """Of the round that was played."""
+        return [
+            Participant(
+                *(silo, self._samples_that_count(silo), sent.num_steps),
+                tells_loss=LOSS in sent.metrics,
+            )
+            for silo, sent in self.arrived.items()
+        ]
+
+    def _samples_that_count(self, silo: int) -> int:
+        silos = self._options.silos
+        assert silos is not None
+        return min(self.arrived[silo].num_samples, silos[silo].max_samples)
 
 
 class SiloFeed(RoundFeed):
@@ -80,10 +101,7 @@ class SiloFeed(RoundFeed):
         played = self._server.play(self._engine.round_start(step), self._look)
         self._notices.end()
         self._engine.arrived = played.updates
-        participants = [
-            Participant(silo, sent.num_samples, sent.num_steps, tells_loss=LOSS in sent.metrics)
-            for silo, sent in played.updates.items()
-        ]
+        participants = self._engine.participants()
         gone = (silo for silo in range(federated.clients) if silo not in played.updates)
         lost = dict.fromkeys(gone, MaskingPhase.MASKED_INPUT)
         plan = RoundPlan(step, participants, federated.clients, played.num_late, lost)
@@ -104,7 +122,7 @@ class SiloAggregator(ServerStrategy):
         super().__init__(given, SiloEngine(given))
         options = self._options
         collector = RoundCollector(options.clients, options.least_updates, options.deadline_s)
-        self.server = SiloServer(collector, options.clients, given.workload.fingerprint)
+        self.server = SiloServer(collector, options, given.workload.fingerprint)
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
         return SiloFeed(self._engine, self.server, self.given)

@@ -23,6 +23,8 @@ class SiloUpdate:
     """float32 (elements,)."""
     metrics: Mapping[str, float]
     """Those that the silo lets out, by the names that a job gives its own."""
+    is_refused: bool = False
+    """Whether the update is one that would spoil the mean."""
 
 
 class RoundCollector:
@@ -75,9 +77,11 @@ class RoundCollector:
 
     def wait_s(self, now: float) -> float:
         """Seconds for which the round may go on if nothing happens; 0 if it is over."""
-        is_enough = len(self.updates) >= self._least
+        refused = {silo for silo, sent in self.updates.items() if sent.is_refused}
+        accepted = self.updates.keys() - refused
+        is_enough = len(accepted) >= self._least
         asked = self._awaited if is_enough else self._all
-        state = Collection(asked, True, self._least, self.updates.keys(), frozenset())
+        state = Collection(asked, True, self._least, accepted, refused)
         if next_of(state, is_late=now >= self._ends_at) is Next.END:
             return 0.0
         return self._ends_at - now if is_enough else math.inf

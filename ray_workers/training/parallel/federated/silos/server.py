@@ -6,24 +6,27 @@ are in none: the end of one connection concerns two processes.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from dray.spec import Federated
 from dray.train.kv.connection import ConnectionLost, TensorConnection
 from ray_workers.shared.frames import SiloRoundReport
+from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict, judged
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
 
 AGGREGATOR_KEY: Final = "federated-aggregator"
 """Of the aggregator's address and secret in the attempt's store."""
 LOOK_S: Final = 0.25
 """Between two looks at an open round, at most."""
+MAX_COUNT: Final = 2**31
+"""Of the samples and the steps of a silo in a round."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,11 @@ class SiloServer:
     """Gives silos the weights of each round, and takes their updates. All state is under one
     lock."""
 
-    def __init__(self, collector: RoundCollector, num_silos: int, fingerprint: str) -> None:
+    def __init__(self, collector: RoundCollector, options: Federated, fingerprint: str) -> None:
         """fingerprint: of the data that all ranks read."""
         self._collector = collector
-        self._num_silos = num_silos
+        self._options = options
+        self._num_silos = options.clients
         self._fingerprint = fingerprint
         self._lock = threading.Condition()
         self._connections: dict[int, TensorConnection] = {}
@@ -86,8 +90,8 @@ class SiloServer:
             while True:
                 start = self._next_round(silo, connection)
                 self._send_round(silo, connection, start)
-                header, payload = connection.receive()
-                self._take(silo, connection, header, payload)
+                header, payload = connection.receive(start.weights.nbytes)
+                self._take(silo, connection, start, header, payload)
         finally:
             self._lose(silo, connection)
 
@@ -106,12 +110,20 @@ class SiloServer:
         connection.send({"round": start.number, "evaluates": start.evaluates}, *vectors)
 
     def _take(
-        self, silo: int, connection: TensorConnection, header: Mapping[str, Any], payload: Tensor
+        self,
+        silo: int,
+        connection: TensorConnection,
+        start: RoundStart,
+        header: Mapping[str, Any],
+        payload: Tensor,
     ) -> None:
+        options = self._options
         try:
-            number, update = int(header["round"]), _update_of(header, payload)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            number, update = int(header["round"]), _update_of(header, payload, options.metrics)
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise ConnectionLost(f"a message that is no update: {error}") from None
+        verdict, _ = judged(update.update, len(start.weights), options.max_update_norm)
+        update = replace(update, is_refused=verdict is not Verdict.ACCEPTED)
         with self._lock:
             if self._connections.get(silo) is connection:
                 self._collector.take(silo, number, update)
@@ -135,10 +147,12 @@ class Played:
     """Silos that were there at the deadline and had not sent their updates."""
 
 
-def _update_of(header: Mapping[str, Any], payload: Tensor) -> SiloUpdate:
+def _update_of(
+    header: Mapping[str, Any], payload: Tensor, listed_metrics: Sequence[str]
+) -> SiloUpdate:
     num_samples, num_steps = int(header["num_samples"]), int(header["num_steps"])
-    if num_samples < 1 or num_steps < 1:
-        raise ValueError("an update of no samples or no steps")
-    metrics = {str(name): float(value) for name, value in header["metrics"].items()}
-    json.dumps(metrics)
+    if not (1 <= num_samples <= MAX_COUNT and 1 <= num_steps <= MAX_COUNT):
+        raise ValueError(f"an update of {num_samples} samples in {num_steps} steps")
+    sent = dict(header["metrics"])
+    metrics = {name: float(sent[name]) for name in listed_metrics if name in sent}
     return SiloUpdate(num_samples, num_steps, payload.view(torch.float32), metrics)

@@ -54,6 +54,9 @@ def divide(
         if options.by == "dirichlet":
             shares = generator.dirichlet(np.full(num_clients, options.alpha), num_classes)
             shares = _without_nan(shares, generator)
+        elif options.by == "dirichlet_per_client":
+            sizes = np.bincount(train.labels, minlength=num_classes)
+            shares = _of_equal_clients(options.alpha, num_clients, sizes, generator)
         else:
             shares = _of_few_classes(options.classes_per_client, num_clients, num_classes)
             shares = shares[:, generator.permutation(num_clients)]
@@ -69,6 +72,36 @@ def _without_nan(shares: Shares, generator: np.random.Generator) -> Shares:
         if not np.isfinite(row).all() or row.sum() == 0.0:
             row[:] = 0.0
             row[generator.integers(len(row))] = 1.0
+    return shares
+
+
+def _of_equal_clients(
+    alpha: float, num_clients: int, sizes: Numbers, generator: np.random.Generator
+) -> Shares:
+    """Each client draws its shares of the classes from a Dirichlet distribution around those of the
+    data, and then as many samples as any other client, from the classes that have some left.
+
+    sizes: the samples of each class.
+    """
+    num_classes, there = len(sizes), np.flatnonzero(sizes)
+    wanted = np.zeros((num_clients, num_classes))
+    drawn = generator.dirichlet(alpha * sizes[there] / sizes.sum(), num_clients)
+    wanted[:, there] = _without_nan(drawn, generator)
+    counts = np.zeros((num_classes, num_clients), dtype=np.int64)
+    left = sizes.copy()
+    for place, client in enumerate(generator.permutation(num_clients)):
+        missing = sizes.sum() // num_clients + (place < sizes.sum() % num_clients)
+        while missing:
+            weights = np.where(left > 0, wanted[client], 0.0)
+            if not weights.sum() > 0.0:  # its classes are used up
+                weights = left.astype(np.float64)
+            found = generator.multinomial(missing, weights / weights.sum())
+            found = np.minimum(found, left)
+            counts[:, client] += found
+            left -= found
+            missing -= found.sum()
+    shares = np.full(counts.shape, 1 / num_clients)  # of a class that is in validation alone
+    shares[there] = counts[there] / sizes[there, None]
     return shares
 
 

@@ -12,7 +12,11 @@ from torch import Tensor
 
 from ray_workers.training.data.prefetcher import Piece, Share
 from ray_workers.training.data.sampler import derive_seed
-from ray_workers.training.parallel.federated.aggregation.received import UpdateTable
+from ray_workers.training.elastic import process_group
+from ray_workers.training.parallel.federated.aggregation.received import (
+    ReceivedUpdates,
+    UpdateTable,
+)
 from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import ClientTraining
@@ -31,6 +35,8 @@ class SimulatedEngine(FederatedEngine):
 
     def __init__(self, given: StrategyContext) -> None:
         super().__init__(given)
+        self._counted: dict[int, Tensor] = {}
+        """The integer buffers of the clients that this rank has played last."""
         self._secure_rounds: type[SecureRound] | None = None
         if self._options.secure_aggregation is not None:
             with needing_cryptography():
@@ -52,6 +58,7 @@ class SimulatedEngine(FederatedEngine):
         prepare: Callable[[int], None],
         before_exchange: Callable[[], None],
     ) -> None:
+        self._counted.clear()
         if self._secure_rounds is None:
             super().backward(shares, scale, prepare, before_exchange)
             return
@@ -81,9 +88,24 @@ class SimulatedEngine(FederatedEngine):
         correction = None if controls is None else controls.correction(participant.client)
         batches = self._moving(mine.batches(participant))
         update, loss = self._clients.train(batches, self._lr(number), correction)
+        if self._flat.integers:
+            self._counted[participant.client] = self._clients.integer_buffers
         if participant.attacks:
             update = self._poisoned(update, number, participant.client)
         return update, loss
+
+    def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
+        """Take the buffers of the accepted client with the most samples, the first of several:
+        counters, such as the batches of a BatchNorm, have no mean. A collective."""
+        accepted, participants = received.accepted, mine.plan.participants
+        if not self._flat.integers or not accepted:
+            return None
+        place = max(accepted, key=lambda at: (participants[at].num_samples, -at))
+        found = torch.zeros_like(self._flat.integer_values())
+        if mine.owners[place] == self.rank:
+            found += self._counted[participants[place].client]
+        process_group.add_up(found, self._world_size)
+        return found
 
     def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
         """A client may have so many steps that a rank that shows none of them seems to hang."""

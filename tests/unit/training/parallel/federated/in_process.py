@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
@@ -19,17 +21,25 @@ from ray_workers.training.parallel import Strategy, StrategyContext, strategy_of
 class Server:
     """The strategy of a job as its only rank has it."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        document: dict[str, Any],
+        change: Callable[[nn.Module], nn.Module] = lambda model: model,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """change: makes another model of the recipe's."""
         spec = JobSpec.model_validate(document)
         assert spec.recipe is not None
         assert spec.federated is not None
         self.spec = spec
-        self.workload = RECIPES[spec.recipe].build(spec, DataPolicy.open())
+        found = RECIPES[spec.recipe].build(spec, DataPolicy.open())
+        self.workload = dataclasses.replace(found, model=change(found.model))
         calendar = Calendar.of_rounds(spec.federated.rounds, 1, spec.checkpoint)
         self.page = HeartbeatPage(None)
         given = StrategyContext(spec, self.workload, CPU, calendar, self.page, "")
         self.strategy: Strategy = strategy_of(given)
-        self.strategy.join_group(0, 1)
+        self.strategy.join_group(rank, world_size)
         self.feed = self.strategy.feed(on_device(self.workload.train, CPU))
         self.strategy.prepare(self.feed, 0)
 
@@ -44,6 +54,9 @@ class Server:
         """A round up to the server's step."""
         shares = self.feed.at(number).shares
         self.strategy.gradients.backward(shares, None, lambda _: None, lambda: None)
+
+    def buffers(self) -> dict[str, Tensor]:
+        return dict(self.strategy.model.named_buffers())
 
     def weights(self) -> dict[str, Tensor]:
         found = self.strategy.model.state_dict()

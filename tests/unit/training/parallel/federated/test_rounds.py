@@ -56,6 +56,22 @@ def test_clients_drop_out_and_straggle_as_often_as_asked() -> None:
     assert len(without.lost) == without.num_stragglers > 30
 
 
+def test_a_straggler_has_done_each_part_of_its_steps_equally_often() -> None:
+    """1 to n - 1 of n steps, each as often; a client of one step can't have done a part of it."""
+    sizes = [5] * 200 + [1] * 200
+    options = {"clients": 400, "clients_per_round": 400, "rounds": 50, "batch_size": 1}
+    stragglers = {"stragglers": {"rate": 0.5, "updates": "keep"}}
+    some = Rounds(Federated.model_validate({**options, **stragglers}), sizes, 0)
+    plans = [some.plan(number) for number in range(1, 51)]
+    steps = [one.num_steps for plan in plans for one in plan.participants if one.client < 200]
+    counts = [steps.count(number) / len(steps) for number in range(1, 6)]
+    assert counts == pytest.approx([0.125] * 4 + [0.5], abs=0.01)
+    assert sum(plan.num_stragglers for plan in plans) == sum(number < 5 for number in steps)
+    stragglers["stragglers"]["updates"] = "drop"
+    without = Rounds(Federated.model_validate({**options, **stragglers}), sizes, 0).plan(1)
+    assert max(without.lost) < 200
+
+
 def test_attackers_are_the_same_in_every_round() -> None:
     some = rounds(attack={"rate": 0.2})
     attacks: dict[int, set[bool]] = {}

@@ -58,10 +58,13 @@ class MatrixForm:
             shares=[share],
             num_shares=self.world_size,
         )
-        inputs, targets = samples.fetch(samples.rows[batches.at(step, step)[0].indices.numpy()])
+        batch = batches.at(step, step)[0]
+        inputs, targets = samples.fetch(samples.rows[batch.indices.numpy()])
         row = row.clone().requires_grad_()
         outputs = functional_call(self.workload.model, self.named(row), inputs)
-        (self.workload.loss_sum(outputs, targets) / len(inputs)).backward()
+        # Weighted by its samples: the mean of all ranks is that of the batch.
+        loss = self.workload.loss_sum(outputs, targets) * self.world_size / batch.num_global
+        loss.backward()
         assert row.grad is not None
         return row.grad
 

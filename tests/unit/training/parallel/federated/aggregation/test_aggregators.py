@@ -81,6 +81,9 @@ def test_medians_and_trimmed_means_are_numpys(
     trimmed = robust(Aggregator(name="trimmed_mean", trim=0.25), UPDATES)
     ordered = np.sort(UPDATES.double().numpy(), axis=0)[3:9]
     assert trimmed.numpy() == pytest.approx(ordered.mean(axis=0))
+    hundred = torch.cat([torch.zeros(29, 1), torch.ones(42, 1), torch.full((29, 1), 7.0)])
+    of_decimals = robust(Aggregator(name="trimmed_mean", trim=0.29), hundred)  # 0.29 * 100 < 29
+    assert of_decimals.item() == 1.0
     of_few = robust(Aggregator(name="trimmed_mean", trim=1 / 161), UPDATES)
     ordered = np.sort(UPDATES.double().numpy(), axis=0)[1:-1]
     assert of_few.numpy() == pytest.approx(ordered.mean(axis=0)), "one at each end at least"
@@ -123,3 +126,12 @@ def test_the_clients_of_refused_updates_are_named(capsys: pytest.CaptureFixture[
     ]
     assert received.loss(0.0) == 0.5
     assert received.metrics(counts=True)["federated/refused"] == 2
+
+
+@pytest.mark.parametrize(("norms", "median"), [([1.0, 2.0, 3.0, 10.0], 2.5), ([1.0, 2.0, 9.0], 2)])
+def test_the_norm_of_a_rounds_updates_is_their_median(norms: list[float], median: float) -> None:
+    plan = RoundPlan(1, [Participant(at, 1, 1) for at in range(len(norms))], len(norms), 0, {})
+    table = UpdateTable(plan, CPU)
+    for place, norm in enumerate(norms):
+        table.note(place, Verdict.ACCEPTED, norm, loss=1.0)
+    assert table.of_all(1).metrics(counts=True)["federated/update_norm"] == median

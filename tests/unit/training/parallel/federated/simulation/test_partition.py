@@ -45,6 +45,8 @@ def shares(numbers: Numbers, of: Samples) -> Any:
         {"by": "dirichlet", "alpha": 0.1},
         {"by": "dirichlet", "alpha": 1e-4},
         {"by": "dirichlet", "alpha": 100.0},
+        {"by": "dirichlet_per_client", "alpha": 0.1},
+        {"by": "dirichlet_per_client", "alpha": 1e-4},
         {"by": "classes", "classes_per_client": 3},
     ],
 )
@@ -72,6 +74,45 @@ def test_a_smaller_concentration_makes_clients_more_unlike() -> None:
 
     skew = [largest_share(alpha) for alpha in (0.05, 0.5, 100.0)]
     assert skew[0] > 0.6 > skew[1] > 0.25 > skew[2]
+
+
+def test_clients_of_hsus_split_are_equally_large_and_as_unlike_as_plain_draws() -> None:
+    """Hsu et al. 2019: q ~ Dir(alpha p) for each client. The draws of numpy, without a data set,
+    say which share of a client's samples its two largest classes have; classes that are used up
+    make the split less extreme by a little."""
+    assert TRAIN.labels is not None
+    prior = np.bincount(TRAIN.labels) / len(TRAIN)
+    for alpha, tolerance in ((0.1, 0.03), (1.0, 0.06), (100.0, 0.06)):
+        found = divided(30, by="dirichlet_per_client", alpha=alpha)
+        assert {len(one) for one in found.train} == {100}
+        two = np.mean([np.sort(shares(one, TRAIN))[-2:].sum() for one in found.train])
+        plain = np.random.default_rng(7).dirichlet(alpha * prior, 20_000)
+        assert two == pytest.approx(np.sort(plain)[:, -2:].sum(axis=1).mean(), abs=tolerance)
+    several = [divided(7, seed, by="dirichlet_per_client", alpha=0.3) for seed in range(5)]
+    assert {len(one) for each in several for one in each.train} == {428, 429}
+
+
+@pytest.mark.parametrize(
+    ("by", "of_two_classes", "in_two_classes"),
+    [("dirichlet", 0.22, 0.52), ("dirichlet_per_client", 0.94, 0.98)],
+)
+def test_the_documented_shares_of_clients_with_few_classes(
+    by: Any, of_two_classes: float, in_two_classes: float
+) -> None:
+    """Of 100 clients and ten classes of 600 samples at 0.1: those with two classes at most, and
+    those with nine tenths of their samples in two."""
+    whole = Samples(
+        np.arange(6000), lambda at: (torch.empty(len(at)),) * 2, np.repeat(np.arange(10), 600)
+    )
+    few, most = [], []
+    for seed in range(10):
+        found = divide(Partition(by=by, alpha=0.1), 100, whole, VALIDATION, seed)
+        for one in found.train:
+            ordered = np.sort(shares(one, whole))
+            few.append(np.count_nonzero(ordered) <= 2)
+            most.append(ordered[-2:].sum() >= 0.9)
+    assert np.mean(few) == pytest.approx(of_two_classes, abs=0.03)
+    assert np.mean(most) == pytest.approx(in_two_classes, abs=0.03)
 
 
 def test_validation_is_divided_as_training_is() -> None:
