@@ -19,7 +19,7 @@ from ray_workers.datasets.core.alignment import images_like
 from ray_workers.recipes import measures, pixels, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
-from ray_workers.recipes.inference import chances_of
+from ray_workers.recipes.inference import chances_of, outputs_of
 from ray_workers.recipes.models import images as networks
 from ray_workers.recipes.models import imported
 from ray_workers.shared.node_needs import DataPolicy
@@ -79,11 +79,12 @@ class Classifier:
 
     def predict(self, images: Any) -> list[str]:
         """The likeliest label of each image."""
-        return [self.labels[i] for i in self.predict_proba(images).argmax(axis=1).tolist()]
+        outputs = outputs_of(self.model, self.form.tensor(images))
+        return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
-    def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
         """(N, classes): how likely each label is, in the order of `labels`."""
-        found: npt.NDArray[np.float32] = chances_of(self.model, self.form.tensor(images)).numpy()
+        found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(images)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:

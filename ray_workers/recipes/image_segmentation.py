@@ -19,7 +19,7 @@ from ray_workers.datasets.core.alignment import masked_images_like
 from ray_workers.recipes import measures, pixels, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
-from ray_workers.recipes.inference import chances_of
+from ray_workers.recipes.inference import chances_of, outputs_of
 from ray_workers.recipes.models import imported
 from ray_workers.recipes.models.images import Shape
 from ray_workers.recipes.models.unet import Unet
@@ -84,11 +84,11 @@ class Segmenter:
 
     def predict(self, images: Any) -> Tensor:
         """The likeliest class of each pixel: uint8 (N, height, width), indices into `labels`."""
-        return chances_of(self.model, self.form.tensor(images)).argmax(dim=1).to(torch.uint8)
+        return outputs_of(self.model, self.form.tensor(images)).argmax(dim=1).to(torch.uint8)
 
-    def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
         """(N, classes, height, width): how likely each class is, in the order of `labels`."""
-        found: npt.NDArray[np.float32] = chances_of(self.model, self.form.tensor(images)).numpy()
+        found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(images)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:

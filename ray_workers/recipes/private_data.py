@@ -18,9 +18,11 @@ from torch import Tensor
 
 from dray import spec
 from ray_workers.datasets.core.errors import broken, listed, shortened
-from ray_workers.datasets.formats.columns import EMPTY, number_name
+from ray_workers.datasets.formats.columns import EMPTY
 from ray_workers.datasets.formats.image_decoding import SUFFIXES
+from ray_workers.datasets.formats.number_texts import number_name, relative
 from ray_workers.recipes import measures
+from ray_workers.recipes.table_inputs import exact_number
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.workload import LossSum
 
@@ -37,7 +39,7 @@ class PrivateData:
 
     inputs: Tensor
     targets: Tensor
-    """(N,), int64 numbers of classes or float32."""
+    """(N,), int64 numbers of classes or float64."""
     loss_sum: LossSum
     validation_loss_sum: LossSum
 
@@ -55,7 +57,7 @@ def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateDat
         if target not in row:
             raise broken(str(path), f"has no column {shortened(target)}, which is to be predicted")
         rows.append(row)
-        answers.append(_answer(row[target], model, data.decimal, f"{path}, row {number + 1}"))
+        answers.append(_answer(row[target], model, f"{path}, row {number + 1}"))
     if not rows:
         raise broken(str(path), "has no row to train with")
     try:
@@ -69,7 +71,7 @@ def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateDat
 
     deviation = float(model.model.get_buffer("model.target_deviation"))
     loss_sum = squared_error(deviation)
-    return PrivateData(inputs, torch.tensor(answers, dtype=torch.float32), loss_sum, loss_sum)
+    return PrivateData(inputs, torch.tensor(answers, dtype=torch.float64), loss_sum, loss_sum)
 
 
 def of_images(model: Classifier, document: spec.JobSpec, path: Path) -> PrivateData:
@@ -119,11 +121,11 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _answer(value: Any, model: Predictor, decimal: str, place: str) -> float:
+def _answer(value: Any, model: Predictor, place: str) -> float:
     if model.labels is not None:
         return _class_of(value, model.labels, place)
     try:
-        number = float(value.replace(decimal, ".") if isinstance(value, str) else value)
+        number = relative(exact_number(value, model.form.style), model.target_base)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):

@@ -47,14 +47,16 @@ class MaskedImages:
 class Table:
     """Rows of numbers and categories, and what to predict from them."""
 
-    numeric: npt.NDArray[np.float32]
+    numeric: npt.NDArray[np.float64] | npt.NDArray[np.float32]
     """(N, F), finite, or NaN where a value is missing; may be a read-only memory map. Columns of
-    numbers come first, and then those that each date is made into."""
+    numbers come first, and then those that each date is made into. Every value is less its column's
+    number in `bases`; float32 where the source has no more digits."""
     categories: npt.NDArray[np.int32]
     """(N, C) codes into the vocabulary of each column, -1 where a value is missing; may be a
     read-only memory map."""
     target: npt.NDArray[Any]
-    """(N,) int64 codes into `classes`, or float32 where there are none."""
+    """(N,) int64 codes into `classes`; where there are none, float64 less the target's number in
+    `bases`."""
     numeric_names: tuple[str, ...]
     category_names: tuple[str, ...]
     vocabularies: tuple[tuple[str, ...], ...]
@@ -71,6 +73,15 @@ class Table:
     date_names: tuple[str, ...] = ()
     ignored: Sequence[str] = ()
     """Columns that are there and neither the target nor features."""
+    bases: Mapping[str, int] = field(default_factory=dict)
+    """What was subtracted from a column's whole numbers, which float64 does not hold; without
+    columns of which nothing was."""
+    num_rounded: Mapping[str, int] = field(default_factory=dict)
+    """Values that float64 does not hold all the same, by column; they were rounded."""
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """For columns of categories: options by which their values would be numbers."""
+    shifts: Mapping[str, float] = field(default_factory=dict)
+    """What is to be added to a column, so that its values are less `bases`."""
 
     @property
     def numeric_sources(self) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ class _Sample:
 
 def open_images(data: spec.Data, policy: DataPolicy) -> Images:
     """Raises DataError."""
-    how: dict[str, Any] = {"kind": "images", "size": data.image_size}
+    version = image_decoding.IMAGES_VERSION
+    how: dict[str, Any] = {"kind": "images", "size": data.image_size, "version": version}
     suffixes: tuple[str, ...] | None = image_decoding.SUFFIXES
     if data.known_format == "npz":
         how = {"kind": "image arrays", "target": data.target, "features": data.features}

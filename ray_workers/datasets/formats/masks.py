@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -20,6 +21,9 @@ from ray_workers.shared.node_needs import DataPolicy
 
 MASK_MODES = ("1", "L", "P")
 """One channel of at most 8 bits. Of an image with a palette the indices count, not the colours."""
+_NARROW = re.compile(r"L;([24])R?")
+_INVERTED = re.compile(r"L(;[24]?I[R]?)")
+"""Pillow's names of the layouts of grey in the file."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,20 @@ class _Pair:
 def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
     """Raises DataError."""
     is_npz = data.known_format == "npz"
-    how: dict[str, Any] = {"kind": "masks", "size": data.image_size, "classes": data.classes}
+    how: dict[str, Any] = {
+        "kind": "masks",
+        "size": data.image_size,
+        "classes": data.classes,
+        "version": image_decoding.IMAGES_VERSION,
+    }
     if is_npz:
-        how |= {"kind": "mask arrays", "target": data.target, "features": data.features}
+        how = {
+            "kind": "mask arrays",
+            "size": data.image_size,
+            "classes": data.classes,
+            "target": data.target,
+            "features": data.features,
+        }
 
     def build(shop: Workshop) -> Mapping[str, Any]:
         return npz.build_masks(shop, data) if is_npz else _build(shop, data)
@@ -120,7 +135,22 @@ def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.u
                 file.place,
                 f"has pixels of the mode {image.mode}; a mask has one channel of 8 bits",
             )
+        image_decoding.refuse_pages(image, file.place)
+        layout, white = image_decoding.raw_mode(image)
+        if _INVERTED.fullmatch(layout):
+            raise broken(file.place, "stores white as 0, so its numbers are not those of classes")
         ready = ImageOps.exif_transpose(image)
         if ready.size != (width, height):
             ready = ready.resize((width, height), Image.Resampling.NEAREST)
-        return np.asarray(ready).astype(np.uint8)
+        pixels = np.asarray(ready).astype(np.uint8)
+    return _as_stored(pixels, layout, white)
+
+
+def _as_stored(pixels: npt.NDArray[np.uint8], layout: str, white: int) -> npt.NDArray[np.uint8]:
+    """The numbers in the file: Pillow stretches those of 2 and 4 bits, and of a PGM file with
+    another white, to 0..255."""
+    if found := _NARROW.fullmatch(layout):
+        white = (1 << int(found[1])) - 1
+    if white in (0, 255):
+        return pixels
+    return ((pixels.astype(np.int64) * white + 127) // 255).astype(np.uint8)

@@ -19,6 +19,8 @@ from ray_workers.datasets.sources.source import place_of
 from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
+TEXT_VERSION = 2
+"""Part of every text's key: change it with anything that changes its tokens."""
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_VOCABULARY = 1 << 24
 NUM_BYTES = 256
@@ -37,14 +39,13 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
     dtype = np.min_scalar_type(size - 1)
     how = {
         "kind": "text",
+        "version": TEXT_VERSION,
         "tokenizer": None if content is None else hashlib.sha256(content).hexdigest(),
     }
 
     def build(shop: Workshop) -> Mapping[str, Any]:
         with ArrayWriter(shop.output, "ids", (), dtype, shop.budget) as ids:
-            for number, piece in enumerate(_pieces(shop)):
-                if number == 0:
-                    piece = piece.removeprefix("\ufeff")
+            for piece in _pieces(shop):
                 ids.append(encode(piece))
         if ids.num_rows == 0:
             raise broken(shop.place, "holds no text")
@@ -61,7 +62,9 @@ def _pieces(shop: Workshop) -> Iterator[str]:
         path = gunzipped(file, shop.scratch / "plain", shop.budget)
         rest = ""
         try:
-            for piece in utf8.pieces(path):
+            for number, piece in enumerate(utf8.pieces(path)):
+                if number == 0:
+                    piece = piece.removeprefix("\ufeff")
                 head, end, tail = (rest + piece).rpartition("\n")
                 if end:
                     yield head + end
@@ -70,8 +73,11 @@ def _pieces(shop: Workshop) -> Iterator[str]:
                     yield rest
                     rest = ""
         except utf8.NotTextError as error:
+            likely = utf8.likely_encoding(path)
             raise broken(
-                file.place, f"is not UTF-8: the byte at offset {error.offset:,} is not text"
+                file.place,
+                f"is not UTF-8: the byte at offset {error.offset:,} is not text; it is probably "
+                f"{likely}: save it as UTF-8",
             ) from None
         if rest:
             yield f"{rest}\n" if shop.is_folder else rest

@@ -41,7 +41,7 @@ def test_numbers_are_numeric_and_text_is_categorical(tmp_path: Path, policy: Dat
     assert table.categories.tolist() == [[1], [0], [1]]
     assert table.classes == ("cat", "dog")
     assert table.target.tolist() == [1, 0, 1]
-    assert (table.numeric.dtype, table.categories.dtype) == (np.float32, np.int32)
+    assert (table.numeric.dtype, table.categories.dtype) == (np.float64, np.int32)
 
 
 def test_classes_that_are_numbers_are_named_alike_and_ordered_by_size(
@@ -77,7 +77,7 @@ def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
     """A version such as 1.5 is a name then."""
     text = "x;version;y\n1,5;1.5;a\n-2;1.6;b\n1e-1;1.5;b\n"
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
-    assert table.numeric.tolist() == [[1.5], [-2.0], [np.float32(0.1)]]
+    assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]
     assert table.vocabularies == (("1.5", "1.6"),)
     with pytest.raises(DataError, match=r"is '1,5', no number; .* data\.decimal"):
         read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
@@ -101,7 +101,7 @@ def test_a_file_that_is_not_in_the_encoding_it_is_said_to_be(
 def test_a_number_to_predict(tmp_path: Path, policy: DataPolicy) -> None:
     table = read_csv("x,y\n1,0.5\n2,-7\n", tmp_path, policy, classifies=False)
     assert table.classes is None
-    assert table.target.dtype == np.float32
+    assert table.target.dtype == np.float64
     assert table.target.tolist() == [0.5, -7.0]
 
 
