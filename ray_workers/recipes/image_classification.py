@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dray import spec
 from ray_workers.datasets import Images, open_images
 from ray_workers.datasets.core.alignment import images_like
+from ray_workers.datasets.formats import folder_splits
 from ray_workers.recipes import measures, pixels, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
@@ -37,7 +38,11 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     assert isinstance(options, networks.Options)
     images = open_images(document.data, policy)
     samples = images if own is None else images_like(images, open_images(own, policy))
-    training, validation = splits.by_class(samples.labels, document.data.validation_fraction, seed)
+    if samples.is_validation is not None:
+        training, validation = splits.as_given(samples.is_validation)
+    else:
+        fraction = document.data.validation_fraction
+        training, validation = splits.by_class(samples.labels, fraction, seed)
     shape = cast(networks.Shape, images.pixels.shape[1:])
     num_classes = len(images.classes)
     model = _network(options, shape, num_classes, seed)
@@ -50,6 +55,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         metrics=lambda: measures.of_classes(num_classes, len(validation)),
         fingerprint=images.fingerprint,
         write_results=results.writer(document, pixels.described(shape, images.classes)),
+        about=folder_splits.lines(samples.num_left_out, samples.is_validation),
     )
 
 

@@ -21,6 +21,7 @@ from ray_workers.datasets.core.errors import broken, listed, shortened
 from ray_workers.datasets.formats.columns import EMPTY
 from ray_workers.datasets.formats.image_decoding import SUFFIXES
 from ray_workers.datasets.formats.number_texts import number_name, relative
+from ray_workers.datasets.sources.protocol import is_data
 from ray_workers.recipes import measures
 from ray_workers.recipes.table_inputs import exact_number
 from ray_workers.training.core.errors import DataError
@@ -78,7 +79,11 @@ def of_images(model: Classifier, document: spec.JobSpec, path: Path) -> PrivateD
     """A folder with a folder of images for each class. DataError."""
     images, answers = [], []
     for folder in sorted(path.iterdir() if path.is_dir() else []):
-        found = [one for one in sorted(folder.rglob("*")) if one.suffix.lower() in SUFFIXES]
+        found = [
+            one
+            for one in sorted(folder.rglob("*"))
+            if one.suffix.lower() in SUFFIXES and all(map(is_data, one.relative_to(path).parts))
+        ]
         if found:
             answers += [_class_of(folder.name, model.labels, str(folder))] * len(found)
             images += found

@@ -35,6 +35,11 @@ def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]
     return _checked(np.sort(order[count:]), np.sort(order[:count]), fraction)
 
 
+def as_given(is_validation: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
+    """(training, validation), each in rising order, as the data set itself divides its samples."""
+    return np.flatnonzero(~is_validation), np.flatnonzero(is_validation)
+
+
 def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
     """(training, validation): the last samples validate, for what has an order of its own.
 

@@ -25,6 +25,10 @@ class Images:
     classes: tuple[str, ...]
     fingerprint: str
     """SHA-256 of the content, in hex: the same data give the same text on every node."""
+    is_validation: npt.NDArray[np.bool_] | None = None
+    """(N,), if the set's folders divide it."""
+    num_left_out: int = 0
+    """Images in folders for testing."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class MaskedImages:
     """The first is the background."""
     fingerprint: str
     """SHA-256 of the content, in hex."""
+    is_validation: npt.NDArray[np.bool_] | None = None
+    """(N,), if the set's folders divide it."""
+    num_left_out: int = 0
+    """Images in folders for testing."""
 
 
 @dataclass(frozen=True)

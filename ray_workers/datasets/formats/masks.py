@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,7 +14,8 @@ import numpy.typing as npt
 from dray import spec
 from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.core.types import MaskedImages
-from ray_workers.datasets.formats import class_ids, image_decoding, npz
+from ray_workers.datasets.formats import class_ids, folder_splits, image_decoding, npz
+from ray_workers.datasets.formats.folder_splits import Member, Role
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
 from ray_workers.datasets.sources.source import SourceFile
 from ray_workers.shared.node_needs import DataPolicy
@@ -51,22 +52,28 @@ def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
         }
 
     def build(shop: Workshop) -> Mapping[str, Any]:
-        return npz.build_masks(shop, data) if is_npz else _build(shop, data)
+        if is_npz:
+            return {**npz.build_masks(shop, data), "division": folder_splits.NONE}
+        return _build(shop, data)
 
     prepared = prepare(
         data, policy, how, build, suffixes=None if is_npz else image_decoding.SUFFIXES
     )
+    is_validation, num_left_out = folder_splits.read(prepared)
     return MaskedImages(
         pixels=prepared.array("pixels"),
         max_value=prepared.meta["max_value"],
         masks=prepared.array("masks"),
         classes=tuple(prepared.meta["classes"]),
         fingerprint=prepared.fingerprint,
+        is_validation=is_validation,
+        num_left_out=num_left_out,
     )
 
 
 def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
-    pairs = _pairs(shop)
+    every = folder_splits.members(image_decoding.files_by_path(shop), shop.place)
+    pairs = _pairs(folder_splits.kept(every))
     for pair in pairs:
         _check_sizes(pair)
     height, width, channels = image_decoding.common_form(
@@ -84,26 +91,29 @@ def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
             pixels.append(image_decoding.decoded(pair.image, height, width, channels)[None])
             masks.append(mask[None])
     classes = class_ids.settle(shop, seen, data.classes)
-    return {"classes": classes, "max_value": image_decoding.WHITE}
+    images = [member for member in every if member.parts[0] == "images"]
+    division = folder_splits.write(images, shop)
+    return {"classes": classes, "max_value": image_decoding.WHITE, "division": division}
 
 
-def _pairs(shop: Workshop) -> list[_Pair]:
-    """Every image with the mask of the same path, endings apart. In the order of the paths."""
-    found: dict[str, dict[str, SourceFile]] = {"images": {}, "masks": {}}
-    for file, parts in image_decoding.files_by_path(shop):
+def _pairs(members: Sequence[Member]) -> list[_Pair]:
+    """Every image with the mask of the same path, endings apart. In the order of the images."""
+    found: dict[str, dict[tuple[Role | None, str], SourceFile]] = {"images": {}, "masks": {}}
+    for member in members:
+        file, parts = member.file, member.parts
         if len(parts) < 2 or parts[0] not in found:
             raise broken(file.place, "is neither in the folder images nor in the folder masks")
-        name = PurePosixPath(*parts[1:]).with_suffix("").as_posix()
+        name = member.role, PurePosixPath(*parts[1:]).with_suffix("").as_posix()
         if other := found[parts[0]].get(name):
             raise broken(file.place, f"has the same name as {other.name}, but for its ending")
         found[parts[0]][name] = file
     images, masks = found["images"], found["masks"]
     for name, file in images.items():
         if name not in masks:
-            raise broken(file.place, f"has no mask: there is no masks/{name}.png")
+            raise broken(file.place, f"has no mask: there is no masks/{name[1]}.png")
     for name, file in masks.items():
         if name not in images:
-            raise broken(file.place, f"has no image: there is no file images/{name}")
+            raise broken(file.place, f"has no image: there is no file images/{name[1]}")
     return [_Pair(file, masks[name]) for name, file in images.items()]
 
 

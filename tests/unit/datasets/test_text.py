@@ -107,3 +107,17 @@ def test_empty_text(tmp_path: Path, policy: DataPolicy) -> None:
     (tmp_path / "set").mkdir()
     with pytest.raises(DataError, match=r"is an empty folder: there is no file of \.txt"):
         read(tmp_path / "set", policy)
+
+
+def test_a_byte_order_mark_is_dropped_from_each_file(tmp_path: Path, policy: DataPolicy) -> None:
+    for name, text in (("a", "\ufeffone"), ("b", "\ufefftwo \ufeff"), ("c", "\ufeff")):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    data = Data(source=tmp_path.as_uri(), format="text")
+    ids = open_text(data, policy, None).ids
+    assert bytes(ids).decode() == "one\ntwo \ufeff\n"
+
+
+def test_utf_16_is_named(tmp_path: Path, policy: DataPolicy) -> None:
+    (tmp_path / "a.txt").write_text("one", encoding="utf-16")
+    with pytest.raises(DataError, match="the byte at offset 0 is not text; it is probably utf-16"):
+        open_text(Data(source=(tmp_path / "a.txt").as_uri()), policy, None)
