@@ -50,6 +50,19 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
     return _checked(rows[: num_samples - count], rows[num_samples - count :], fraction)
 
 
+def at_token(num_tokens: int, length: int, num_windows: int) -> tuple[Rows, Rows]:
+    """(training, validation) of windows of `length` tokens, each with the token after it: those
+    within the first tokens, and those within the others. DataError if one of the two is empty."""
+    training = np.arange((num_tokens - 1) // length)
+    validation = np.arange(-(-num_tokens // length), num_windows)
+    if len(training) == 0 or len(validation) == 0:
+        raise DataError(
+            f"the files leave {len(training)} samples of {length} tokens for training and "
+            f"{len(validation)} for validation; each needs at least one"
+        )
+    return training, validation
+
+
 def _checked(training: Rows, validation: Rows, fraction: float) -> tuple[Rows, Rows]:
     if len(training) == 0 or len(validation) == 0:
         raise DataError(

@@ -114,3 +114,8 @@ class Tokens:
     """SHA-256 of the content, in hex."""
     tokenizer_json: bytes | None
     """The tokenizer's file, to be left with the result; None where a token is a byte."""
+    num_training: int | None = None
+    """The first tokens, which are for training, and the others for validation; None if the files
+    say nothing about it."""
+    num_left_out: int = 0
+    """Files for testing."""

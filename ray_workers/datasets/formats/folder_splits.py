@@ -120,8 +120,8 @@ def refuse_like_names(names: Iterable[str], place: str) -> None:
 def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, Role]:
     """The role of each folder at a depth, by name; empty if they are no division."""
     folders = {parts[level] for parts in paths if len(parts) > level + 1}
-    named = {name for name in folders if _is_named(name)}
-    roles = _resolved(named)
+    named = {name for name in folders if is_named(name)}
+    roles = resolved(named)
     verdict = _verdict_above(paths, named) if level == 0 else _verdict_below(paths, named)
     num_of = Counter(roles.values())
     if verdict is False:
@@ -146,7 +146,7 @@ def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
     if named != {parts[0] for parts in paths}:  # there is another one, or a file
         others: set[str] = set().union(*(below[name] for name in {*below} - named))
         shares = any(below[name] & others for name in named)
-        return None if shares or _is_division(named) else False
+        return None if shares or is_division(named) else False
     if len(named) == 1 and named == direct:
         return False
     return None if named & direct else True
@@ -154,22 +154,25 @@ def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
     """The same of the folders within those of the classes."""
-    if not _is_division(named):
+    if not is_division(named):
         return False
     owners = {parts[0] for parts in paths if len(parts) > 2 and parts[1] in named}
     is_whole = all(len(parts) > 2 and parts[1] in named for parts in paths)
     return True if is_whole and owners == {parts[0] for parts in paths} else None
 
 
-def _is_division(named: Set[str]) -> bool:
-    return len(named) > 1 and Role.TRAINING in _resolved(named).values()
+def is_division(named: Set[str]) -> bool:
+    """Whether names, each of which is one of a part, are those of a division."""
+    return len(named) > 1 and Role.TRAINING in resolved(named).values()
 
 
-def _is_named(name: str) -> bool:
+def is_named(name: str) -> bool:
+    """Whether the name is one of a part, such as `train` or `Val`."""
     return name.casefold() in _ROLES or name.casefold() in _EVALUATION
 
 
-def _resolved(named: Iterable[str]) -> Mapping[str, Role]:
+def resolved(named: Iterable[str]) -> Mapping[str, Role]:
+    """The roles of names that are all of parts."""
     roles = {name: _ROLES.get(name.casefold()) for name in named}
     has_validation = Role.VALIDATION in roles.values()
     rest = Role.TEST if has_validation else Role.VALIDATION

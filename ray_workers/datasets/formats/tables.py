@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dray import spec
-from ray_workers.datasets.core.errors import broken, no_such_name, shortened
+from ray_workers.datasets.core.errors import broken, listed, no_such_name, shortened
 from ray_workers.datasets.core.types import Table, sources_of
 from ray_workers.datasets.formats import columns as column_kinds
 from ray_workers.datasets.formats import npz
 from ray_workers.datasets.formats.archives import plain_file
 from ray_workers.datasets.formats.columns import Column
 from ray_workers.datasets.formats.dates import PARTS
+from ray_workers.datasets.formats.folder_splits import is_division, is_named
 from ray_workers.datasets.formats.number_texts import NumberStyle, number_name
 from ray_workers.datasets.formats.prepared import ArrayWriter, Prepared, Workshop, prepare
 from ray_workers.datasets.formats.table_files import CsvFile, ParquetFile, TableFile
@@ -208,6 +209,7 @@ class _Building:
                 column.collect(names, column_kinds.MAX_CLASSES, self.file, _NO_MEASUREMENTS)
         for column in categories:
             column.refuse_bad_cell(self.file)
+            self._refuse_division(column)
             num_values = column.num_rows - column.gaps.count
             is_identifier = len(column.values) == num_values > column_kinds.FEW_ROWS
             if is_identifier and not column.is_named:
@@ -218,6 +220,18 @@ class _Building:
                 )
         if self.classifies:
             self._refuse_one_class()
+
+    def _refuse_division(self, column: Column) -> None:
+        """DataError for a column that says which rows are for training, unless it is asked for."""
+        is_asked_for = self.data.features is not None or column.is_named
+        if is_asked_for or not all(map(is_named, column.values)) or not is_division(column.values):
+            return
+        raise broken(
+            self.file.place,
+            f"the column {shortened(column.name)} divides the rows into {listed(column.values)}, "
+            "and no model should learn from that. data.validation_fraction divides them here: "
+            "leave the column out of data.features, or name it there",
+        )
 
     def _refuse_one_class(self) -> None:
         if len(self.target.values) == 1:

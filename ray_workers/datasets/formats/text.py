@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dray import spec
-from ray_workers.datasets.core.errors import broken, reading
+from ray_workers.datasets.core.errors import broken, listed, reading, shortened
 from ray_workers.datasets.core.types import Tokens
 from ray_workers.datasets.formats import utf8
 from ray_workers.datasets.formats.archives import gunzipped
+from ray_workers.datasets.formats.folder_splits import Role, is_division, is_named, resolved
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare, read_small_file
-from ray_workers.datasets.sources.source import place_of
+from ray_workers.datasets.sources.source import SourceFile, place_of
 from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
@@ -44,21 +46,59 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
     }
 
     def build(shop: Workshop) -> Mapping[str, Any]:
+        training, validation, num_left_out = _divided(shop)
         with ArrayWriter(shop.output, "ids", (), dtype, shop.budget) as ids:
-            for piece in _pieces(shop):
+            for piece in _pieces(shop, training):
+                ids.append(encode(piece))
+            num_training = ids.num_rows
+            for piece in _pieces(shop, validation):
                 ids.append(encode(piece))
         if ids.num_rows == 0:
             raise broken(shop.place, "holds no text")
-        return {}
+        return {"num_training": num_training if validation else None, "num_left_out": num_left_out}
 
     prepared = prepare(data, policy, how, build, suffixes=SUFFIXES)
-    return Tokens(prepared.array("ids"), size, prepared.fingerprint, content)
+    return Tokens(
+        prepared.array("ids"),
+        size,
+        prepared.fingerprint,
+        content,
+        prepared.meta["num_training"],
+        prepared.meta["num_left_out"],
+    )
 
 
-def _pieces(shop: Workshop) -> Iterator[str]:
-    """The text of all files, each ending with a line's end, cut at lines' ends where there are any
+def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
+    """(files for training, for validation, how many are left out), by names such as `train.txt`,
+    `wiki.valid.txt` and `test/1.txt`. DataError where only some files have such names."""
+    names = {file.name: _part_of(file.name) for file in shop.files} if shop.is_folder else {}
+    named = set(filter(is_named, names.values()))
+    if not is_division(named):
+        return list(shop.files), [], 0
+    if not named.issuperset(names.values()):
+        odd = next(name for name, part in names.items() if part not in named)
+        raise broken(
+            shop.place,
+            f"has files that are named like a division, {listed(sorted(named))}, and others such "
+            f"as {shortened(odd)}: give each file or upper folder one of these names, or none",
+        )
+    roles = resolved(named)
+    training, validation, test = (
+        [file for file in shop.files if roles[names[file.name]] is role] for role in Role
+    )
+    return training, validation, len(test)
+
+
+def _part_of(name: str) -> str:
+    """The upper folder of a file, or what is between the last dots of its name."""
+    path = PurePosixPath(name.removesuffix(".gz"))
+    return path.parts[0] if len(path.parts) > 1 else path.stem.rpartition(".")[2]
+
+
+def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
+    """The text of the files, each ending with a line's end, cut at lines' ends where there are any
     near: a tokenizer sees whole lines, the same on every node."""
-    for file in shop.files:
+    for file in files:
         path = gunzipped(file, shop.scratch / "plain", shop.budget)
         rest = ""
         try:
