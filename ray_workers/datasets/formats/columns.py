@@ -48,6 +48,8 @@ NO_CODE = -1
 """The code of a missing category."""
 EXACT_WHOLE = 1 << 53
 """float64 holds all whole numbers up to this one."""
+LARGE = 1e15
+"""Below, float64 holds all whole numbers with room to spare."""
 BASE_BITS = 32
 """A base is a multiple of two to this power, so that files with like numbers have the same."""
 MAX_BAD_SHARE = 0.1
@@ -385,20 +387,22 @@ def _values_of(batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     is_known = batch.is_valid().to_numpy(zero_copy_only=False)
     kind = batch.type
     if types.is_string(kind):
-        try:
-            return _values_of(batch.cast(pa.int64()))
-        except pa.ArrowInvalid:  # not all are whole and small enough
-            exact = exact_values(batch)
-        if exact is not None:
-            return _objects(exact), is_known
         numbers = batch.cast(pa.float64())
-    elif types.is_decimal(kind):
+        found = numbers.to_numpy(zero_copy_only=False)
+        if np.any(np.abs(found) >= LARGE):
+            try:
+                return _values_of(batch.cast(pa.int64()))
+            except pa.ArrowInvalid:  # not all are whole and small enough
+                exact = exact_values(batch)
+            if exact is not None:
+                return _objects(exact), is_known
+        return found, is_known
+    if types.is_decimal(kind):
         return _objects([Decimal(0) if one is None else one for one in batch.to_pylist()]), is_known
-    elif types.is_integer(kind):
+    if types.is_integer(kind):
         wide = pa.uint64() if types.is_unsigned_integer(kind) else pa.int64()
         return batch.cast(wide).fill_null(0).to_numpy(zero_copy_only=False), is_known
-    else:
-        numbers = batch.cast(pa.float64(), safe=False)
+    numbers = batch.cast(pa.float64(), safe=False)
     return numbers.to_numpy(zero_copy_only=False), is_known
 
 

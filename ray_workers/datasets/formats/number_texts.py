@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import math
 import re
@@ -64,8 +65,14 @@ class NumberStyle:
     def plain(self, texts: Any) -> tuple[Any, Any]:
         """(plain texts, whether each is a number) of an Arrow array without spaces at the ends:
         what `value_of` does, for a column."""
+        import pyarrow as pa
         import pyarrow.compute as pc
 
+        if self == PLAIN:
+            # Arrow reads numbers ten times as fast as it matches them.
+            with contextlib.suppress(pa.ArrowInvalid):
+                texts.cast(pa.float64())
+                return texts, pc.true_unless_null(texts)
         for pattern, instead in self._units:
             texts = pc.replace_substring_regex(texts, pattern, instead)
         faults = pc.greater(pc.utf8_length(texts), MAX_LENGTH)
