@@ -80,8 +80,9 @@ def takes(recipe: str, path: str) -> bool:
     """Whether a recipe uses a field that not all recipes use."""
     options = RECIPES[recipe]
     part, _, field = path.partition(".")
-    if part == "data" and field in FORMATS_OF:
-        return bool({*FORMATS_OF[field]} & {*options.formats})
+    option = field.partition(".")[0]
+    if part == "data" and option in FORMATS_OF:
+        return bool({*FORMATS_OF[option]} & {*options.formats})
     if path == "data.classes":
         return options.reads_masks
     return options.classifies if path == "train.label_smoothing" else True

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from dray import spec
 from ray_workers.datasets import Images, open_images
 from ray_workers.datasets.core.alignment import images_like
+from ray_workers.datasets.formats import folder_splits
 from ray_workers.recipes import measures, pixels, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
-from ray_workers.recipes.inference import chances_of
+from ray_workers.recipes.inference import chances_of, outputs_of
 from ray_workers.recipes.models import images as networks
 from ray_workers.recipes.models import imported
 from ray_workers.shared.node_needs import DataPolicy
@@ -37,7 +38,11 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     assert isinstance(options, networks.Options)
     images = open_images(document.data, policy)
     samples = images if own is None else images_like(images, open_images(own, policy))
-    training, validation = splits.by_class(samples.labels, document.data.validation_fraction, seed)
+    if samples.is_validation is not None:
+        training, validation = splits.as_given(samples.is_validation)
+    else:
+        fraction = document.data.validation_fraction
+        training, validation = splits.by_class(samples.labels, fraction, seed)
     shape = cast(networks.Shape, images.pixels.shape[1:])
     num_classes = len(images.classes)
     model = _network(options, shape, num_classes, seed)
@@ -50,6 +55,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         metrics=lambda: measures.of_classes(num_classes, len(validation)),
         fingerprint=images.fingerprint,
         write_results=results.writer(document, pixels.described(shape, images.classes)),
+        about=folder_splits.lines(samples.num_left_out, samples.is_validation),
     )
 
 
@@ -79,11 +85,12 @@ class Classifier:
 
     def predict(self, images: Any) -> list[str]:
         """The likeliest label of each image."""
-        return [self.labels[i] for i in self.predict_proba(images).argmax(axis=1).tolist()]
+        outputs = outputs_of(self.model, self.form.tensor(images))
+        return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
-    def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
         """(N, classes): how likely each label is, in the order of `labels`."""
-        found: npt.NDArray[np.float32] = chances_of(self.model, self.form.tensor(images)).numpy()
+        found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(images)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from dray import spec
 from ray_workers.datasets import MaskedImages, open_masked_images
 from ray_workers.datasets.core.alignment import masked_images_like
+from ray_workers.datasets.formats import folder_splits
 from ray_workers.recipes import measures, pixels, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
-from ray_workers.recipes.inference import chances_of
+from ray_workers.recipes.inference import chances_of, outputs_of
 from ray_workers.recipes.models import imported
 from ray_workers.recipes.models.images import Shape
 from ray_workers.recipes.models.unet import Unet
@@ -40,9 +41,11 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     samples = images
     if own is not None:
         samples = masked_images_like(images, open_masked_images(own, policy))
-    training, validation = splits.at_random(
-        len(samples.masks), document.data.validation_fraction, seed
-    )
+    if samples.is_validation is not None:
+        training, validation = splits.as_given(samples.is_validation)
+    else:
+        fraction = document.data.validation_fraction
+        training, validation = splits.at_random(len(samples.masks), fraction, seed)
     shape = cast(Shape, images.pixels.shape[1:])
     num_classes = len(images.classes)
     if isinstance(options, spec.Imported):
@@ -61,6 +64,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         metrics=lambda: measures.of_pixels(num_classes),
         fingerprint=images.fingerprint,
         write_results=results.writer(document, pixels.described(shape, images.classes)),
+        about=folder_splits.lines(samples.num_left_out, samples.is_validation),
     )
 
 
@@ -84,11 +88,11 @@ class Segmenter:
 
     def predict(self, images: Any) -> Tensor:
         """The likeliest class of each pixel: uint8 (N, height, width), indices into `labels`."""
-        return chances_of(self.model, self.form.tensor(images)).argmax(dim=1).to(torch.uint8)
+        return outputs_of(self.model, self.form.tensor(images)).argmax(dim=1).to(torch.uint8)
 
-    def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
         """(N, classes, height, width): how likely each class is, in the order of `labels`."""
-        found: npt.NDArray[np.float32] = chances_of(self.model, self.form.tensor(images)).numpy()
+        found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(images)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from dray.spec import Data, Missing
 from ray_workers.datasets import Table
@@ -54,14 +52,14 @@ def chosen(table: Table, data: Data) -> Imputation:
     )
 
 
-def learn(table: Table, training: Rows, imputation: Imputation) -> Tensor:
-    """float32 (F + C,): the value of each column, NaN where none is filled in. Categories are coded
+def learn(table: Table, training: Rows, imputation: Imputation) -> npt.NDArray[np.float64]:
+    """(F + C,): the value of each column, NaN where none is filled in. Categories are coded
     as the model takes them. Raises DataError for a column that training has no value of."""
     numbers, codes = _numbers(table, training, imputation), _codes(table, training, imputation)
-    return torch.from_numpy(np.concatenate([numbers, codes])).float()
+    return np.concatenate([numbers, codes])
 
 
-def means(numeric: npt.NDArray[np.float32], rows: Rows) -> npt.NDArray[np.float64]:
+def means(numeric: npt.NDArray[np.floating], rows: Rows) -> npt.NDArray[np.float64]:
     """(F,): of the values that are there; NaN where none is."""
     total, count = np.zeros(numeric.shape[1]), np.zeros(numeric.shape[1])
     for block in _blocks(numeric, rows):
@@ -116,7 +114,7 @@ def _blocks(columns: npt.NDArray[np.generic], rows: Rows) -> Iterator[npt.NDArra
         yield columns[rows[start : start + BLOCK_ROWS]]
 
 
-def _sample(numeric: npt.NDArray[np.float32], rows: Rows) -> npt.NDArray[np.float32]:
+def _sample(numeric: npt.NDArray[np.floating], rows: Rows) -> npt.NDArray[np.floating]:
     stride = -(-len(rows) * numeric.shape[1] // SAMPLE_VALUES)
     return numeric[rows[:: max(1, stride)]]
 

@@ -48,7 +48,10 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
             f"{(own or document.data).source} has {len(tokens.ids)} tokens, too few for two "
             f"samples of model.context_length {length}"
         )
-    training, validation = splits.at_the_end(num_windows, document.data.validation_fraction)
+    if tokens.num_training is None:
+        training, validation = splits.at_the_end(num_windows, document.data.validation_fraction)
+    else:
+        training, validation = splits.at_token(tokens.num_training, length, num_windows)
     return Workload(
         model=_network(options, document.train.seed, length, tokens.vocabulary_size),
         train=_samples(tokens, length, training),
@@ -58,7 +61,22 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         metrics=measures.of_tokens,
         fingerprint=public.fingerprint,
         write_results=_writer(document, tokens),
+        about=_about(tokens),
     )
+
+
+def _about(tokens: Tokens) -> list[str]:
+    """Sentences for the job's log on a division by the names of files."""
+    said = []
+    if tokens.num_training is not None:
+        said.append(
+            f"the names of the files divide the text: {tokens.num_training:,} tokens for training "
+            f"and {len(tokens.ids) - tokens.num_training:,} for validation; "
+            "data.validation_fraction is not used"
+        )
+    if tokens.num_left_out:
+        said.append(f"{tokens.num_left_out:,} files for testing are left out")
+    return said
 
 
 def _network(

@@ -21,9 +21,10 @@ from ray_workers.training.core.workload import LossSum
 MOST_EXACT_SCORES = 20_000_000
 """Scores (samples times classes) up to which the area under the curve is exact; each rank keeps
 them all. Beyond, they count how many fall into each of some bins."""
-NUM_BINS = 400
-MOST_LOG_ODDS = 16.0
-"""Bins are as wide in log-odds: of a thousand classes, nearly all chances are below a hundredth."""
+NUM_BINS = 1_000
+MIDDLE_LOG_ODDS = 16.0
+"""Half of the bins are for log-odds between this and its negative: of a thousand classes, nearly
+all chances are below a hundredth. The bins get wider further out, where they have no end."""
 
 
 def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
@@ -40,9 +41,14 @@ def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
 
 
 def of_numbers() -> MetricCollection:
-    """mae, mse: in the target's units, and their square. r2: 1 is perfect, 0 the mean.
-    Update with (N,) predictions and (N,) targets."""
-    return MetricCollection({"mae": MeanAbsoluteError(), "mse": MeanSquaredError(), "r2": R2()})
+    """mae, mse: in the target's units, and their square. r2: 1 is perfect, 0 the mean. All are
+    added up in float64. Update with (N,) predictions and (N,) targets."""
+    metrics: dict[str, Metric | MetricCollection] = {
+        "mae": MeanAbsoluteError().set_dtype(torch.float64),
+        "mse": MeanSquaredError().set_dtype(torch.float64),
+        "r2": R2(),
+    }
+    return MetricCollection(metrics)
 
 
 def of_pixels(num_classes: int) -> MetricCollection:
@@ -72,9 +78,12 @@ class Auroc(Metric):
     """The mean of the classes' areas under the curve, each against the rest, over those classes
     that samples belong to; NaN if that is one alone, of which no curve is defined. So has it
     scikit-learn; torchmetrics counts a class that is absent as 0.
+
+    Samples are ranked by their log-odds in float64. Their chances in float32 would be 1 for all
+    that are ahead by 17 or more.
     """
 
-    chances: list[Tensor]
+    scores: list[Tensor]
     labels: list[Tensor]
     counts: Tensor
 
@@ -83,7 +92,7 @@ class Auroc(Metric):
         self._num_classes = num_classes
         self._exact = exact
         if exact:
-            self.add_state("chances", [], dist_reduce_fx="cat")
+            self.add_state("scores", [], dist_reduce_fx="cat")
             self.add_state("labels", [], dist_reduce_fx="cat")
         else:
             # By whether a sample is of the class, the class, and its log-odds.
@@ -98,17 +107,18 @@ class Auroc(Metric):
     def _begin(self) -> None:
         """Have the scores of a rank that is given nothing in the shape of the others'."""
         if self._exact:
-            self.chances = [torch.zeros(0, self._num_classes, device=self.device)]
+            empty = torch.zeros(0, self._num_classes, dtype=torch.float64, device=self.device)
+            self.scores = [empty]
             self.labels = [torch.zeros(0, dtype=torch.int64, device=self.device)]
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        chances = logits.softmax(dim=1).nan_to_num()  # a model that diverged knows nothing: 0.5
+        scores = log_odds(logits)
         if self._exact:
-            self.chances.append(chances)
+            self.scores.append(scores)
             self.labels.append(labels)
             return
-        place = (chances.logit() / MOST_LOG_ODDS + 1) * (NUM_BINS / 2)
-        bins = place.clamp(0, NUM_BINS - 1).long()
+        place = (scores / (scores.abs() + MIDDLE_LOG_ODDS)).nan_to_num() + 1
+        bins = (place * (NUM_BINS / 2)).long().clamp(0, NUM_BINS - 1)
         classes = torch.arange(self._num_classes, device=labels.device)
         rows = (labels[:, None] == classes) * self._num_classes + classes
         found = torch.bincount((rows * NUM_BINS + bins).flatten(), minlength=self.counts.numel())
@@ -116,12 +126,27 @@ class Auroc(Metric):
 
     def compute(self) -> Tensor:
         if self._exact:
-            chances, labels = dim_zero_cat(self.chances), dim_zero_cat(self.labels)
+            scores, labels = dim_zero_cat(self.scores), dim_zero_cat(self.labels)
             present = torch.bincount(labels).nonzero().flatten()
-            areas = [_exact_area(chances[:, one], labels == one) for one in present]
+            areas = [_exact_area(scores[:, one], labels == one) for one in present]
             return torch.stack(areas).mean()
         others, own = self.counts
         return _areas(others, own)[own.sum(dim=1) > 0].mean()
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """log(p / (1 - p)) of each class: (N, num_classes) -> float64 of that shape. It is 0, a chance
+    of one half, where a model that diverged knows nothing."""
+    ahead = logits.double()
+    ahead = ahead - ahead.amax(dim=1, keepdim=True)
+    # In the order of their size: samples with the same numbers for other classes stay equal.
+    ordered = ahead.sort(dim=1, descending=True).values
+    # The largest number is 0 now, so what is left of the sum without a smaller one is at least 1.
+    total = ordered.exp().sum(dim=1, keepdim=True)
+    behind = ahead - (total - ahead.exp()).log()
+    of_likeliest = -ordered[:, 1:].logsumexp(dim=1, keepdim=True)
+    scores = torch.where(ahead == 0, of_likeliest, behind)
+    return scores.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
 
 def _exact_area(scores: Tensor, is_own: Tensor) -> Tensor:
@@ -153,27 +178,35 @@ class R2(Metric):
     """
 
     count: Tensor
+    origin: Tensor
+    """The first target, which is subtracted from all: a mean of 1.7e12 has no digits to spare."""
     mean: Tensor
     squares: Tensor
     residual: Tensor
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name in ("count", "mean", "squares", "residual"):
+        for name in ("count", "origin", "mean", "squares", "residual"):
             # Of each rank by itself: `compute` puts them together.
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx=None)
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
         predictions, targets = predictions.double(), targets.double()
+        self.origin = torch.where(self.count == 0, targets[0], self.origin)
+        residual = (targets - predictions).square().sum()
+        targets = targets - self.origin
         count, mean = self.count.new_tensor(len(targets)), targets.mean()
         parts = torch.stack((self.count, count)), torch.stack((self.mean, mean))
         squares = (targets - mean).square().sum()
         self.count, self.mean, between = _together(*parts)
         self.squares = self.squares + squares + between
-        self.residual = self.residual + (targets - predictions).square().sum()
+        self.residual = self.residual + residual
 
     def compute(self) -> Tensor:
-        count, _, between = _together(self.count.reshape(-1), self.mean.reshape(-1))
+        counts, origins = self.count.reshape(-1), self.origin.reshape(-1)
+        # A rank without samples has the origin 0, which is far from those of the others.
+        means = origins - origins[counts.argmax()] + self.mean.reshape(-1)
+        count, _, between = _together(counts, torch.where(counts > 0, means, 0.0))
         total, residual = self.squares.sum() + between, self.residual.sum()
         if count < 2:
             return total.new_full((), torch.nan)

@@ -18,9 +18,12 @@ from torch import Tensor
 
 from dray import spec
 from ray_workers.datasets.core.errors import broken, listed, shortened
-from ray_workers.datasets.formats.columns import EMPTY, number_name
+from ray_workers.datasets.formats.columns import EMPTY
 from ray_workers.datasets.formats.image_decoding import SUFFIXES
+from ray_workers.datasets.formats.number_texts import number_name, relative
+from ray_workers.datasets.sources.protocol import is_data
 from ray_workers.recipes import measures
+from ray_workers.recipes.table_inputs import exact_number
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.workload import LossSum
 
@@ -37,7 +40,7 @@ class PrivateData:
 
     inputs: Tensor
     targets: Tensor
-    """(N,), int64 numbers of classes or float32."""
+    """(N,), int64 numbers of classes or float64."""
     loss_sum: LossSum
     validation_loss_sum: LossSum
 
@@ -55,7 +58,7 @@ def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateDat
         if target not in row:
             raise broken(str(path), f"has no column {shortened(target)}, which is to be predicted")
         rows.append(row)
-        answers.append(_answer(row[target], model, data.decimal, f"{path}, row {number + 1}"))
+        answers.append(_answer(row[target], model, f"{path}, row {number + 1}"))
     if not rows:
         raise broken(str(path), "has no row to train with")
     try:
@@ -69,14 +72,18 @@ def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateDat
 
     deviation = float(model.model.get_buffer("model.target_deviation"))
     loss_sum = squared_error(deviation)
-    return PrivateData(inputs, torch.tensor(answers, dtype=torch.float32), loss_sum, loss_sum)
+    return PrivateData(inputs, torch.tensor(answers, dtype=torch.float64), loss_sum, loss_sum)
 
 
 def of_images(model: Classifier, document: spec.JobSpec, path: Path) -> PrivateData:
     """A folder with a folder of images for each class. DataError."""
     images, answers = [], []
     for folder in sorted(path.iterdir() if path.is_dir() else []):
-        found = [one for one in sorted(folder.rglob("*")) if one.suffix.lower() in SUFFIXES]
+        found = [
+            one
+            for one in sorted(folder.rglob("*"))
+            if one.suffix.lower() in SUFFIXES and all(map(is_data, one.relative_to(path).parts))
+        ]
         if found:
             answers += [_class_of(folder.name, model.labels, str(folder))] * len(found)
             images += found
@@ -119,11 +126,11 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _answer(value: Any, model: Predictor, decimal: str, place: str) -> float:
+def _answer(value: Any, model: Predictor, place: str) -> float:
     if model.labels is not None:
         return _class_of(value, model.labels, place)
     try:
-        number = float(value.replace(decimal, ".") if isinstance(value, str) else value)
+        number = relative(exact_number(value, model.form.style), model.target_base)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):

@@ -35,6 +35,11 @@ def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]
     return _checked(np.sort(order[count:]), np.sort(order[:count]), fraction)
 
 
+def as_given(is_validation: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
+    """(training, validation), each in rising order, as the data set itself divides its samples."""
+    return np.flatnonzero(~is_validation), np.flatnonzero(is_validation)
+
+
 def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
     """(training, validation): the last samples validate, for what has an order of its own.
 
@@ -43,6 +48,19 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
     count = round(fraction * num_samples)
     rows = np.arange(num_samples)
     return _checked(rows[: num_samples - count], rows[num_samples - count :], fraction)
+
+
+def at_token(num_tokens: int, length: int, num_windows: int) -> tuple[Rows, Rows]:
+    """(training, validation) of windows of `length` tokens, each with the token after it: those
+    within the first tokens, and those within the others. DataError if one of the two is empty."""
+    training = np.arange((num_tokens - 1) // length)
+    validation = np.arange(-(-num_tokens // length), num_windows)
+    if len(training) == 0 or len(validation) == 0:
+        raise DataError(
+            f"the files leave {len(training)} samples of {length} tokens for training and "
+            f"{len(validation)} for validation; each needs at least one"
+        )
+    return training, validation
 
 
 def _checked(training: Rows, validation: Rows, fraction: float) -> tuple[Rows, Rows]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,15 @@ from torch import Tensor
 
 from ray_workers.datasets.core.errors import listed, no_such_name, shortened
 from ray_workers.datasets.core.types import sources_of
-from ray_workers.datasets.formats.columns import EMPTY, MISSING, number_name
+from ray_workers.datasets.formats.columns import EMPTY, MISSING
 from ray_workers.datasets.formats.dates import PARTS, microseconds_of, parts_of
+from ray_workers.datasets.formats.number_texts import (
+    PLAIN,
+    Exact,
+    NumberStyle,
+    number_name,
+    relative,
+)
 from ray_workers.recipes.models.tables import UNKNOWN
 
 Row = Mapping[str, Any]
@@ -34,10 +43,14 @@ class TableForm:
     """The codes of the values that training saw, by column."""
     filled: Set[str] = frozenset()
     """Columns whose missing values, NaN here, the model fills in."""
-    decimal: str = "."
-    """The decimal sign of numbers that are text."""
     dates: Sequence[str] = ()
     """Columns of dates, which come after the numbers, each as its parts."""
+    style: NumberStyle = PLAIN
+    """The way in which text says numbers."""
+    bases: Mapping[str, int] = field(default_factory=dict)
+    """What is subtracted from a column's numbers, which float64 does not hold."""
+    is_wide: bool = False
+    """Whether the model takes float64, since float32 would round the table's numbers."""
 
     @property
     def width(self) -> int:
@@ -45,7 +58,7 @@ class TableForm:
         return len(sources_of(self.numeric, self.dates)) + len(self.categories)
 
     def tensor(self, rows: Any) -> Tensor:
-        """float32 (N, columns).
+        """float32 (N, columns), or float64 for a model that `is_wide`.
 
         rows: a mapping of columns to values, or to as many values each; a sequence of such rows;
         a frame of pandas, polars or Arrow; or an array of numbers (N, columns), where there are
@@ -64,7 +77,11 @@ class TableForm:
                 UnseenCategoryWarning,
                 stacklevel=3,
             )
-        return torch.tensor(encoded, dtype=torch.float32).reshape(-1, self.width)
+        return torch.tensor(encoded, dtype=self._dtype).reshape(-1, self.width)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float64 if self.is_wide else torch.float32
 
     def _of_array(self, rows: Any) -> Tensor:
         if self.categories or self.dates:
@@ -72,12 +89,20 @@ class TableForm:
                 f"an array names no columns, and {listed([*self.dates, *self.categories])} hold "
                 "names or dates: give a mapping, a frame or a list of mappings"
             )
-        array = rows.float() if isinstance(rows, Tensor) else torch.tensor(np.float32(rows))
-        if array.ndim != 2 or array.shape[1] != len(self.numeric):
+        given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else rows
+        if given.ndim != 2 or given.shape[1] != len(self.numeric):
             raise ValueError(
-                f"an array of the shape {tuple(array.shape)} is no (N, {len(self.numeric)}) of the "
+                f"an array of the shape {tuple(given.shape)} is no (N, {len(self.numeric)}) of the "
                 f"columns {listed(self.numeric)}"
             )
+        if self.bases:
+            columns = zip(self.numeric, given.T.tolist(), strict=True)
+            numbers = [
+                [relative(value, self.bases.get(name, 0)) for value in values]
+                for name, values in columns
+            ]
+            given = np.array(numbers, dtype=np.float64).T
+        array = torch.from_numpy(given.astype(np.float64)).to(self._dtype)
         for at, column in array.isnan().nonzero().tolist():
             self._missing(self.numeric[column], at)
         return array
@@ -99,7 +124,7 @@ class TableForm:
         if isinstance(value, str) and value.strip().lower() in ("true", "false"):
             return float(value.strip().lower() == "true")
         try:
-            return float(value.replace(self.decimal, ".") if isinstance(value, str) else value)
+            return relative(exact_number(value, self.style), self.bases.get(name, 0))
         except (TypeError, ValueError):
             raise ValueError(
                 f"row {at}: the column {shortened(name)} is {shortened(value)}, no number"
@@ -132,6 +157,15 @@ class TableForm:
         if name not in self.filled:
             raise ValueError(f"row {at}: the column {shortened(name)} has no value")
         return math.nan
+
+
+def exact_number(value: Any, style: NumberStyle) -> Exact:
+    """A value as people have it, without loss. TypeError or ValueError if it is no number."""
+    if isinstance(value, str):
+        return style.value_of(value)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return value
+    return operator.index(value) if isinstance(value, np.integer) else float(value)
 
 
 def _is_array(rows: Any) -> bool:

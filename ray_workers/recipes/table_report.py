@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-
-from torch import Tensor
 
 from ray_workers.datasets import Table
 from ray_workers.datasets.core.errors import listed, shortened
 from ray_workers.datasets.formats.dates import PARTS
 from ray_workers.recipes.imputation import Imputation
+from ray_workers.recipes.merging import Merged
 from ray_workers.recipes.models.tables import UNKNOWN
 
 MAX_COLUMNS = 100
 """Columns that have a line of their own."""
 
 
-def lines(table: Table, imputation: Imputation, fill: Tensor | None) -> tuple[str, ...]:
+def lines(
+    table: Table,
+    imputation: Imputation,
+    fill: Sequence[float] | None,
+    merged: Mapping[str, Merged],
+) -> tuple[str, ...]:
     """One sentence on the whole, and one on each column, the first MAX_COLUMNS of them.
 
-    fill: what missing values are replaced by; None if none is.
+    fill: what missing values are replaced by; None if none is. merged: columns of which different
+    values are equal to the model.
     """
-    columns = _columns(table, imputation, fill)
+    columns = _columns(table, imputation, fill, merged)
     shown = [f"  {line}" for line in islice(columns, MAX_COLUMNS)]
     left_out = sum(1 for _ in columns)
     more = [f"  and {left_out:,} more columns"] if left_out else []
@@ -42,21 +47,29 @@ def _whole(table: Table) -> str:
     return f"the table has {rows}, and besides the target columns: {columns}"
 
 
-def _columns(table: Table, imputation: Imputation, fill: Tensor | None) -> Iterator[str]:
+def _columns(
+    table: Table,
+    imputation: Imputation,
+    fill: Sequence[float] | None,
+    merged: Mapping[str, Merged],
+) -> Iterator[str]:
     yield f"{shortened(table.target_name)}: target, {_target(table)}"
-    filled = [] if fill is None else fill.tolist()
+    filled = fill or ()
     for at, name in enumerate(table.numeric_names):
-        value = f"{filled[at]:g}" if filled else ""
-        yield f"{shortened(name)}: number{_missing(table, imputation, name, value)}"
+        value = f"{_filled(table, name, filled[at])}" if filled else ""
+        missing = _missing(table, imputation, name, value)
+        yield f"{shortened(name)}: number{missing}{_lost(table, name, merged)}"
     for name in table.date_names:
         missing = _missing(table, imputation, name, "that of each number")
-        yield f"{shortened(name)}: date, as {', '.join(PARTS)}{missing}"
+        parts = ", ".join(PARTS)
+        yield f"{shortened(name)}: date, as {parts}{missing}{_lost(table, name, merged)}"
     first = len(table.numeric_sources)
     for at, name in enumerate(table.category_names):
         names = table.vocabularies[at]
         value = _category(names, filled[first + at]) if name in imputation.filled else ""
         missing = _missing(table, imputation, name, value)
-        yield f"{shortened(name)}: category with {_values(len(names))}{missing}"
+        hint = table.hints.get(name, "")
+        yield f"{shortened(name)}: category with {_values(len(names))}{missing}{hint}"
     for name in table.ignored:
         yield f"{shortened(name)}: ignored, as data.features does not name it"
 
@@ -67,8 +80,26 @@ def _values(count: int) -> str:
 
 def _target(table: Table) -> str:
     if table.classes is None:
-        return "a number"
+        return f"a number{_lost(table, table.target_name, {})}"
     return f"{len(table.classes):,} classes: {listed(table.classes)}"
+
+
+def _filled(table: Table, name: str, value: float) -> str:
+    base = table.bases.get(name, 0)
+    return f"{round(value) + base:,}" if base else f"{value:g}"
+
+
+def _lost(table: Table, name: str, merged: Mapping[str, Merged]) -> str:
+    """What the model does not see of the values."""
+    said = ""
+    if count := table.num_rounded.get(name, 0):
+        said = f", {_values(count)} of more digits than float64 holds were rounded to it"
+    if found := merged.get(name):
+        said += (
+            f", of {found.num_different:,} different values in {found.num_rows:,} training rows "
+            f"{found.num_left:,} are different in float32"
+        )
+    return said
 
 
 def _missing(table: Table, imputation: Imputation, name: str, value: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,36 @@ from torch import Tensor, nn
 from dray import spec
 from ray_workers.datasets import Table, open_table
 from ray_workers.datasets.core.alignment import table_like
+from ray_workers.datasets.core.errors import listed
 from ray_workers.datasets.core.types import sources_of
 from ray_workers.datasets.formats.columns import NO_CODE
 from ray_workers.datasets.formats.dates import PARTS
-from ray_workers.recipes import imputation, measures, results, splits, table_report
+from ray_workers.datasets.formats.number_texts import NumberStyle
+from ray_workers.recipes import (
+    column_statistics,
+    imputation,
+    measures,
+    merging,
+    results,
+    splits,
+    table_report,
+)
+from ray_workers.recipes.column_statistics import ColumnStatistics
 from ray_workers.recipes.export import export
 from ray_workers.recipes.imputation import Imputation
 from ray_workers.recipes.inference import chances_of, outputs_of
 from ray_workers.recipes.models import imported
-from ray_workers.recipes.models.tables import UNKNOWN, OwnTableModel, TableMlp, TableModel
+from ray_workers.recipes.models.tables import (
+    UNKNOWN,
+    ExportedTable,
+    OwnTableModel,
+    TableMlp,
+    TableModel,
+)
 from ray_workers.recipes.table_inputs import TableForm
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import LossSum, Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
-
-BLOCK = 65_536
-"""Rows that are looked at together where a whole column is summed up."""
 
 
 def build_classification(
@@ -48,22 +62,23 @@ def build_classification(
     training, validation = divided(table)
     num_classes = len(table.classes)
     filling = imputation.chosen(table, document.data)
-    model = _model(document, table, filling, num_classes)
-    _learn_inputs(model, table, training, filling)
+    learned = column_statistics.learn(table, training, filling)
+    model = _model(document, table, filling, num_classes, learned)
+    about = _about(table, training, filling, learned, model)
     rows = table
     if own is not None:
         rows = table_like(table, open_table(own, policy, classifies=True))
         training, validation = divided(rows)
     return Workload(
         model=model,
-        train=_samples(rows, training),
-        validation=_samples(rows, validation),
+        train=_samples(rows, training, learned),
+        validation=_samples(rows, validation, learned),
         loss_sum=measures.cross_entropy(document.train.label_smoothing),
         validation_loss_sum=measures.cross_entropy(0.0),
         metrics=lambda: measures.of_classes(num_classes, len(validation)),
         fingerprint=table.fingerprint,
-        write_results=results.writer(document, _config(table, filling)),
-        about=table_report.lines(table, filling, model.fill),
+        write_results=results.writer(document, _config(table, filling, learned)),
+        about=about,
     )
 
 
@@ -80,47 +95,54 @@ def build_regression(
 
     training, validation = divided(table)
     filling = imputation.chosen(table, document.data)
-    model = _model(document, table, filling, num_outputs=1)
-    _learn_inputs(model, table, training, filling)
-    mean, deviation = _mean_and_deviation(table.target[:, None], training)
-    model.target_mean.copy_(mean[0])
-    model.target_deviation.copy_(deviation[0])
-    loss_sum = squared_error(float(deviation[0]))
+    learned = column_statistics.learn(table, training, filling)
+    model = _model(document, table, filling, 1, learned)
+    about = _about(table, training, filling, learned, model)
+    loss_sum = squared_error(float(model.target_deviation))
     rows = table
     if own is not None:
         rows = table_like(table, open_table(own, policy, classifies=False))
         training, validation = divided(rows)
     return Workload(
         model=_OneNumber(model),
-        train=_samples(rows, training),
-        validation=_samples(rows, validation),
+        train=_samples(rows, training, learned),
+        validation=_samples(rows, validation, learned),
         loss_sum=loss_sum,
         validation_loss_sum=loss_sum,
         metrics=measures.of_numbers,
         fingerprint=table.fingerprint,
-        write_results=results.writer(document, _config(table, filling)),
-        about=table_report.lines(table, filling, model.fill),
+        write_results=results.writer(document, _config(table, filling, learned)),
+        about=about,
     )
 
 
 def _model(
-    document: spec.JobSpec, table: Table, filling: Imputation, num_outputs: int
+    document: spec.JobSpec,
+    table: Table,
+    filling: Imputation,
+    num_outputs: int,
+    learned: ColumnStatistics,
 ) -> TableModel:
+    """The model, which knows the statistics of its inputs."""
     options = document.model
     assert isinstance(options, spec.Mlp | spec.Imported)
-    numeric = table.numeric_sources
+    numeric, has_offsets = table.numeric_sources, learned.has_offsets
+    model: TableModel
     if isinstance(options, spec.Imported):
         num_features = len(numeric) + len(table.category_names) + len(filling.indicated)
         form = "(batch, 1)" if table.classes is None else "(batch, classes)"
         seed = document.train.seed
         network = imported.build(options, seed, (num_features,), (num_outputs,), form)
-        return _own(network, numeric, len(table.category_names), filling)
-    sizes = {
-        name: len(vocabulary)
-        for name, vocabulary in zip(table.category_names, table.vocabularies, strict=True)
-    }
-    with torch.device("meta"):
-        return _mlp(options, numeric, sizes, filling, num_outputs)
+        model = _own(network, numeric, len(table.category_names), filling, has_offsets)
+    else:
+        sizes = {
+            name: len(vocabulary)
+            for name, vocabulary in zip(table.category_names, table.vocabularies, strict=True)
+        }
+        with torch.device("meta"):
+            model = _mlp(options, numeric, sizes, filling, num_outputs, has_offsets)
+    learned.write_to(model)
+    return model
 
 
 def _mlp(
@@ -129,6 +151,7 @@ def _mlp(
     sizes: Mapping[str, int],
     filling: Imputation,
     num_outputs: int,
+    has_offsets: bool,
 ) -> TableMlp:
     """sizes: how many values each column of categories has."""
     return TableMlp(
@@ -138,11 +161,16 @@ def _mlp(
         num_outputs,
         fills=bool(filling.filled),
         indicated=[numeric.index(name) for name in filling.indicated],
+        has_offsets=has_offsets,
     )
 
 
 def _own(
-    network: nn.Module, numeric: Sequence[str], num_categories: int, filling: Imputation
+    network: nn.Module,
+    numeric: Sequence[str],
+    num_categories: int,
+    filling: Imputation,
+    has_offsets: bool,
 ) -> OwnTableModel:
     return OwnTableModel(
         network,
@@ -150,52 +178,40 @@ def _own(
         num_categories,
         fills=bool(filling.filled),
         indicated=[numeric.index(name) for name in filling.indicated],
+        has_offsets=has_offsets,
     )
 
 
-def _learn_inputs(model: TableModel, table: Table, training: Rows, filling: Imputation) -> None:
-    """The statistics that standardise the numbers, and the values that replace missing ones."""
-    numeric = table.numeric
-    if model.fill is None:
-        mean, deviation = _mean_and_deviation(numeric, training)
-    else:
-        model.fill.copy_(imputation.learn(table, training, filling))
-        fill = model.fill[: model.num_numeric].numpy()
-        mean, deviation = _mean_and_deviation(numeric, training, fill)
-    model.mean.copy_(mean)
-    model.deviation.copy_(deviation)
+def _about(
+    table: Table,
+    training: Rows,
+    filling: Imputation,
+    learned: ColumnStatistics,
+    model: TableModel,
+) -> Sequence[str]:
+    """The lines of the job's log on the table."""
+    fill = None if learned.fill is None else learned.fill.tolist()
+    merged = merging.counted(table, training, model)
+    return table_report.lines(table, filling, fill, merged)
 
 
-def _mean_and_deviation(
-    columns: npt.NDArray[Any], rows: Rows, fill: npt.NDArray[np.float32] | None = None
-) -> tuple[Tensor, Tensor]:
-    """float32 (F,) each, over the given rows, which may be more than fit in memory. A column that
-    never changes has the deviation 1. fill: (F,) for the values that are NaN."""
+def _samples(table: Table, rows: Rows, learned: ColumnStatistics) -> Samples:
+    dtype = np.float64 if learned.has_offsets else np.float32
+    shifts = np.array([table.shifts.get(name, 0.0) for name in table.numeric_sources])
+    target_shift = table.shifts.get(table.target_name, 0.0)
 
-    def blocks() -> Iterator[npt.NDArray[Any]]:
-        for start in range(0, len(rows), BLOCK):
-            block = columns[rows[start : start + BLOCK]]
-            yield block if fill is None else np.where(np.isnan(block), fill, block)
-
-    total = np.zeros(columns.shape[1])
-    for block in blocks():
-        total += block.sum(axis=0, dtype=np.float64)
-    mean = total / len(rows)
-    squares = np.zeros(columns.shape[1])
-    for block in blocks():
-        squares += np.square(block - mean).sum(axis=0)
-    deviation = np.sqrt(squares / len(rows))
-    deviation[deviation < np.finfo(np.float32).tiny] = 1.0
-    return torch.from_numpy(mean).float(), torch.from_numpy(deviation).float()
-
-
-def _samples(table: Table, rows: Rows) -> Samples:
     def fetch(at: Rows) -> tuple[Tensor, Tensor]:
+        numbers = np.take(table.numeric, at, axis=0)
+        if shifts.any():
+            numbers = numbers + shifts
         codes = np.take(table.categories, at, axis=0)
-        known = (codes + (UNKNOWN + 1)).astype(np.float32)
+        known = (codes + (UNKNOWN + 1)).astype(dtype)
         known[codes == NO_CODE] = np.nan
-        inputs = np.concatenate([np.take(table.numeric, at, axis=0), known], axis=1)
-        return torch.from_numpy(inputs), torch.from_numpy(table.target[at])
+        inputs = np.concatenate([numbers.astype(dtype), known], axis=1)
+        target = table.target[at]
+        if target_shift:
+            target = target + target_shift
+        return torch.from_numpy(inputs), torch.from_numpy(target)
 
     return Samples(rows, fetch, None if table.classes is None else table.target[rows])
 
@@ -217,11 +233,11 @@ class _OneNumber(nn.Module):
         self.model = model
 
     def forward(self, rows: Tensor) -> Tensor:
-        outputs: Tensor = self.model(rows)
-        return outputs.squeeze(1)
+        """float64 (N,), in the target's unit."""
+        return self.model.in_units(self.model(rows).squeeze(1))
 
 
-def _config(table: Table, filling: Imputation) -> dict[str, Any]:
+def _config(table: Table, filling: Imputation, learned: ColumnStatistics) -> dict[str, Any]:
     config: dict[str, Any] = {
         "target": table.target_name,
         "numeric": list(table.numeric_names),
@@ -231,6 +247,8 @@ def _config(table: Table, filling: Imputation) -> dict[str, Any]:
             for name, values in zip(table.category_names, table.vocabularies, strict=True)
         ],
         "imputation": asdict(filling),
+        "bases": dict(table.bases),
+        "has_offsets": learned.has_offsets,
     }
     return config if table.classes is None else {**config, "labels": list(table.classes)}
 
@@ -243,6 +261,8 @@ class Predictor:
     model: nn.Module
     form: TableForm
     labels: Sequence[str] | None
+    target_base: int = 0
+    """What the model's predictions of a number are less than that number."""
 
     @property
     def numeric(self) -> Sequence[str]:
@@ -260,28 +280,37 @@ class Predictor:
         """The likeliest class, or the number, for each row."""
         outputs = outputs_of(self.model, self.form.tensor(rows))
         if self.labels is None:
-            numbers: list[float] = outputs.tolist()
-            return numbers
+            return [number + self.target_base for number in outputs.tolist()]
         return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
-    def predict_proba(self, rows: Any) -> npt.NDArray[np.float32]:
+    def predict_proba(self, rows: Any) -> npt.NDArray[np.float64]:
         """(N, classes): how likely each class is, in the order of `labels`. ValueError for a model
         that predicts numbers."""
         if self.labels is None:
             raise ValueError("the model predicts a number, which has no probabilities")
-        found: npt.NDArray[np.float32] = chances_of(self.model, self.form.tensor(rows)).numpy()
+        found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(rows)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write a file `.onnx` or `.pt2` that runs without dray, as `export.export` says. It takes
-        `rows`, float32 (N, columns), as `TableForm.tensor` makes them."""
+        `rows` (N, columns) as `TableForm.tensor` makes them: float32, or float64 where float32
+        would round the table's numbers. ValueError for whole numbers that float64 does not hold.
+        """
+        if bases := [*self.form.bases, *(["the target"] if self.target_base else [])]:
+            raise ValueError(
+                f"{listed(bases)}: whole numbers beyond 2**53, which no array of float64 holds; "
+                "train with the numbers less a constant to export the model"
+            )
+        model = ExportedTable(self.model)
         about = {
             "numeric": list(self.numeric),
             "dates": dict.fromkeys(self.dates, PARTS),
             "categories": self.categories,
             "labels": self.labels,
+            "rows": str(model.dtype).removeprefix("torch."),
         }
-        return export(self.model, "rows", torch.zeros(2, self.form.width), path, about)
+        example = torch.zeros(2, self.form.width, dtype=model.dtype)
+        return export(model, "rows", example, path, about)
 
 
 def load(folder: Path) -> Predictor:
@@ -298,13 +327,23 @@ def load(folder: Path) -> Predictor:
     filling = Imputation(**config.get("imputation", {}))
     dates = config.get("dates", ())
     numeric = sources_of(config["numeric"], dates)
+    has_offsets, bases = config.get("has_offsets", False), dict(config.get("bases", {}))
+    target_base = bases.pop(config["target"], 0)
     table: TableModel
     if isinstance(options, spec.Imported):
-        table = _own(imported.at_hand(options), numeric, len(categories), filling)
+        table = _own(imported.at_hand(options), numeric, len(categories), filling, has_offsets)
     else:
         sizes = {name: len(known) for name, known in categories.items()}
-        table = _mlp(options, numeric, sizes, filling, 1 if labels is None else len(labels))
+        num_outputs = 1 if labels is None else len(labels)
+        table = _mlp(options, numeric, sizes, filling, num_outputs, has_offsets)
     model = results.restore(_OneNumber(table) if labels is None else table, folder)
-    filled, decimal = frozenset(filling.filled), document.data.decimal
-    form = TableForm(config["numeric"], categories, filled, decimal, dates)
-    return Predictor(model, form, labels)
+    form = TableForm(
+        config["numeric"],
+        categories,
+        frozenset(filling.filled),
+        dates=dates,
+        style=NumberStyle.of(document.data),
+        bases=bases,
+        is_wide=has_offsets,
+    )
+    return Predictor(model, form, labels, target_base)

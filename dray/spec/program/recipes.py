@@ -34,6 +34,7 @@ FORMATS_OF: Final[Mapping[str, tuple[Format, ...]]] = MappingProxyType(
         "delimiter": ("csv",),
         "encoding": ("csv",),
         "decimal": ("csv",),
+        "numbers": ("csv",),
         "missing": ("csv", "parquet"),
         "missing_columns": ("csv", "parquet"),
         "image_size": ("images",),
@@ -108,6 +109,8 @@ class Options:
                 raise wrong(f"/data/{option}", f"is for {_listed(owners)}, and the data are {form}")
         if form == "csv" and data.decimal == data.known_delimiter:
             raise wrong("/data/decimal", "is a comma, and so is data.delimiter: set that, as to ;")
+        if form == "csv" and data.numbers.thousands == data.decimal:
+            raise wrong("/data/numbers/thousands", "is the separator of data.decimal, too")
         if data.missing_columns.get(data.target or "", "error") not in ("error", "drop"):
             message = f"must be error or drop of the target, {data.target!r}: it is never made up"
             raise wrong("/data/missing_columns", message)

@@ -16,6 +16,7 @@ SCHEMES: Final = ("file", "http", "https", "s3", "sklearn")
 Format = Literal["images", "npz", "csv", "parquet", "text", "sklearn"]
 Missing = Literal["error", "drop", "mean", "median", "most_frequent", "indicator"]
 
+_UNIT = r"^[^\s\d.,+'_-]([^\d.,+'_-]{0,14}[^\s\d.,+'_-])?$"
 _DELIMITER = r"^(tab|[\t !#-*,/:-@\[-^`{-~])$"
 _SECRET_PARAMETER = re.compile(
     r"((signature|credential|token|key|secret|password|passwd|pwd|auth)s?|\b(sig|pass))$"
@@ -87,6 +88,19 @@ SourceUrl = Annotated[
 ]
 
 
+class Numbers(Document):
+    """How the numbers of a file are written, besides `decimal`."""
+
+    thousands: Literal[",", ".", " ", "'", "_"] | None = None
+    """Separator between groups of digits: of "," 1,163.74 is a number. A space stands for
+    non-breaking ones as well."""
+    units: Annotated[
+        list[Annotated[PlainText, StringConstraints(pattern=_UNIT)]], Field(max_length=20)
+    ] = []
+    """Texts before or after a number that are not part of it: with `["$", "%"]`, $100.50 is 100.5
+    and 5% is 5."""
+
+
 class Data(Document):
     """Where the samples come from and how they are split."""
 
@@ -115,6 +129,8 @@ class Data(Document):
     """Character encoding of the file (csv), such as `latin-1`, `cp1252`, `utf-16`."""
     decimal: Literal[".", ","] = "."
     """Decimal separator of numbers (csv)."""
+    numbers: Numbers = Numbers()
+    """Separators and units to leave out of numbers (csv)."""
     missing: Missing = "error"
     """Treatment of missing values (csv, parquet). error: the job fails and names the place. drop:
     the row is left out. mean, median: numbers are replaced by the mean or median of the training

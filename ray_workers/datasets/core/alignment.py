@@ -46,12 +46,17 @@ def table_like(public: Table, own: Table) -> Table:
     target = own.target
     if public.classes is not None and own.classes is not None:
         target = _codes("class", public.classes, own.classes)[own.target]
+    columns = {*public.bases, *own.bases}
     return replace(
         own,
         categories=categories,
         vocabularies=public.vocabularies,
         target=target,
         classes=public.classes,
+        bases=public.bases,
+        shifts={
+            name: float(own.bases.get(name, 0) - public.bases.get(name, 0)) for name in columns
+        },
     )
 
 

@@ -25,6 +25,10 @@ class Images:
     classes: tuple[str, ...]
     fingerprint: str
     """SHA-256 of the content, in hex: the same data give the same text on every node."""
+    is_validation: npt.NDArray[np.bool_] | None = None
+    """(N,), if the set's folders divide it."""
+    num_left_out: int = 0
+    """Images in folders for testing."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +45,26 @@ class MaskedImages:
     """The first is the background."""
     fingerprint: str
     """SHA-256 of the content, in hex."""
+    is_validation: npt.NDArray[np.bool_] | None = None
+    """(N,), if the set's folders divide it."""
+    num_left_out: int = 0
+    """Images in folders for testing."""
 
 
 @dataclass(frozen=True)
 class Table:
     """Rows of numbers and categories, and what to predict from them."""
 
-    numeric: npt.NDArray[np.float32]
+    numeric: npt.NDArray[np.float64] | npt.NDArray[np.float32]
     """(N, F), finite, or NaN where a value is missing; may be a read-only memory map. Columns of
-    numbers come first, and then those that each date is made into."""
+    numbers come first, and then those that each date is made into. Every value is less its column's
+    number in `bases`; float32 where the source has no more digits."""
     categories: npt.NDArray[np.int32]
     """(N, C) codes into the vocabulary of each column, -1 where a value is missing; may be a
     read-only memory map."""
     target: npt.NDArray[Any]
-    """(N,) int64 codes into `classes`, or float32 where there are none."""
+    """(N,) int64 codes into `classes`; where there are none, float64 less the target's number in
+    `bases`."""
     numeric_names: tuple[str, ...]
     category_names: tuple[str, ...]
     vocabularies: tuple[tuple[str, ...], ...]
@@ -71,6 +81,15 @@ class Table:
     date_names: tuple[str, ...] = ()
     ignored: Sequence[str] = ()
     """Columns that are there and neither the target nor features."""
+    bases: Mapping[str, int] = field(default_factory=dict)
+    """What was subtracted from a column's whole numbers, which float64 does not hold; without
+    columns of which nothing was."""
+    num_rounded: Mapping[str, int] = field(default_factory=dict)
+    """Values that float64 does not hold all the same, by column; they were rounded."""
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """For columns of categories: options by which their values would be numbers."""
+    shifts: Mapping[str, float] = field(default_factory=dict)
+    """What is to be added to a column, so that its values are less `bases`."""
 
     @property
     def numeric_sources(self) -> tuple[str, ...]:
@@ -95,3 +114,8 @@ class Tokens:
     """SHA-256 of the content, in hex."""
     tokenizer_json: bytes | None
     """The tokenizer's file, to be left with the result; None where a token is a byte."""
+    num_training: int | None = None
+    """The first tokens, which are for training, and the others for validation; None if the files
+    say nothing about it."""
+    num_left_out: int = 0
+    """Files for testing."""

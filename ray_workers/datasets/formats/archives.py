@@ -11,6 +11,7 @@ from typing import IO, Self
 
 from ray_workers.datasets.core.errors import Budget, broken, reading, shortened
 from ray_workers.datasets.formats.prepared import Workshop
+from ray_workers.datasets.sources.protocol import is_data
 from ray_workers.datasets.sources.source import SourceFile
 
 PIECE_BYTES = 1 << 20
@@ -137,8 +138,8 @@ def _path_of(name: str, place: str, suffixes: tuple[str, ...] | None) -> Path | 
         raise broken(place, f"the member {shortened(name)} would lead out of the archive")
     if suffixes is None:
         return Path(path)
-    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
-    return None if hidden or path.suffix.lower() not in suffixes else Path(path)
+    counts = all(map(is_data, path.parts)) and path.suffix.lower() in suffixes
+    return Path(path) if counts else None
 
 
 def _copy(source: IO[bytes] | gzip.GzipFile, target: Path, budget: Budget) -> None:

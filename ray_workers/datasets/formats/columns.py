@@ -1,13 +1,18 @@
 """The kind of a column, found from all of its values, and its values as numbers.
 
 Text that is a number in every row is numbers, and text that is a date in every row is dates; any
-other text is the names of categories.
+other text is the names of categories. Text that is a number in nearly every row is refused, with
+the row where it is none.
+
+Numbers are float64. Whole numbers that float64 would round are read exactly, and the column's
+`base` is subtracted from them before they become float64.
 """
 
 from __future__ import annotations
 
-import re
+import math
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,14 @@ import numpy.typing as npt
 from dray.spec import Missing
 from ray_workers.datasets.core.errors import broken, shortened
 from ray_workers.datasets.formats.dates import is_date_type, parts_of, times_in
+from ray_workers.datasets.formats.number_texts import (
+    PLAIN,
+    Exact,
+    NumberStyle,
+    exact_values,
+    number_name,
+    relative,
+)
 from ray_workers.datasets.formats.table_files import TableFile
 
 MAX_CATEGORIES = 100_000
@@ -33,7 +46,17 @@ EMPTY = ("",)
 """How a missing value is written among names, of which one may well be `none`."""
 NO_CODE = -1
 """The code of a missing category."""
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+EXACT_WHOLE = 1 << 53
+"""float64 holds all whole numbers up to this one."""
+LARGE = 1e15
+"""Below, float64 holds all whole numbers with room to spare."""
+BASE_BITS = 32
+"""A base is a multiple of two to this power, so that files with like numbers have the same."""
+MAX_BAD_SHARE = 0.1
+"""A column with more texts than this among its numbers is one of categories."""
+LEAST_NUMBERS = 3
+MAX_NUMBERED_CATEGORIES = 20
+"""More different numbers than this are probably measurements."""
 _TRUTH = ("true", "false")
 
 Numbers = npt.NDArray[np.float64]
@@ -65,9 +88,13 @@ class Column:
     """The treatment of missing values."""
     is_target: bool = False
     """Whether texts are taken as names, even `none` and dates."""
-    decimal: str = "."
-    """The decimal sign of numbers that are written as text."""
+    style: NumberStyle = PLAIN
+    """The way in which text says numbers."""
     num_rows: int = 0
+    num_numbers: int = 0
+    """Texts that are numbers."""
+    num_texts: int = 0
+    """Texts that are not."""
     has_values: bool = False
     could_be_numbers: bool = True
     could_be_truth: bool = True
@@ -78,6 +105,17 @@ class Column:
     first_text: tuple[int, str] | None = None
     """(row, value) of the first that is no number."""
     values: set[str] = field(default_factory=set)
+    num_rounded: int = 0
+    """Values that `relative_of` had to round to the next float64."""
+    _lowest: int | None = None
+    _is_wide: bool = False
+    """Whether a whole number is beyond those that float64 holds."""
+
+    @property
+    def base(self) -> int:
+        """What is subtracted from every value, once all rows were seen: 0, but for whole numbers
+        beyond those that float64 holds."""
+        return base_of(self._lowest) if self._is_wide and self._lowest is not None else 0
 
     @property
     def holds_numbers(self) -> bool:
@@ -115,6 +153,7 @@ class Column:
                 self.could_be_numbers = self.could_be_truth = False
             else:
                 self.could_be_dates = False
+                self._note_range(*self.numbers_of(batch))
         else:
             trimmed = pc.fill_null(pc.utf8_trim_whitespace(batch), "")
             missing = _is_one_of(pc.utf8_lower(trimmed), MISSING)
@@ -148,32 +187,66 @@ class Column:
             self.could_be_truth = False
         if self.could_be_dates and times_in(values) is None:
             self.could_be_dates = False
-        if self.could_be_numbers and self._parsed(values) is None:
+        plain, is_number = self.style.plain(values)
+        numbers = int(pc.sum(is_number).as_py())
+        self.num_numbers += numbers
+        self.num_texts += len(values) - numbers
+        if numbers < len(values):
             self.could_be_numbers = False
-            rows = np.flatnonzero(there.to_numpy(zero_copy_only=False))
-            at = next(i for i in range(len(values)) if self._parsed(values.slice(i, 1)) is None)
-            self.first_text = (self.num_rows + int(rows[at]), values[at].as_py())
+            if self.first_text is None:
+                rows = np.flatnonzero(there.to_numpy(zero_copy_only=False))
+                at = int(np.flatnonzero(~is_number.to_numpy(zero_copy_only=False))[0])
+                self.first_text = (self.num_rows + int(rows[at]), values[at].as_py())
+        elif self.could_be_numbers:
+            self._note_range(*_values_of(plain))
 
-    def _parsed(self, texts: Any) -> Any | None:
-        """The texts as float64, or None if not all are numbers."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if self.decimal != ".":
-            if pc.any(pc.match_substring(texts, ".")).as_py():
-                return None
-            texts = pc.replace_substring(texts, self.decimal, ".")
-        try:
-            return texts.cast(pa.float64())
-        except pa.ArrowInvalid:
-            return None
+    def _note_range(self, values: npt.NDArray[Any], is_known: npt.NDArray[np.bool_]) -> None:
+        """Note the lowest value, and whether any is too large for float64."""
+        values = values[is_known]
+        if values.dtype == object:
+            whole = [int(one) for one in values if math.isfinite(one)]
+        else:
+            finite = values[np.isfinite(values)]
+            whole = [_floor(one) for one in (finite.min(), finite.max())] if len(finite) else []
+        if not whole:
+            return
+        lowest = min(whole)
+        self._lowest = lowest if self._lowest is None else min(lowest, self._lowest)
+        if values.dtype.kind in "iuO":
+            self._is_wide |= max(-lowest, max(whole)) > EXACT_WHOLE
 
     @property
     def hint(self) -> str:
         """Advice on options, if the column's text is probably meant for numbers."""
-        if self.first_text is not None and _DECIMAL_COMMA.fullmatch(self.first_text[1]):
-            return '; data.decimal: "," reads it as a number'
-        return ""
+        return "" if self.first_text is None else self.style.advice(self.first_text[1])
+
+    def refuse_bad_cell(self, file: TableFile) -> None:
+        """Raises DataError if the column is one of measurements, but for a few cells. All of its
+        names were collected, or more of them than there may be."""
+        total = self.num_numbers + self.num_texts
+        if self.is_named or self.first_text is None or self.num_numbers < LEAST_NUMBERS:
+            return
+        if self.num_texts > max(1, MAX_BAD_SHARE * total) or not self._has_measurements():
+            return
+        row, value = self.first_text
+        others = ""
+        if self.num_texts > 1:
+            others = f", as are {self.num_texts - 1:,} more"
+        raise broken(
+            file.where(row),
+            f"the column {shortened(self.name)} is {shortened(value)}, no number{others}, and "
+            f"{self.num_numbers:,} of its {total:,} values are numbers{self.hint}; correct the "
+            "file, or list the column in data.categorical to take its values as names",
+        )
+
+    def _has_measurements(self) -> bool:
+        """Whether the names that are numbers are measurements rather than codes."""
+        import pyarrow as pa
+
+        plain, is_number = self.style.plain(pa.array(sorted(self.values), pa.string()))
+        numbers = plain.filter(is_number).to_pylist()
+        many = min(MAX_NUMBERED_CATEGORIES, self.num_numbers // 2)
+        return len(numbers) > many or any("." in text for text in numbers)
 
     def refuse_missing(self, file: TableFile, what: str) -> None:
         """Raises DataError if a row has no value and nothing is done about it, or none has one."""
@@ -198,27 +271,33 @@ class Column:
 
         if _is_text(batch):
             return batch
-        if pa.types.is_floating(batch.type):
+        if pa.types.is_floating(batch.type) or pa.types.is_decimal(batch.type):
             names = [None if value is None else number_name(value) for value in batch.to_pylist()]
             return pa.array(names, pa.string())
         return batch.cast(pa.string())
 
-    def numbers_of(self, batch: Any) -> Numbers:
-        """The values as numbers: float64 (n,); true is 1, false is 0, and null is NaN."""
+    def numbers_of(self, batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """(values, whether each is known): the numbers without loss, each (n,). The values are
+        int64, uint64, float64, or objects of the type `Exact`; true is 1, and false is 0."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if not _is_text(batch):
-            numbers = batch.cast(pa.float64(), safe=False)
-        elif self.could_be_numbers:
-            numbers = self._parsed(pc.utf8_trim_whitespace(batch))
-        else:
-            truth = pc.equal(pc.utf8_lower(pc.utf8_trim_whitespace(batch)), "true")
-            numbers = truth.cast(pa.float64())
-        found: Numbers = numbers.to_numpy(zero_copy_only=False)
+            return _values_of(batch)
+        trimmed = pc.utf8_trim_whitespace(batch)
+        if self.could_be_numbers:
+            return _values_of(self.style.plain(trimmed)[0])
+        return _values_of(pc.equal(pc.utf8_lower(trimmed), "true").cast(pa.float64()))
+
+    def relative_of(self, batch: Any) -> Numbers:
+        """The values less `base`: float64 (n,), NaN for null."""
+        values, is_known = self.numbers_of(batch)
+        found, num_rounded = differences(values, self.base)
+        self.num_rounded += num_rounded
+        found[~is_known] = np.nan
         return found
 
-    def dates_of(self, batch: Any) -> npt.NDArray[np.float32]:
+    def dates_of(self, batch: Any) -> Numbers:
         """The parts of the dates: (n, parts), NaN for null."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -237,6 +316,7 @@ class Column:
 
         self.values.update(pc.unique(pc.drop_null(self.names_of(batch))).to_pylist())
         if len(self.values) > limit:
+            self.refuse_bad_cell(file)
             raise broken(
                 file.place,
                 f"the column {shortened(self.name)} has more than {limit:,} different names; "
@@ -264,9 +344,72 @@ def codes_of(names: Any, vocabulary: tuple[str, ...]) -> npt.NDArray[np.int64]:
     return codes
 
 
-def number_name(value: float) -> str:
-    """A number as the name of a class: `3`, not `3.0`."""
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
+def base_of(lowest: int) -> int:
+    """What is subtracted from whole numbers that float64 does not hold, of which one is lowest."""
+    return (lowest >> BASE_BITS) << BASE_BITS
+
+
+def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
+    """(values - base as float64, the number of whole ones that had to be rounded). values: as of
+    `Column.numbers_of`."""
+    if values.dtype == object:
+        found = np.array([relative(one, base) for one in values], dtype=np.float64)
+        exact = [int(one) - base for one in values if _is_whole(one)]
+        return found, sum(one != float(one) for one in exact)
+    rough = values.astype(np.float64) - float(base)
+    if values.dtype.kind not in "iu" or len(values) == 0:
+        return rough, 0
+    if max(-int(values.min()), int(values.max()), abs(base)) <= EXACT_WHOLE:
+        return rough, 0
+    # Modulo 2**64 the difference is exact, wherever it is no larger than int64.
+    modulo = values.view(np.uint64) - np.uint64(base % (1 << 64))
+    whole = modulo.view(np.int64)
+    fits = np.abs(rough) < 2.0**62
+    found = np.where(fits, whole.astype(np.float64), rough)
+    is_rounded = ~fits
+    is_rounded[fits] = found[fits].astype(np.int64) != whole[fits]
+    return found, int(np.count_nonzero(is_rounded))
+
+
+def _floor(value: np.generic) -> int:
+    return int(value) if value.dtype.kind in "iu" else int(np.floor(value))
+
+
+def _is_whole(value: Exact) -> bool:
+    return math.isfinite(value) and value == int(value)
+
+
+def _values_of(batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """`Column.numbers_of` an Arrow array of numbers, or of plain texts."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    is_known = batch.is_valid().to_numpy(zero_copy_only=False)
+    kind = batch.type
+    if types.is_string(kind):
+        numbers = batch.cast(pa.float64())
+        found = numbers.to_numpy(zero_copy_only=False)
+        if np.any(np.abs(found) >= LARGE):
+            try:
+                return _values_of(batch.cast(pa.int64()))
+            except pa.ArrowInvalid:  # not all are whole and small enough
+                exact = exact_values(batch)
+            if exact is not None:
+                return _objects(exact), is_known
+        return found, is_known
+    if types.is_decimal(kind):
+        return _objects([Decimal(0) if one is None else one for one in batch.to_pylist()]), is_known
+    if types.is_integer(kind):
+        wide = pa.uint64() if types.is_unsigned_integer(kind) else pa.int64()
+        return batch.cast(wide).fill_null(0).to_numpy(zero_copy_only=False), is_known
+    numbers = batch.cast(pa.float64(), safe=False)
+    return numbers.to_numpy(zero_copy_only=False), is_known
+
+
+def _objects(values: list[Any]) -> npt.NDArray[Any]:
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
 
 
 def _is_one_of(texts: Any, words: tuple[str, ...]) -> Any:

@@ -16,7 +16,7 @@ _HOUR_US = 3_600_000_000
 _ZONE = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
 
 
-def parts_of(microseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def parts_of(microseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """(n,) since 1970 in UTC -> (n, PARTS)."""
     when = microseconds.astype("datetime64[us]")
     days, months, years = (when.astype(f"datetime64[{unit}]") for unit in "DMY")
@@ -29,7 +29,7 @@ def parts_of(microseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         (day + 3) % 7,  # 1970 began on a Thursday
         (microseconds - day * _DAY_US) / _HOUR_US,
     )
-    return np.stack(columns, axis=1).astype(np.float32)
+    return np.stack(columns, axis=1).astype(np.float64)
 
 
 def microseconds_of(value: Any) -> int:

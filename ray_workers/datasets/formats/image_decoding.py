@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,13 @@ from ray_workers.datasets.sources.source import SourceFile
 SUFFIXES = (
     ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-GREY_MODES = ("1", "L")
+GREY_MODES = ("1", "L", "LA", "La")
 DEEP_MODES = ("F", "I", "I;16", "I;16B", "I;16L", "I;16N")
 WHITE = 255.0
+IMAGES_VERSION = 2
+"""Part of the key of all image files: change it with anything that changes their pixels."""
+_DEEP_RAW = re.compile(r";1[26]|;32")
+"""In Pillow's name of a layout of more than 8 bits."""
 
 
 def files_by_path(shop: Workshop) -> Iterator[tuple[SourceFile, tuple[str, ...]]]:
@@ -65,8 +70,7 @@ def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tu
     is_grey = True
     for file in files:
         with opened(file) as image:
-            if image.mode in DEEP_MODES:
-                raise broken(file.place, f"has pixels of the mode {image.mode}; 8 bits are read")
+            _refuse_deep(image, file.place)
             is_grey &= image.mode in GREY_MODES
             found = upright_size(image)
         if first is None:
@@ -85,18 +89,77 @@ def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tu
 def decoded(file: SourceFile, height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
     """uint8 (channels, height, width), turned upright as its camera noted."""
     with opened(file) as image:
-        return pixels_of(image, (height, width), channels)
+        return pixels_of(image, (height, width), channels, file.place)
 
 
-def pixels_of(image: Any, size: tuple[int, int] | None, channels: int) -> npt.NDArray[np.uint8]:
-    """The same of an image of Pillow's. size: (height, width); None leaves it as it is."""
+def pixels_of(
+    image: Any, size: tuple[int, int] | None, channels: int, place: str = "the image"
+) -> npt.NDArray[np.uint8]:
+    """The same of an image of Pillow's, on white where it is transparent. size: (height, width);
+    None leaves it as it is. DataError for an image of which a part would be lost."""
     from PIL import Image, ImageOps
 
-    ready = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
+    _refuse_deep(image, place)
+    refuse_pages(image, place)
+    opaque = _on_white(ImageOps.exif_transpose(image), place)
+    ready = opaque.convert("L" if channels == 1 else "RGB")
     if size is not None and ready.size != size[::-1]:
         ready = ready.resize(size[::-1], Image.Resampling.BILINEAR)
     pixels = np.asarray(ready, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def refuse_pages(image: Any, place: str) -> None:
+    """DataError for an image of several pages or frames. The further ones of a camera's MPO are
+    previews and views of the same scene, and are left out."""
+    count = getattr(image, "n_frames", 1)
+    if count > 1 and image.format != "MPO":
+        raise broken(
+            place, f"has {count:,} pages or frames, and a file is one image; save each as a file"
+        )
+
+
+def raw_mode(image: Any) -> tuple[str, int]:
+    """(Pillow's name of the layout in the file, the value of white in a PGM or PPM file, or 0). Of
+    an image that is in memory already, both are empty."""
+    if not getattr(image, "tile", None):
+        return "", 0
+    codec, _, _, args = image.tile[0]
+    args = (args,) if isinstance(args, str) else tuple(args or ("",))
+    is_pnm = codec in ("ppm", "ppm_plain") and len(args) > 1
+    return str(args[0]), int(args[1]) if is_pnm else 0
+
+
+def _refuse_deep(image: Any, place: str) -> None:
+    layout, white = raw_mode(image)
+    if image.mode in DEEP_MODES:
+        raise broken(place, f"has pixels of the mode {image.mode}; 8 bits are read")
+    if _DEEP_RAW.search(layout) or white > WHITE:
+        raise broken(place, "has channels of 16 bits; 8 bits are read")
+
+
+def _on_white(image: Any, place: str) -> Any:
+    """The image as it looks on white. DataError if nothing is to be seen there: such images would
+    all be the same."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image
+    if image.mode == "La":
+        image = image.convert("LA")
+    rgba = image.convert("RGBA")
+    least, most = rgba.getchannel("A").getextrema()
+    if least == WHITE:
+        return image
+    shown = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    pixels = np.asarray(shown)
+    if most == 0 or (least < most and bool((pixels == pixels[0, 0]).all())):
+        raise broken(
+            place,
+            "is of one colour on white, where transparent images are put: what it shows is in its "
+            "transparency alone; save it without, on a background that it differs from",
+        )
+    return shown
 
 
 def upright_size(image: Any) -> tuple[int, int]:

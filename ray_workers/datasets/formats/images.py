@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dray import spec
-from ray_workers.datasets.core.errors import broken, shortened
+from ray_workers.datasets.core.errors import broken, listed, shortened
 from ray_workers.datasets.core.types import Images
-from ray_workers.datasets.formats import image_decoding, npz
+from ray_workers.datasets.formats import folder_splits, image_decoding, npz
+from ray_workers.datasets.formats.folder_splits import Member, Role
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
-from ray_workers.datasets.sources.source import SourceFile
 from ray_workers.shared.node_needs import DataPolicy
-
-
-@dataclass(frozen=True)
-class _Sample:
-    label: str
-    file: SourceFile
 
 
 def open_images(data: spec.Data, policy: DataPolicy) -> Images:
     """Raises DataError."""
-    how: dict[str, Any] = {"kind": "images", "size": data.image_size}
+    version = image_decoding.IMAGES_VERSION
+    how: dict[str, Any] = {"kind": "images", "size": data.image_size, "version": version}
     suffixes: tuple[str, ...] | None = image_decoding.SUFFIXES
     if data.known_format == "npz":
         how = {"kind": "image arrays", "target": data.target, "features": data.features}
@@ -34,22 +28,40 @@ def open_images(data: spec.Data, policy: DataPolicy) -> Images:
 
     def build(shop: Workshop) -> Mapping[str, Any]:
         if data.known_format == "npz":
-            return npz.build_images(shop, data)
+            return {**npz.build_images(shop, data), "division": folder_splits.NONE}
         return _build(shop, data.image_size)
 
     prepared = prepare(data, policy, how, build, suffixes=suffixes)
+    is_validation, num_left_out = folder_splits.read(prepared)
     return Images(
         pixels=prepared.array("pixels"),
         max_value=prepared.meta["max_value"],
         labels=np.array(prepared.array("labels")),
         classes=tuple(prepared.meta["classes"]),
         fingerprint=prepared.fingerprint,
+        is_validation=is_validation,
+        num_left_out=num_left_out,
     )
 
 
 def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
-    samples = list(_samples(shop))
-    classes = tuple(sorted({sample.label for sample in samples}))
+    every = folder_splits.members(image_decoding.files_by_path(shop), shop.place)
+    samples = folder_splits.kept(every)
+    for sample in samples:
+        if len(sample.parts) < 2:
+            raise broken(
+                sample.file.place,
+                "is in no folder of its class: each class has a folder with its images",
+            )
+    classes = tuple(sorted({_label(one) for one in samples if one.role is not Role.VALIDATION}))
+    for sample in samples:
+        if _label(sample) not in classes:
+            raise broken(
+                sample.file.place,
+                f"is for validation and of the class {shortened(_label(sample))}, which no image "
+                f"for training has: those have {listed(classes)}",
+            )
+    folder_splits.refuse_like_names(classes, shop.place)
     if len(classes) < 2:
         raise broken(
             shop.place, f"has one class only, the folder {shortened(classes[0])}; it takes two"
@@ -63,16 +75,11 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
         labels = files.enter_context(ArrayWriter(shop.output, "labels", (), np.int64, shop.budget))
         for sample in samples:
             pixels.append(image_decoding.decoded(sample.file, height, width, channels)[None])
-            labels.append(np.array([codes[sample.label]]))
-    return {"classes": classes, "max_value": image_decoding.WHITE}
+            labels.append(np.array([codes[_label(sample)]]))
+    division = folder_splits.write(every, shop)
+    return {"classes": classes, "max_value": image_decoding.WHITE, "division": division}
 
 
-def _samples(shop: Workshop) -> Iterator[_Sample]:
-    """Every image with its class: the first folder of its path. In the order of the paths."""
-    for file, parts in image_decoding.files_by_path(shop):
-        if len(parts) < 2:
-            raise broken(
-                file.place,
-                "is in no folder of its class: each class has a folder with its images",
-            )
-        yield _Sample(parts[0], file)
+def _label(sample: Member) -> str:
+    """The first folder of its path."""
+    return sample.parts[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,13 +14,17 @@ import numpy.typing as npt
 from dray import spec
 from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.core.types import MaskedImages
-from ray_workers.datasets.formats import class_ids, image_decoding, npz
+from ray_workers.datasets.formats import class_ids, folder_splits, image_decoding, npz
+from ray_workers.datasets.formats.folder_splits import Member, Role
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
 from ray_workers.datasets.sources.source import SourceFile
 from ray_workers.shared.node_needs import DataPolicy
 
 MASK_MODES = ("1", "L", "P")
 """One channel of at most 8 bits. Of an image with a palette the indices count, not the colours."""
+_NARROW = re.compile(r"L;([24])R?")
+_INVERTED = re.compile(r"L(;[24]?I[R]?)")
+"""Pillow's names of the layouts of grey in the file."""
 
 
 @dataclass(frozen=True)
@@ -31,27 +36,44 @@ class _Pair:
 def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
     """Raises DataError."""
     is_npz = data.known_format == "npz"
-    how: dict[str, Any] = {"kind": "masks", "size": data.image_size, "classes": data.classes}
+    how: dict[str, Any] = {
+        "kind": "masks",
+        "size": data.image_size,
+        "classes": data.classes,
+        "version": image_decoding.IMAGES_VERSION,
+    }
     if is_npz:
-        how |= {"kind": "mask arrays", "target": data.target, "features": data.features}
+        how = {
+            "kind": "mask arrays",
+            "size": data.image_size,
+            "classes": data.classes,
+            "target": data.target,
+            "features": data.features,
+        }
 
     def build(shop: Workshop) -> Mapping[str, Any]:
-        return npz.build_masks(shop, data) if is_npz else _build(shop, data)
+        if is_npz:
+            return {**npz.build_masks(shop, data), "division": folder_splits.NONE}
+        return _build(shop, data)
 
     prepared = prepare(
         data, policy, how, build, suffixes=None if is_npz else image_decoding.SUFFIXES
     )
+    is_validation, num_left_out = folder_splits.read(prepared)
     return MaskedImages(
         pixels=prepared.array("pixels"),
         max_value=prepared.meta["max_value"],
         masks=prepared.array("masks"),
         classes=tuple(prepared.meta["classes"]),
         fingerprint=prepared.fingerprint,
+        is_validation=is_validation,
+        num_left_out=num_left_out,
     )
 
 
 def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
-    pairs = _pairs(shop)
+    every = folder_splits.members(image_decoding.files_by_path(shop), shop.place)
+    pairs = _pairs(folder_splits.kept(every))
     for pair in pairs:
         _check_sizes(pair)
     height, width, channels = image_decoding.common_form(
@@ -69,26 +91,29 @@ def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
             pixels.append(image_decoding.decoded(pair.image, height, width, channels)[None])
             masks.append(mask[None])
     classes = class_ids.settle(shop, seen, data.classes)
-    return {"classes": classes, "max_value": image_decoding.WHITE}
+    images = [member for member in every if member.parts[0] == "images"]
+    division = folder_splits.write(images, shop)
+    return {"classes": classes, "max_value": image_decoding.WHITE, "division": division}
 
 
-def _pairs(shop: Workshop) -> list[_Pair]:
-    """Every image with the mask of the same path, endings apart. In the order of the paths."""
-    found: dict[str, dict[str, SourceFile]] = {"images": {}, "masks": {}}
-    for file, parts in image_decoding.files_by_path(shop):
+def _pairs(members: Sequence[Member]) -> list[_Pair]:
+    """Every image with the mask of the same path, endings apart. In the order of the images."""
+    found: dict[str, dict[tuple[Role | None, str], SourceFile]] = {"images": {}, "masks": {}}
+    for member in members:
+        file, parts = member.file, member.parts
         if len(parts) < 2 or parts[0] not in found:
             raise broken(file.place, "is neither in the folder images nor in the folder masks")
-        name = PurePosixPath(*parts[1:]).with_suffix("").as_posix()
+        name = member.role, PurePosixPath(*parts[1:]).with_suffix("").as_posix()
         if other := found[parts[0]].get(name):
             raise broken(file.place, f"has the same name as {other.name}, but for its ending")
         found[parts[0]][name] = file
     images, masks = found["images"], found["masks"]
     for name, file in images.items():
         if name not in masks:
-            raise broken(file.place, f"has no mask: there is no masks/{name}.png")
+            raise broken(file.place, f"has no mask: there is no masks/{name[1]}.png")
     for name, file in masks.items():
         if name not in images:
-            raise broken(file.place, f"has no image: there is no file images/{name}")
+            raise broken(file.place, f"has no image: there is no file images/{name[1]}")
     return [_Pair(file, masks[name]) for name, file in images.items()]
 
 
@@ -120,7 +145,22 @@ def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.u
                 file.place,
                 f"has pixels of the mode {image.mode}; a mask has one channel of 8 bits",
             )
+        image_decoding.refuse_pages(image, file.place)
+        layout, white = image_decoding.raw_mode(image)
+        if _INVERTED.fullmatch(layout):
+            raise broken(file.place, "stores white as 0, so its numbers are not those of classes")
         ready = ImageOps.exif_transpose(image)
         if ready.size != (width, height):
             ready = ready.resize((width, height), Image.Resampling.NEAREST)
-        return np.asarray(ready).astype(np.uint8)
+        pixels = np.asarray(ready).astype(np.uint8)
+    return _as_stored(pixels, layout, white)
+
+
+def _as_stored(pixels: npt.NDArray[np.uint8], layout: str, white: int) -> npt.NDArray[np.uint8]:
+    """The numbers in the file: Pillow stretches those of 2 and 4 bits, and of a PGM file with
+    another white, to 0..255."""
+    if found := _NARROW.fullmatch(layout):
+        white = (1 << int(found[1])) - 1
+    if white in (0, 255):
+        return pixels
+    return ((pixels.astype(np.int64) * white + 127) // 255).astype(np.uint8)

@@ -15,11 +15,14 @@ from ray_workers.datasets.core.errors import broken, no_such_name, reading, shor
 from ray_workers.datasets.formats import class_ids
 from ray_workers.datasets.formats.archives import unpack_member
 from ray_workers.datasets.formats.columns import (
+    EXACT_WHOLE,
     MAX_CLASSES,
     MAX_FRACTIONAL_CLASSES,
+    base_of,
+    differences,
     in_order,
-    number_name,
 )
+from ray_workers.datasets.formats.number_texts import number_name
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop
 
 BLOCK_BYTES = 8 << 20
@@ -47,19 +50,53 @@ def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping
         )
     rows = inputs.reshape(len(inputs), -1)
     width = rows.shape[1]
-    with ArrayWriter(shop.output, "numeric", (width,), np.float32, shop.budget) as numeric:
+    names_of_columns = [f"{names[0]}{at}" for at in range(width)]
+    bases, rounded = _bases(rows), np.zeros(width, dtype=np.int64)
+    dtype = np.float32 if np.can_cast(rows.dtype, np.float32) else np.float64
+    with ArrayWriter(shop.output, "numeric", (width,), dtype, shop.budget) as numeric:
         for first, block in _blocks(rows):
-            numeric.append(_finite(block, place, first))
+            _finite(block, place, first)
+            written = np.empty(block.shape)
+            for at, base in enumerate(bases):
+                written[:, at], num_rounded = differences(np.array(block[:, at]), base)
+                rounded[at] += num_rounded
+            numeric.append(written)
     with ArrayWriter(shop.output, "categories", (0,), np.int32, shop.budget) as categories:
         categories.append(np.empty((len(rows), 0), dtype=np.int32))
-    classes = _write_target(shop, target, names[1], classifies=classifies)
+    base = 0 if classifies else _bases(target[:, None])[0]
+    classes = None
+    if classifies:
+        classes = _write_classes(shop, target, names[1], "target")
+    else:
+        rounded = np.append(rounded, _write_numbers(shop, target, names[1], base))
+    counted = zip([*names_of_columns, names[1]], rounded.tolist(), strict=False)
     return {
-        "numeric_names": [f"{names[0]}{at}" for at in range(width)],
+        "numeric_names": names_of_columns,
         "category_names": [],
         "vocabularies": [],
         "classes": classes,
         "target_name": names[1],
+        "bases": {
+            name: base
+            for name, base in zip([*names_of_columns, names[1]], [*bases, base], strict=True)
+            if base
+        },
+        "num_rounded": {name: count for name, count in counted if count},
     }
+
+
+def _bases(rows: Array) -> list[int]:
+    """What is subtracted from each column of (N, F) numbers: 0, but for whole numbers that float64
+    does not hold."""
+    if rows.dtype.kind not in "iu" or rows.dtype.itemsize < 8:
+        return [0] * rows.shape[1]
+    extremes = [(block.min(axis=0), block.max(axis=0)) for _, block in _blocks(rows)]
+    lowest = np.min([low for low, _ in extremes], axis=0).tolist()
+    highest = np.max([high for _, high in extremes], axis=0).tolist()
+    return [
+        base_of(low) if max(-low, high) > EXACT_WHOLE else 0
+        for low, high in zip(lowest, highest, strict=True)
+    ]
 
 
 def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
@@ -67,7 +104,7 @@ def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
     inputs, target, names = _arrays(shop, data)
     target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
     _, white = _write_pixels(shop, inputs, names[0])
-    classes = _write_target(shop, target, names[1], classifies=True, name_of_file="labels")
+    classes = _write_classes(shop, target, names[1], "labels")
     return {"classes": classes, "max_value": white}
 
 
@@ -211,20 +248,24 @@ def _finite(block: Array, place: str, first: int) -> npt.NDArray[np.float32]:
     return found
 
 
-def _write_target(
-    shop: Workshop, target: Array, name: str, *, classifies: bool, name_of_file: str = "target"
-) -> tuple[str, ...] | None:
-    """Write the targets; answers the classes, if the targets are classes."""
+def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
+    """Write the numbers to predict, less `base`; answers how many of them were rounded."""
     place = f"{shop.place}, array {shortened(name)}"
-    if not classifies:
-        if target.dtype.kind == "U":
-            raise broken(
-                place, "is text; regression predicts numbers, tabular_classification names"
-            )
-        with ArrayWriter(shop.output, name_of_file, (), np.float32, shop.budget) as written:
-            for first, block in _blocks(target):
-                written.append(_finite(block, place, first))
-        return None
+    if target.dtype.kind == "U":
+        raise broken(place, "is text; regression predicts numbers, tabular_classification names")
+    num_rounded = 0
+    with ArrayWriter(shop.output, "target", (), np.float64, shop.budget) as written:
+        for first, block in _blocks(target):
+            _finite(block, place, first)
+            numbers, rounded = differences(np.array(block), base)
+            written.append(numbers)
+            num_rounded += rounded
+    return num_rounded
+
+
+def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) -> tuple[str, ...]:
+    """Write the numbers of the targets' classes; answers the classes."""
+    place = f"{shop.place}, array {shortened(name)}"
     different = _different(target)
     if target.dtype.kind == "f":
         if not np.isfinite(different).all():

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ray_workers.datasets.core.errors import broken, reading, shortened
 from ray_workers.datasets.formats.dates import is_date_type
+from ray_workers.datasets.formats.number_texts import MAX_WHOLE_DIGITS
 from ray_workers.datasets.formats.utf8 import first_bad_byte, likely_encoding
 from ray_workers.training.core.errors import DataError
 
@@ -196,12 +197,12 @@ class ParquetFile:
 
 
 def _plain(column: Any) -> Any:
-    """Text as strings and numbers as what numpy knows, without dictionaries and decimals."""
+    """Text as strings, without dictionaries, and decimals as float64 if that holds their digits."""
     import pyarrow as pa
 
     if _is_text(column.type):
         return column.cast(pa.string())
-    if pa.types.is_decimal(column.type):
+    if pa.types.is_decimal(column.type) and column.type.precision <= MAX_WHOLE_DIGITS:
         return column.cast(pa.float64())
     return column
 

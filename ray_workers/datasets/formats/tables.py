@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,20 +12,23 @@ import numpy as np
 import numpy.typing as npt
 
 from dray import spec
-from ray_workers.datasets.core.errors import broken, no_such_name, shortened
+from ray_workers.datasets.core.errors import broken, listed, no_such_name, shortened
 from ray_workers.datasets.core.types import Table, sources_of
 from ray_workers.datasets.formats import columns as column_kinds
 from ray_workers.datasets.formats import npz
 from ray_workers.datasets.formats.archives import plain_file
 from ray_workers.datasets.formats.columns import Column
 from ray_workers.datasets.formats.dates import PARTS
+from ray_workers.datasets.formats.folder_splits import is_division, is_named
+from ray_workers.datasets.formats.number_texts import NumberStyle, number_name
 from ray_workers.datasets.formats.prepared import ArrayWriter, Prepared, Workshop, prepare
 from ray_workers.datasets.formats.table_files import CsvFile, ParquetFile, TableFile
 from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
-TABLE_VERSION = 2
+TABLE_VERSION = 3
 """Part of every table's key: change it with anything that changes the files of a table."""
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 Rows = npt.NDArray[np.int64]
 
 _NO_IDENTIFIERS = "if it names each row, leave it out of data.features"
@@ -44,6 +48,7 @@ def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Tabl
         "delimiter": data.known_delimiter,
         "encoding": data.encoding,
         "decimal": data.decimal,
+        "numbers": data.numbers.model_dump(),
         "missing": data.missing,
         "missing_columns": data.missing_columns,
         "classifies": classifies,
@@ -80,6 +85,9 @@ def _opened(prepared: Prepared) -> Table:
         num_missing=meta.get("num_missing", {}),
         num_dropped=meta.get("num_dropped", 0),
         ignored=meta.get("ignored", ()),
+        bases=meta["bases"],
+        num_rounded=meta["num_rounded"],
+        hints=meta.get("hints", {}),
     )
 
 
@@ -103,7 +111,7 @@ class _Building:
             is_named=name in data.categorical,
             missing=data.missing_in(name),
             is_target=name == data.target,
-            decimal=data.decimal,
+            style=NumberStyle.of(data),
         )
 
     def build(self) -> Mapping[str, Any]:
@@ -130,7 +138,14 @@ class _Building:
             "num_missing": {c.name: c.gaps.count for c in every if c.gaps.count},
             "num_dropped": self.target.num_rows - num_kept,
             "ignored": [name for name in self.file.names if name not in chosen],
+            "bases": {c.name: c.base for c in self._measured(numbers) if c.base},
+            "num_rounded": {c.name: c.num_rounded for c in every if c.num_rounded},
+            "hints": {column.name: column.hint for column in categories if column.hint},
         }
+
+    def _measured(self, numbers: Sequence[Column]) -> list[Column]:
+        """The columns that are numbers."""
+        return [*numbers] if self.classifies else [self.target, *numbers]
 
     @property
     def _every(self) -> list[Column]:
@@ -182,17 +197,19 @@ class _Building:
         named = [*categories, self.target] if self.classifies else [*categories]
         if not named:
             return
-        fractions: set[float] = set()
+        fractions: set[Any] = set()
         for _, batch in self._kept_rows(named):
             for column, values in zip(named, batch, strict=True):
                 if column is not self.target:
                     column.collect(values, column_kinds.MAX_CATEGORIES, self.file, _NO_IDENTIFIERS)
                     continue
                 if column.holds_numbers:
-                    self._refuse_measurements(column.numbers_of(values), fractions)
+                    self._refuse_measurements(column.numbers_of(values)[0], fractions)
                 names = self._class_names(values)
                 column.collect(names, column_kinds.MAX_CLASSES, self.file, _NO_MEASUREMENTS)
         for column in categories:
+            column.refuse_bad_cell(self.file)
+            self._refuse_division(column)
             num_values = column.num_rows - column.gaps.count
             is_identifier = len(column.values) == num_values > column_kinds.FEW_ROWS
             if is_identifier and not column.is_named:
@@ -203,6 +220,18 @@ class _Building:
                 )
         if self.classifies:
             self._refuse_one_class()
+
+    def _refuse_division(self, column: Column) -> None:
+        """DataError for a column that says which rows are for training, unless it is asked for."""
+        is_asked_for = self.data.features is not None or column.is_named
+        if is_asked_for or not all(map(is_named, column.values)) or not is_division(column.values):
+            return
+        raise broken(
+            self.file.place,
+            f"the column {shortened(column.name)} divides the rows into {listed(column.values)}, "
+            "and no model should learn from that. data.validation_fraction divides them here: "
+            "leave the column out of data.features, or name it there",
+        )
 
     def _refuse_one_class(self) -> None:
         if len(self.target.values) == 1:
@@ -221,17 +250,17 @@ class _Building:
             return self.target.names_of(values)
         if pa.types.is_boolean(values.type):
             return values.cast(pa.string())
-        numbers = self.target.numbers_of(values)
-        different, where = np.unique(numbers, return_inverse=True)
-        names = pa.array([column_kinds.number_name(one) for one in different.tolist()], pa.string())
+        different, where = np.unique(self.target.numbers_of(values)[0], return_inverse=True)
+        names = pa.array([number_name(one) for one in different.tolist()], pa.string())
         return names.take(pa.array(where))
 
-    def _refuse_measurements(self, numbers: npt.NDArray[Any], known: set[float]) -> None:
-        if not np.isfinite(numbers).all():
+    def _refuse_measurements(self, numbers: npt.NDArray[Any], known: set[Any]) -> None:
+        different = np.unique(numbers).tolist()
+        if not all(map(math.isfinite, different)):
             raise broken(
                 self.file.place, f"the target {shortened(self.target.name)} is not always finite"
             )
-        known.update(number for number in np.unique(numbers).tolist() if number % 1)
+        known.update(number for number in different if number != int(number))
         if len(known) > column_kinds.MAX_FRACTIONAL_CLASSES:
             raise broken(
                 self.file.place,
@@ -255,9 +284,9 @@ class _Building:
             numeric, codes, target = (
                 open_files.enter_context(ArrayWriter(output, name, shape, dtype, budget))
                 for name, shape, dtype in (
-                    ("numeric", (num_numeric,), np.float32),
+                    ("numeric", (num_numeric,), np.float64),
                     ("categories", (len(categories),), np.int32),
-                    ("target", (), np.float32 if classes is None else np.int64),
+                    ("target", (), np.float64 if classes is None else np.int64),
                 )
             )
             for rows, part in self._kept_rows([self.target, *numbers, *dates, *categories]):
@@ -267,7 +296,7 @@ class _Building:
                 else:
                     names = self._class_names(next(values))
                     target.append(column_kinds.codes_of(names, classes))
-                block = np.empty((len(rows), num_numeric), dtype=np.float32)
+                block = np.empty((len(rows), num_numeric))
                 for at, column in enumerate(numbers):
                     block[:, at] = self._finite(column, next(values), rows)
                 for at, column in enumerate(dates):
@@ -301,12 +330,12 @@ class _Building:
             yield first_row + np.flatnonzero(is_kept), values
             first_row += len(is_kept)
 
-    def _finite(self, column: Column, values: Any, rows: Rows) -> npt.NDArray[np.float32]:
-        """float32 (n,), NaN for null. DataError for the first value that is no finite number."""
-        with np.errstate(over="ignore"):
-            found = column.numbers_of(values).astype(np.float32)
+    def _finite(self, column: Column, values: Any, rows: Rows) -> npt.NDArray[np.float64]:
+        """(n,) less the column's base, NaN for null. DataError for the first value that no float32
+        comes near: the model computes with those."""
+        found = column.relative_of(values)
         is_known = values.is_valid().to_numpy(zero_copy_only=False)
-        bad = np.flatnonzero(~np.isfinite(found) & is_known)
+        bad = np.flatnonzero(~(np.abs(found) <= MAX_FLOAT32) & is_known)
         if len(bad):
             at = int(bad[0])
             raise broken(

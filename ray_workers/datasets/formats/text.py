@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dray import spec
-from ray_workers.datasets.core.errors import broken, reading
+from ray_workers.datasets.core.errors import broken, listed, reading, shortened
 from ray_workers.datasets.core.types import Tokens
 from ray_workers.datasets.formats import utf8
 from ray_workers.datasets.formats.archives import gunzipped
+from ray_workers.datasets.formats.folder_splits import Role, is_division, is_named, resolved
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare, read_small_file
-from ray_workers.datasets.sources.source import place_of
+from ray_workers.datasets.sources.source import SourceFile, place_of
 from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
+TEXT_VERSION = 2
+"""Part of every text's key: change it with anything that changes its tokens."""
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_VOCABULARY = 1 << 24
 NUM_BYTES = 256
@@ -37,31 +41,70 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
     dtype = np.min_scalar_type(size - 1)
     how = {
         "kind": "text",
+        "version": TEXT_VERSION,
         "tokenizer": None if content is None else hashlib.sha256(content).hexdigest(),
     }
 
     def build(shop: Workshop) -> Mapping[str, Any]:
+        training, validation, num_left_out = _divided(shop)
         with ArrayWriter(shop.output, "ids", (), dtype, shop.budget) as ids:
-            for number, piece in enumerate(_pieces(shop)):
-                if number == 0:
-                    piece = piece.removeprefix("\ufeff")
+            for piece in _pieces(shop, training):
+                ids.append(encode(piece))
+            num_training = ids.num_rows
+            for piece in _pieces(shop, validation):
                 ids.append(encode(piece))
         if ids.num_rows == 0:
             raise broken(shop.place, "holds no text")
-        return {}
+        return {"num_training": num_training if validation else None, "num_left_out": num_left_out}
 
     prepared = prepare(data, policy, how, build, suffixes=SUFFIXES)
-    return Tokens(prepared.array("ids"), size, prepared.fingerprint, content)
+    return Tokens(
+        prepared.array("ids"),
+        size,
+        prepared.fingerprint,
+        content,
+        prepared.meta["num_training"],
+        prepared.meta["num_left_out"],
+    )
 
 
-def _pieces(shop: Workshop) -> Iterator[str]:
-    """The text of all files, each ending with a line's end, cut at lines' ends where there are any
+def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
+    """(files for training, for validation, how many are left out), by names such as `train.txt`,
+    `wiki.valid.txt` and `test/1.txt`. DataError where only some files have such names."""
+    names = {file.name: _part_of(file.name) for file in shop.files} if shop.is_folder else {}
+    named = set(filter(is_named, names.values()))
+    if not is_division(named):
+        return list(shop.files), [], 0
+    if not named.issuperset(names.values()):
+        odd = next(name for name, part in names.items() if part not in named)
+        raise broken(
+            shop.place,
+            f"has files that are named like a division, {listed(sorted(named))}, and others such "
+            f"as {shortened(odd)}: give each file or upper folder one of these names, or none",
+        )
+    roles = resolved(named)
+    training, validation, test = (
+        [file for file in shop.files if roles[names[file.name]] is role] for role in Role
+    )
+    return training, validation, len(test)
+
+
+def _part_of(name: str) -> str:
+    """The upper folder of a file, or what is between the last dots of its name."""
+    path = PurePosixPath(name.removesuffix(".gz"))
+    return path.parts[0] if len(path.parts) > 1 else path.stem.rpartition(".")[2]
+
+
+def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
+    """The text of the files, each ending with a line's end, cut at lines' ends where there are any
     near: a tokenizer sees whole lines, the same on every node."""
-    for file in shop.files:
+    for file in files:
         path = gunzipped(file, shop.scratch / "plain", shop.budget)
         rest = ""
         try:
-            for piece in utf8.pieces(path):
+            for number, piece in enumerate(utf8.pieces(path)):
+                if number == 0:
+                    piece = piece.removeprefix("\ufeff")
                 head, end, tail = (rest + piece).rpartition("\n")
                 if end:
                     yield head + end
@@ -70,8 +113,11 @@ def _pieces(shop: Workshop) -> Iterator[str]:
                     yield rest
                     rest = ""
         except utf8.NotTextError as error:
+            likely = utf8.likely_encoding(path)
             raise broken(
-                file.place, f"is not UTF-8: the byte at offset {error.offset:,} is not text"
+                file.place,
+                f"is not UTF-8: the byte at offset {error.offset:,} is not text; it is probably "
+                f"{likely}: save it as UTF-8",
             ) from None
         if rest:
             yield f"{rest}\n" if shop.is_folder else rest

@@ -35,8 +35,9 @@ def images(name: str) -> Images:
 def table(name: str, *, classifies: bool) -> Table:
     """All columns are numbers. `diabetes` is for regression, the others have classes."""
     bunch = _load(name)
-    numeric = np.ascontiguousarray(bunch.data, dtype=np.float32)
-    target = bunch.target.astype(np.int64 if classifies else np.float32)
+    numeric = np.ascontiguousarray(bunch.data, dtype=np.float64)
+    target = bunch.target.astype(np.int64 if classifies else np.float64)
+    narrow = np.int64 if classifies else np.float32
     return Table(
         numeric=numeric,
         categories=np.empty((len(numeric), 0), dtype=np.int32),
@@ -46,7 +47,8 @@ def table(name: str, *, classifies: bool) -> Table:
         vocabularies=(),
         classes=tuple(str(one) for one in bunch.target_names) if classifies else None,
         target_name="target",
-        fingerprint=_digest(numeric, target),
+        # Of float32, as when tables held that: jobs of older versions go on.
+        fingerprint=_digest(numeric.astype(np.float32), target.astype(narrow)),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ray_workers.datasets.core.errors import broken
-from ray_workers.datasets.sources.protocol import Listed, Listing, Sink
+from ray_workers.datasets.sources.protocol import Listed, Listing, Sink, is_data
 from ray_workers.shared.node_needs import DataPolicy
 
 
@@ -56,14 +56,14 @@ class LocalOrigin:
     def _walk(self, folder: Path) -> Iterator[Listed]:
         assert self._suffixes is not None
         for parent, folders, names in os.walk(folder, onerror=self._refuse):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            folders[:] = sorted(filter(is_data, folders))
             for name in folders:
                 if Path(parent, name).is_symlink():
                     fault = "is a link to a folder; only links to files are followed"
                     raise broken(f"file://{parent}/{name}", fault)
             for name in names:
                 path = Path(parent, name)
-                if name.startswith(".") or path.suffix.lower() not in self._suffixes:
+                if not is_data(name) or path.suffix.lower() not in self._suffixes:
                     continue
                 target = self._allowed(path, f"file://{path}") if path.is_symlink() else path
                 try:

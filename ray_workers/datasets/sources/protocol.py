@@ -8,6 +8,20 @@ from pathlib import Path
 from typing import Protocol
 
 Sink = Callable[[bytes], None]
+_LEFT_BY_SYSTEMS = frozenset(
+    (
+        *("__macosx", "temporary items", "network trash folder"),  # macOS
+        *("thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"),
+        *("@eadir", "#recycle", "@recycle", "@recently-snapshot"),  # network storage
+        *("lost+found", "__pycache__"),
+    )
+)
+
+
+def is_data(name: str) -> bool:
+    """Whether a file or folder is part of a data set, by its name: hidden ones are not, nor are
+    those that operating systems and storage servers add."""
+    return not name.startswith(".") and name.casefold() not in _LEFT_BY_SYSTEMS
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import s3fs
 
 from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.sources.credentials import Options
-from ray_workers.datasets.sources.protocol import Listed, Listing, Sink, TransferError
+from ray_workers.datasets.sources.protocol import Listed, Listing, Sink, TransferError, is_data
 from ray_workers.shared.node_needs import DataPolicy
 
 PIECE_BYTES = 8 << 20
@@ -76,8 +76,7 @@ class S3Origin:
     def _counts(self, path: str) -> bool:
         assert self._suffixes is not None
         parts = PurePosixPath(path.removeprefix(f"{self._path}/"))
-        hidden = any(part.startswith(".") for part in parts.parts)
-        return not hidden and parts.suffix.lower() in self._suffixes
+        return all(map(is_data, parts.parts)) and parts.suffix.lower() in self._suffixes
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

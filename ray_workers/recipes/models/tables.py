@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,9 @@ class TableModel(nn.Module):
     float32 holds exactly up to 2**24. Mean and deviation of the numbers are buffers, so that the
     trained model takes raw rows; for a regression those of the target are too. So is what stands in
     for NaN, a value that is missing, where the table may have some.
+
+    A table with numbers that are large and close together has `offsets`. The rows are then float64,
+    the offsets are subtracted in float64, and all other buffers are of what remains.
     """
 
     mean: Tensor
@@ -29,6 +33,7 @@ class TableModel(nn.Module):
     target_mean: Tensor
     target_deviation: Tensor
     fill: Tensor | None
+    offset_bits: Tensor | None
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class TableModel(nn.Module):
         *,
         fills: bool = False,
         indicated: Sequence[int] = (),
+        has_offsets: bool = False,
     ) -> None:
         """indicated: the numbers of the numeric columns that have a 0/1 input besides, which says
         where they are missing."""
@@ -50,18 +56,42 @@ class TableModel(nn.Module):
         self.register_buffer("target_deviation", torch.ones((), device="cpu"))
         fill = torch.zeros(num_numeric + num_categorical, device="cpu") if fills else None
         self.register_buffer("fill", fill)
+        # The bits of float64: no strategy averages or rounds a buffer of whole numbers. The last
+        # one is the target's.
+        bits = torch.zeros(num_numeric + 1, dtype=torch.int64, device="cpu")
+        self.register_buffer("offset_bits", bits if has_offsets else None)
+
+    @property
+    def offsets(self) -> Tensor | None:
+        """float64 (num_numeric + 1,): of the numbers and of the target; None if all are 0."""
+        return None if self.offset_bits is None else self.offset_bits.view(torch.float64)
 
     def forward(self, rows: Tensor) -> Tensor:
-        is_missing = rows.isnan()
+        """A regression's outputs are in units of the target's deviation, see `in_units`."""
+        is_missing, count = rows.isnan(), self.num_numeric
+        numbers = self.standardised(rows[:, :count])
+        codes = rows[:, count:].to(self.mean.dtype)
         if self.fill is not None:
-            rows = torch.where(is_missing, self.fill, rows)
-        numbers = (rows[:, : self.num_numeric] - self.mean) / self.deviation
+            codes = torch.where(is_missing[:, count:], self.fill[count:], codes)
         marks = (
             is_missing[:, self.indicated].to(numbers.dtype) if self.indicated else numbers[:, :0]
         )
-        outputs = self.outputs_of(numbers, rows[:, self.num_numeric :], marks)
         # In half precision a target of 70,000 would be infinite, and one of 2,049 be rounded.
-        return outputs.to(self.target_mean.dtype) * self.target_deviation + self.target_mean
+        return self.outputs_of(numbers, codes, marks).to(self.mean.dtype)
+
+    def standardised(self, numbers: Tensor) -> Tensor:
+        """float32 of the columns of numbers (N, num_numeric)."""
+        if self.offsets is not None:
+            numbers = numbers.double() - self.offsets[:-1]
+        near = numbers.to(self.mean.dtype)
+        if self.fill is not None:
+            near = torch.where(numbers.isnan(), self.fill[: self.num_numeric], near)
+        return (near - self.mean) / self.deviation
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """float64: a regression's outputs in the target's unit."""
+        found = outputs.double() * self.target_deviation.double() + self.target_mean.double()
+        return found if self.offsets is None else found + self.offsets[-1]
 
     def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
         """(N, num_numeric) standardised numbers, (N, num_categorical) codes and (N, len(indicated))
@@ -81,8 +111,14 @@ class TableMlp(TableModel):
         *,
         fills: bool = False,
         indicated: Sequence[int] = (),
+        has_offsets: bool = False,
     ) -> None:
-        super().__init__(num_numeric, len(vocabulary_sizes), fills=fills, indicated=indicated)
+        super().__init__(
+            *(num_numeric, len(vocabulary_sizes)),
+            fills=fills,
+            indicated=indicated,
+            has_offsets=has_offsets,
+        )
         sizes = [options.embedding_dim or _embedding_dim(size) for size in vocabulary_sizes]
         self.embeddings = nn.ModuleList(
             nn.Embedding(vocabulary + 1, size)
@@ -111,13 +147,56 @@ class OwnTableModel(TableModel):
         *,
         fills: bool = False,
         indicated: Sequence[int] = (),
+        has_offsets: bool = False,
     ) -> None:
-        super().__init__(num_numeric, num_categorical, fills=fills, indicated=indicated)
+        super().__init__(
+            *(num_numeric, num_categorical),
+            fills=fills,
+            indicated=indicated,
+            has_offsets=has_offsets,
+        )
         self.network = network
 
     def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
         outputs: Tensor = self.network(torch.cat([numbers, codes, marks], dim=1))
         return outputs
+
+
+class ExportedTable(nn.Module):
+    """A trained model of a table for a file. No format but torch's own knows bits as numbers, so
+    that the offsets are float64 here."""
+
+    offsets: Tensor | None
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        (table,) = (one for one in self.model.modules() if isinstance(one, TableModel))
+        self.num_numeric, offsets = table.num_numeric, table.offsets
+        table.offset_bits = None
+        self.register_buffer("offsets", offsets)
+        self.dtype = torch.float32
+        """Of the rows that it takes."""
+        if offsets is not None and _rounds(offsets, table):
+            self.dtype = torch.float64
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.offsets is None:
+            outputs = self.model(rows)
+        else:
+            rows = rows.double()
+            numbers = rows[:, : self.num_numeric] - self.offsets[:-1]
+            outputs = self.model(torch.cat([numbers, rows[:, self.num_numeric :]], dim=1))
+            if outputs.ndim == 1:
+                outputs = outputs + self.offsets[-1]
+        found: Tensor = outputs.to(self.dtype)
+        return found
+
+
+def _rounds(offsets: Tensor, table: TableModel) -> bool:
+    """Whether float32 rounds numbers this large by more than a ten-thousandth of a deviation."""
+    deviations = torch.cat([table.deviation, table.target_deviation[None]]).double()
+    return bool((offsets.abs() * 2.0**-24 > 1e-4 * deviations).any())
 
 
 def _embedding_dim(vocabulary_size: int) -> int:

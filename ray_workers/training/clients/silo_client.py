@@ -17,7 +17,7 @@ from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training import devices
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.errors import DataError
-from ray_workers.training.core.workload import Workload
+from ray_workers.training.core.workload import Workload, at_least_float32
 from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.data.prefetcher import Piece
 from ray_workers.training.data.sampler import derive_seed
@@ -139,9 +139,9 @@ class SiloClient:
             self._page.move()
             inputs, targets = samples.take(at)
             with self._autocast():
-                outputs: Tensor = self._model(inputs)
-            metrics.update(outputs.float(), targets)
-            total += float(self._workload.validation_loss_sum(outputs.float(), targets))
+                outputs = at_least_float32(self._model(inputs))
+            metrics.update(outputs, targets)
+            total += float(self._workload.validation_loss_sum(outputs, targets))
         self._model.train()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a metric that is not defined of few samples

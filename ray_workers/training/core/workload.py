@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -15,6 +16,12 @@ LossSum = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> scalar: the sum, not the mean, of the samples' losses."""
 WriteResults = Callable[[nn.Module, Mapping[str, float], int, Path], None]
 """(trained model, final metrics, step, folder): leave the result's files in the folder."""
+
+
+def at_least_float32(outputs: Tensor) -> Tensor:
+    """A model's outputs for a loss or a metric. The predictions of a table's numbers are float64,
+    as the numbers are."""
+    return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
 @dataclass(frozen=True)

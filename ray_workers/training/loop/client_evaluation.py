@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ray_workers.training.core.workload import at_least_float32
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import process_group
 from ray_workers.training.loop.evaluation import Evaluation
@@ -71,7 +72,7 @@ class ClientEvaluation(Evaluation):
         with self._autocast():
             outputs = self._strategy.predict(inputs)
         assert outputs is not None
-        outputs = outputs.float()
+        outputs = at_least_float32(outputs)
         self._metrics.update(outputs, targets)
         sizes = [len(numbers) for _, numbers in batch]
         parts = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)

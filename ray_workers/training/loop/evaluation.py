@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from dray import spec
-from ray_workers.training.core.workload import Workload
+from ray_workers.training.core.workload import Workload, at_least_float32
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples, on_device
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import process_group
@@ -99,6 +99,6 @@ class Evaluation:
             outputs = self._strategy.predict(inputs)
         if outputs is None or count == 0 or not self._part.weight:
             return torch.zeros((), dtype=torch.float64, device=self._device)
-        outputs, targets = outputs[:count].float(), targets[:count]
+        outputs, targets = at_least_float32(outputs[:count]), targets[:count]
         self._metrics.update(outputs, targets)
         return self._loss_sum(outputs, targets).double()

@@ -41,7 +41,7 @@ def test_numbers_are_numeric_and_text_is_categorical(tmp_path: Path, policy: Dat
     assert table.categories.tolist() == [[1], [0], [1]]
     assert table.classes == ("cat", "dog")
     assert table.target.tolist() == [1, 0, 1]
-    assert (table.numeric.dtype, table.categories.dtype) == (np.float32, np.int32)
+    assert (table.numeric.dtype, table.categories.dtype) == (np.float64, np.int32)
 
 
 def test_classes_that_are_numbers_are_named_alike_and_ordered_by_size(
@@ -77,7 +77,7 @@ def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
     """A version such as 1.5 is a name then."""
     text = "x;version;y\n1,5;1.5;a\n-2;1.6;b\n1e-1;1.5;b\n"
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
-    assert table.numeric.tolist() == [[1.5], [-2.0], [np.float32(0.1)]]
+    assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]
     assert table.vocabularies == (("1.5", "1.6"),)
     with pytest.raises(DataError, match=r"is '1,5', no number; .* data\.decimal"):
         read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
@@ -101,7 +101,7 @@ def test_a_file_that_is_not_in_the_encoding_it_is_said_to_be(
 def test_a_number_to_predict(tmp_path: Path, policy: DataPolicy) -> None:
     table = read_csv("x,y\n1,0.5\n2,-7\n", tmp_path, policy, classifies=False)
     assert table.classes is None
-    assert table.target.dtype == np.float32
+    assert table.target.dtype == np.float64
     assert table.target.tolist() == [0.5, -7.0]
 
 
@@ -328,3 +328,59 @@ def test_a_file_that_is_no_npz(tmp_path: Path, policy: DataPolicy) -> None:
     path.write_bytes(b"PK\x03\x04 not really")
     with pytest.raises(DataError, match=r"t\.npz: is no npz file, or not a whole one"):
         open_table(Data(source=path.as_uri()), policy, classifies=True)
+
+
+def test_a_column_that_divides_the_rows_is_no_feature(tmp_path: Path, policy: DataPolicy) -> None:
+    text = "x,split,y\n" + "".join(
+        f"{at},{('train', 'Test')[at % 3 > 1]},{at % 2}\n" for at in range(30)
+    )
+    with pytest.raises(DataError, match=r"'split' divides the rows into .*leave the column out"):
+        read_csv(text, tmp_path, policy)
+    assert read_csv(text, tmp_path, policy, features=["x", "split"]).category_names == ("split",)
+
+
+MEASURED = [f"{at * 0.37:.2f}" for at in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("oops", "line 102: the column 'x' is 'oops', no number, and 199 of its 200 values are"),
+        ('"1,163.74"', 'data.numbers: {thousands: ","} reads it as a number; correct the file'),
+        ("$100.50", 'data.numbers: {units: ["$"]} reads it'),
+        ("5%", 'data.numbers: {units: ["%"]} reads it'),
+        ('"-$1,100.50"', 'data.numbers: {thousands: ",", units: ["$"]} reads it'),
+        ('"12,5"', 'data.decimal: "," reads it'),
+        ('"1.163,74"', 'data.decimal: "," with data.numbers: {thousands: "."} reads it'),
+    ],
+)
+def test_a_bad_cell_among_numbers_is_named(
+    cell: str, said: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    cells = [*MEASURED[:100], cell, *MEASURED[101:]]
+    text = "x,y\n" + "".join(f"{one},{at % 2}\n" for at, one in enumerate(cells))
+    with pytest.raises(DataError) as raised:
+        read_csv(text, tmp_path, policy)
+    assert said in str(raised.value)
+    assert "table.csv, line 102: the column 'x'" in str(raised.value)
+    assert read_csv(text, tmp_path, policy, categorical=["x"]).category_names == ("x",)
+
+
+def test_codes_that_are_partly_numbers_are_categories(tmp_path: Path, policy: DataPolicy) -> None:
+    text = "x,y\n" + "".join(f"{'3a' if at % 20 == 0 else at % 6},{at % 2}\n" for at in range(200))
+    assert read_csv(text, tmp_path, policy).category_names == ("x",)
+
+
+def test_numbers_with_separators_and_units(tmp_path: Path, policy: DataPolicy) -> None:
+    text = 'x,p,y\n"$1,163.74",5%,"1,000"\n$100.50,-2.5 %,2000\n-$7,0%,"3,000,000"\n'
+    numbers = {"thousands": ",", "units": ["$", "%"]}
+    table = read_csv(text, tmp_path, policy, classifies=False, numbers=numbers)
+    assert table.numeric.tolist() == [[1163.74, 5], [100.5, -2.5], [-7, 0]]
+    assert table.target.tolist() == [1000, 2000, 3_000_000]
+    german = "x;y\n1.163,74 \u20ac;a\n0,5 \u20ac;b\n"
+    numbers = {"thousands": ".", "units": ["\u20ac"]}
+    table = read_csv(german, tmp_path, policy, delimiter=";", decimal=",", numbers=numbers)
+    assert table.numeric.tolist() == [[1163.74], [0.5]]
+    spaced = "x,y\n1\u202f163.74,a\n12 345,b\n"
+    table = read_csv(spaced, tmp_path, policy, numbers={"thousands": " "})
+    assert table.numeric.tolist() == [[1163.74], [12345]]

@@ -11,6 +11,7 @@ import pytest
 from dray.spec import Data
 from ray_workers.datasets import Tokens, open_text
 from ray_workers.datasets.formats import utf8
+from ray_workers.recipes import splits
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 
@@ -107,3 +108,34 @@ def test_empty_text(tmp_path: Path, policy: DataPolicy) -> None:
     (tmp_path / "set").mkdir()
     with pytest.raises(DataError, match=r"is an empty folder: there is no file of \.txt"):
         read(tmp_path / "set", policy)
+
+
+def test_a_byte_order_mark_is_dropped_from_each_file(tmp_path: Path, policy: DataPolicy) -> None:
+    for name, text in (("a", "\ufeffone"), ("b", "\ufefftwo \ufeff"), ("c", "\ufeff")):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    data = Data(source=tmp_path.as_uri(), format="text")
+    ids = open_text(data, policy, None).ids
+    assert bytes(ids).decode() == "one\ntwo \ufeff\n"
+
+
+def test_utf_16_is_named(tmp_path: Path, policy: DataPolicy) -> None:
+    (tmp_path / "a.txt").write_text("one", encoding="utf-16")
+    with pytest.raises(DataError, match="the byte at offset 0 is not text; it is probably utf-16"):
+        open_text(Data(source=(tmp_path / "a.txt").as_uri()), policy, None)
+
+
+def test_names_of_files_divide_a_text(tmp_path: Path, policy: DataPolicy) -> None:
+    for name in ("wiki.test", "wiki.train", "wiki.valid"):
+        (tmp_path / f"{name}.txt").write_text(name[5:] * 3)
+    tokens = open_text(Data(source=tmp_path.as_uri(), format="text"), policy, None)
+    assert bytes(tokens.ids) == b"traintraintrain\nvalidvalidvalid\n"
+    assert (tokens.num_training, tokens.num_left_out) == (16, 1)
+    training, validation = splits.at_token(16, 3, (len(tokens.ids) - 1) // 3)
+    text = bytes(tokens.ids)
+    assert b"".join(text[at * 3 : at * 3 + 4] for at in training)[-4:] == b"ain\n"
+    assert text[validation[0] * 3 :].startswith(b"idvalid")
+    (tmp_path / "notes.txt").write_text("?")
+    with pytest.raises(
+        DataError, match=r"named like a division, .* and others such as 'notes.txt'"
+    ):
+        open_text(Data(source=tmp_path.as_uri(), format="text"), policy, None)

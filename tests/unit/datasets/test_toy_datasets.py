@@ -36,5 +36,5 @@ def test_tables_with_classes(name: str, shape: tuple[int, int], classes: int) ->
 def test_diabetes_is_a_number_to_predict() -> None:
     table = open_table(Data(source="sklearn://diabetes"), POLICY, classifies=False)
     assert table.classes is None
-    assert table.target.dtype == np.float32
+    assert table.target.dtype == np.float64
     assert len(table.numeric_names) == table.numeric.shape[1] == 10

@@ -12,6 +12,7 @@ import torch
 
 from dray.spec import JobSpec
 from ray_workers import recipes
+from ray_workers.datasets.formats.number_texts import NumberStyle
 from ray_workers.recipes.table_inputs import TableForm, UnseenCategoryWarning
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import Workload
@@ -78,7 +79,7 @@ def test_a_class_is_predicted_from_rows_as_they_are_in_the_table(
 def test_a_number_is_predicted_in_its_own_unit(table: str, tmp_path: Path) -> None:
     work = build("tabular_regression", data={"source": table, "target": "price"})
     inputs, targets = work.validation.take(torch.arange(10))
-    assert targets.dtype == torch.float32
+    assert targets.dtype == torch.float64
     outputs = work.model.eval()(inputs)
     assert outputs.shape == (10,)
     training = work.train.take(torch.arange(len(work.train)))[1].double()
@@ -189,7 +190,9 @@ def test_rows_are_taken_as_people_have_them(rows: Any) -> None:
 def test_a_single_row_and_an_array_are_rows_too() -> None:
     assert FORM.tensor(ROWS[0]).tolist() == [[1.5, 2.0, 1.0]]
     assert TableForm(["a", "b"], {}).tensor(np.ones((3, 2))).shape == (3, 2)
-    assert TableForm(["a"], {}, decimal=",").tensor([{"a": "-1,5"}, {"a": 2.5}]).tolist() == [
+    assert TableForm(["a"], {}, style=NumberStyle(decimal=",")).tensor(
+        [{"a": "-1,5"}, {"a": 2.5}]
+    ).tolist() == [
         [-1.5],
         [2.5],
     ]

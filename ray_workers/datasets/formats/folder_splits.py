@@ -1,0 +1,203 @@
+"""Folders that divide a set of images into training, validation and test.
+
+`set/{train,val,test}/{dark,light}/*` is a division, and so is `set/{dark,light}/{train,val}/*`.
+`set/{train,car,bus}/*` is none: these are classes. What may be either is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ray_workers.datasets.core.errors import broken, listed
+from ray_workers.datasets.formats.prepared import ArrayWriter, Prepared, Workshop
+from ray_workers.datasets.sources.source import SourceFile
+
+MAX_SUBFOLDERS = 6
+"""Folders within a folder that an error shows."""
+
+
+class Role(StrEnum):
+    TRAINING = "training"
+    VALIDATION = "validation"
+    TEST = "test"
+    """Left out: neither trained with nor measured."""
+
+
+_ROLES = {
+    **dict.fromkeys(("train", "training"), Role.TRAINING),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), Role.VALIDATION),
+    **dict.fromkeys(("test", "testing", "holdout", "hold-out", "hold_out"), Role.TEST),
+}
+_EVALUATION = ("eval", "evaluation")
+"""Validation, or test where another folder is for validation."""
+
+NONE: Mapping[str, Any] = {"is_divided": False, "num_left_out": 0}
+"""What `read` takes for a set that no folders divide."""
+
+Parts = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of the set."""
+
+    file: SourceFile
+    parts: Parts
+    """Of its path, without the folder of the division."""
+    role: Role | None
+    """None where the set is not divided."""
+
+
+def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[Member]:
+    """The files with their roles, in the same order. DataError if the folders may be classes as
+    well as a division, or are a division without training."""
+    every = list(files)
+    paths = [parts for _, parts in every]
+    for level in (0, 1):
+        roles = _roles_at(level, paths, place)
+        if roles:
+            return [
+                Member(file, (*parts[:level], *parts[level + 1 :]), roles[parts[level]])
+                for file, parts in every
+            ]
+    return [Member(file, parts, None) for file, parts in every]
+
+
+def kept(every: Sequence[Member]) -> list[Member]:
+    """Without those of test folders."""
+    return [member for member in every if member.role is not Role.TEST]
+
+
+def write(every: Sequence[Member], shop: Workshop) -> Mapping[str, Any]:
+    """Write which of the kept files are for validation, if folders say so; the division as JSON
+    data for `read`."""
+    flags = np.array([member.role is Role.VALIDATION for member in kept(every)])
+    if flags.any():
+        with ArrayWriter(shop.output, "is_validation", (), np.bool_, shop.budget) as written:
+            written.append(flags)
+    return {"is_divided": bool(flags.any()), "num_left_out": len(every) - len(kept(every))}
+
+
+def read(prepared: Prepared) -> tuple[npt.NDArray[np.bool_] | None, int]:
+    """(whether each image is for validation, or None if no folders say so; images left out)."""
+    division = prepared.meta.get("division", NONE)
+    flags = np.array(prepared.array("is_validation")) if division["is_divided"] else None
+    return flags, division["num_left_out"]
+
+
+def lines(num_left_out: int, is_validation: npt.NDArray[np.bool_] | None) -> list[str]:
+    """Sentences for the job's log on a division by folders."""
+    said = []
+    if is_validation is not None:
+        count = int(np.count_nonzero(is_validation))
+        said.append(
+            f"the folders divide the images: {len(is_validation) - count:,} for training and "
+            f"{count:,} for validation; data.validation_fraction is not used"
+        )
+    if num_left_out:
+        said.append(f"the {num_left_out:,} images of the test folder are left out")
+    return said
+
+
+def refuse_like_names(names: Iterable[str], place: str) -> None:
+    """DataError for classes whose names differ by upper and lower case alone. Letters may."""
+    found: dict[str, str] = {}
+    for name in names:
+        other = found.setdefault(name.casefold(), name)
+        if other != name and len(name) > 1:
+            raise broken(
+                place, f"has folders {listed([other, name])}, which are probably one class"
+            )
+
+
+def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, Role]:
+    """The role of each folder at a depth, by name; empty if they are no division."""
+    folders = {parts[level] for parts in paths if len(parts) > level + 1}
+    named = {name for name in folders if is_named(name)}
+    roles = resolved(named)
+    verdict = _verdict_above(paths, named) if level == 0 else _verdict_below(paths, named)
+    num_of = Counter(roles.values())
+    if verdict is False:
+        return {}
+    if verdict is None or not num_of[Role.TRAINING]:
+        _refuse(paths, place)
+    if max(num_of[Role.TRAINING], num_of[Role.VALIDATION]) > 1:
+        _refuse(paths, place)
+    return roles
+
+
+def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
+    """Whether the upper folders, of which some are `named` like a division, are one; None if they
+    may be that or classes."""
+    if not named:
+        return False
+    below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
+    for parts in paths:
+        if len(parts) > 2:
+            below[parts[0]].add(parts[1])
+    direct = {parts[0] for parts in paths if len(parts) == 2}
+    if named != {parts[0] for parts in paths}:  # there is another one, or a file
+        others: set[str] = set().union(*(below[name] for name in {*below} - named))
+        shares = any(below[name] & others for name in named)
+        return None if shares or is_division(named) else False
+    if len(named) == 1 and named == direct:
+        return False
+    return None if named & direct else True
+
+
+def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
+    """The same of the folders within those of the classes."""
+    if not is_division(named):
+        return False
+    owners = {parts[0] for parts in paths if len(parts) > 2 and parts[1] in named}
+    is_whole = all(len(parts) > 2 and parts[1] in named for parts in paths)
+    return True if is_whole and owners == {parts[0] for parts in paths} else None
+
+
+def is_division(named: Set[str]) -> bool:
+    """Whether names, each of which is one of a part, are those of a division."""
+    return len(named) > 1 and Role.TRAINING in resolved(named).values()
+
+
+def is_named(name: str) -> bool:
+    """Whether the name is one of a part, such as `train` or `Val`."""
+    return name.casefold() in _ROLES or name.casefold() in _EVALUATION
+
+
+def resolved(named: Iterable[str]) -> Mapping[str, Role]:
+    """The roles of names that are all of parts."""
+    roles = {name: _ROLES.get(name.casefold()) for name in named}
+    has_validation = Role.VALIDATION in roles.values()
+    rest = Role.TEST if has_validation else Role.VALIDATION
+    return {name: role or rest for name, role in roles.items()}
+
+
+def _refuse(paths: Sequence[Parts], place: str) -> NoReturn:
+    raise broken(
+        place,
+        f"has folders that are named like a division into training and validation, and are none: "
+        f"it has {_found(paths)}. A division has folders such as train and val and nothing else "
+        "next to them, each with a folder for each class; classes have other names",
+    )
+
+
+def _found(paths: Sequence[Parts]) -> str:
+    """The upper two levels of the folders, and how many images are in them directly."""
+    tops: dict[str, list[Parts]] = {}
+    for parts in paths:
+        tops.setdefault(parts[0] if len(parts) > 1 else ".", []).append(parts[1:])
+    said = []
+    for name, rests in list(tops.items())[: 2 * MAX_SUBFOLDERS]:
+        below = sorted({rest[0] for rest in rests if len(rest) > 1})
+        num_direct = sum(len(rest) <= 1 for rest in rests)
+        inside = [*below[:MAX_SUBFOLDERS], *(["…"] if len(below) > MAX_SUBFOLDERS else [])]
+        inside += [f"{num_direct:,} images"] if num_direct else []
+        said.append(f"{name} ({', '.join(inside)})")
+    return ", ".join(said)

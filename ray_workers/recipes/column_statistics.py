@@ -1,0 +1,113 @@
+"""The statistics by which a table's numbers are standardised: of its training rows, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ray_workers.datasets import Table
+from ray_workers.datasets.core.errors import shortened
+from ray_workers.recipes import imputation
+from ray_workers.recipes.imputation import Imputation
+from ray_workers.recipes.models.tables import TableModel
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.data.device_dataset import Rows
+
+BLOCK = 65_536
+"""Rows that are summed up together."""
+MAX_RATIO = 64.0
+"""float32 has 24 bits. Of numbers whose mean is this many deviations from 0, it holds 18 of their
+difference from the mean; beyond, the mean is subtracted in float64."""
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ColumnStatistics:
+    """Of the columns of numbers, (F,), and of the target of a regression as one more column."""
+
+    mean: Numbers
+    deviation: Numbers
+    """1 for a column that never changes."""
+    offsets: Numbers
+    """What is subtracted in float64: near the mean, or 0."""
+    fill: Numbers | None
+    """(F + C,): what stands for missing numbers and categories; None if nothing does."""
+
+    @property
+    def has_offsets(self) -> bool:
+        return bool(self.offsets.any())
+
+    def write_to(self, model: TableModel) -> None:
+        """Write the model's buffers."""
+        count = model.num_numeric
+        mean, deviation = (
+            torch.from_numpy(one).float() for one in (self.mean - self.offsets, self.deviation)
+        )
+        model.mean.copy_(mean[:count])
+        model.deviation.copy_(deviation[:count])
+        if len(mean) > count:
+            model.target_mean.copy_(mean[count])
+            model.target_deviation.copy_(deviation[count])
+        if model.offset_bits is not None:
+            model.offset_bits[: len(mean)] = torch.from_numpy(self.offsets).view(torch.int64)
+        if model.fill is not None:
+            assert self.fill is not None
+            fill = self.fill.copy()
+            fill[:count] -= self.offsets[:count]
+            model.fill.copy_(torch.from_numpy(fill))
+
+
+def learn(table: Table, training: Rows, filling: Imputation) -> ColumnStatistics:
+    """Raises DataError for a column that training has no value of, or whose values differ by less
+    than float32 can hold."""
+    fill = imputation.learn(table, training, filling) if filling.filled else None
+    numbers = None if fill is None else fill[: table.numeric.shape[1]]
+    mean, deviation, is_exact = _of_columns(table.numeric, training, numbers)
+    if table.classes is None:
+        of_target = _of_columns(table.target[:, None], training, None)
+        mean, deviation, is_exact = (
+            np.concatenate(pair)
+            for pair in zip((mean, deviation, is_exact), of_target, strict=True)
+        )
+    names = (*table.numeric_sources, table.target_name)
+    for at in np.flatnonzero((deviation > 0) & (deviation < np.finfo(np.float32).tiny)).tolist():
+        raise DataError(
+            f"the values of the column {shortened(names[at])} differ by {deviation[at]:.3g}, which "
+            "is less than a float32 can hold; give them in a smaller unit"
+        )
+    deviation[deviation == 0] = 1.0
+    is_far = np.abs(mean) > MAX_RATIO * deviation
+    whole = np.where(deviation > 1, np.rint(mean), mean)
+    offsets = np.where(is_far & ~is_exact.astype(bool), whole, 0.0)
+    return ColumnStatistics(mean, deviation, offsets, fill)
+
+
+def _of_columns(
+    columns: npt.NDArray[np.floating], rows: Rows, fill: Numbers | None
+) -> tuple[Numbers, Numbers, Numbers]:
+    """(mean, deviation, 1 where float32 holds every value), each (F,), over the given rows, which
+    may be more than fit in memory. fill: (F,) for the values that are NaN.
+
+    The first row is subtracted from all, so that no digits of a large mean are lost.
+    """
+
+    def blocks() -> Iterator[Numbers]:
+        for start in range(0, len(rows), BLOCK):
+            block = columns[rows[start : start + BLOCK]].astype(np.float64)
+            yield block if fill is None else np.where(np.isnan(block), fill, block)
+
+    first = next(blocks())[0]
+    total, is_exact = np.zeros(len(first)), np.ones(len(first), dtype=bool)
+    for block in blocks():
+        total += (block - first).sum(axis=0)
+        is_exact &= (block == block.astype(np.float32)).all(axis=0)
+    mean = total / len(rows)  # less the first row
+    squares = np.zeros(len(first))
+    for block in blocks():
+        squares += np.square(block - first - mean).sum(axis=0)
+    return first + mean, np.sqrt(squares / len(rows)), is_exact.astype(np.float64)

@@ -1,0 +1,64 @@
+"""Values of a table that a model can not tell apart, although they differ in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ray_workers.datasets import Table
+from ray_workers.datasets.formats.dates import PARTS
+from ray_workers.recipes.models.tables import TableModel
+from ray_workers.training.data.device_dataset import Rows
+
+MAX_VALUES = 1 << 22
+"""Of a larger table, rows at equal distances are compared. Sorting this many takes 0.5 s."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Different values of a column in the file, and those that are left in float32."""
+
+    num_different: int
+    num_left: int
+    num_rows: int
+    """Rows that were compared."""
+
+
+def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]:
+    """The columns of numbers and dates of which float32 makes different values equal, by name."""
+    width = table.numeric.shape[1]
+    stride = max(1, -(-len(rows) * width // MAX_VALUES))
+    sample = rows[::stride]
+    before = np.asarray(table.numeric[sample], dtype=np.float64)
+    with torch.no_grad():
+        after = model.standardised(torch.from_numpy(before)).numpy()
+    found = {}
+    for name, columns in _columns(table).items():
+        known = ~np.isnan(before[:, columns[0]])
+        merged = Merged(
+            len(np.unique(before[known, columns[0]])),
+            _num_different(after[known][:, columns]),
+            int(known.sum()),
+        )
+        if merged.num_left < merged.num_different:
+            found[name] = merged
+    return found
+
+
+def _columns(table: Table) -> Mapping[str, list[int]]:
+    """The columns of `numeric` by name; of a date its days, which say it all, and its hour."""
+    numbers = {name: [at] for at, name in enumerate(table.numeric_names)}
+    first = len(numbers)
+    dates = {
+        name: [first + at * len(PARTS), first + (at + 1) * len(PARTS) - 1]
+        for at, name in enumerate(table.date_names)
+    }
+    return numbers | dates
+
+
+def _num_different(rows: npt.NDArray[np.float32]) -> int:
+    return len(np.unique(rows[:, 0]) if rows.shape[1] == 1 else np.unique(rows, axis=0))
