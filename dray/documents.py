@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from dray.code.local import packed_code, with_code
 from dray.errors import SpecError
 from dray.spec import JobSpec
 
@@ -135,11 +136,22 @@ def _no_document(script: str) -> str:
 
 
 def load_spec(path: str | PathLike[str]) -> JobSpec:
-    """The job in a YAML or JSON file, checked as the server would check it.
+    """The job in a YAML or JSON file, checked as the server would check it. A folder that it
+    names as its code has the id that an upload would have.
 
     Raises SpecError with the field at fault when the document is not a valid job.
     """
-    return check(load_document(path), source=str(path))
+    document = load_document(path)
+    packed = packed_code(document, folder_of(path))
+    if packed is not None:
+        document = with_code(document, packed.id)
+    return check(document, source=str(path))
+
+
+def folder_of(path: str | PathLike[str]) -> Path:
+    """The folder that relative paths of a document start from: its own, or for standard input the
+    current one."""
+    return Path() if str(path) == "-" else Path(path).parent
 
 
 def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:

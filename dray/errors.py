@@ -180,6 +180,10 @@ class AmbiguousJob(DrayError, LookupError):
         self.reference = reference
         self.candidates = candidates[:MAX_CANDIDATES]
         """The jobs that match, newest first."""
+        self.ids = list(called[:MAX_CANDIDATES])
+        """The id of each candidate, or of the array that it stands for."""
+        self.more = more
+        """Whether there are others besides the candidates."""
 
 
 class TransportError(DrayError, ConnectionError):

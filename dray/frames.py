@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dray.arguments import with_parameters
+
 if TYPE_CHECKING:
     import pandas
 
@@ -27,9 +29,9 @@ def require_pandas() -> Any:
 
 def of_jobs(jobs: Sequence[views.Job]) -> pandas.DataFrame:
     """A row for each job, by its id: how it did, the fields of the documents that differ, by their
-    path, and the newest value of each metric."""
+    path, its arguments as `parameters.lr`, and the newest value of each metric."""
     pandas = require_pandas()
-    documents = [_flat(job.spec) for job in jobs]
+    documents = [_flat(with_parameters(job.spec)) for job in jobs]
     paths = [
         path
         for path in dict.fromkeys(path for document in documents for path in document)

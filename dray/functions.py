@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from dray.arguments import MAX_CHARS, MAX_PARAMETERS, Value
 from dray.errors import SpecError
 
 ENTRYPOINT: Final = "dray_function.py"
@@ -17,6 +21,10 @@ ENTRYPOINT: Final = "dray_function.py"
 PICKLE: Final = "function.pkl"
 RESULT: Final = "result.pkl"
 """Name of the artifact with the result of rank 0."""
+
+_SECRET = re.compile(r"passw|secret|token$|api_?key|credential", re.IGNORECASE)
+_MAX_DEPTH = 4
+"""Mappings within each other."""
 
 _PROGRAM = '''"""Calls the function that `submit_function` of dray's client has sent."""
 
@@ -47,7 +55,11 @@ def write(folder: Path, function: Callable[..., Any], args: Any, kwargs: Any) ->
 
 
 def document(
-    function: Callable[..., Any], num_workers: int, spec: Mapping[str, Any] | None, code: str
+    function: Callable[..., Any],
+    parameters: Mapping[str, Value],
+    num_workers: int,
+    spec: Mapping[str, Any] | None,
+    code: str,
 ) -> dict[str, Any]:
     """The job document. spec: its other parts. SpecError if they name another program."""
     parts = dict(spec or {})
@@ -56,8 +68,45 @@ def document(
             raise SpecError("the job runs the function: leave this out", pointer=f"/{part}")
     resources = {**parts.pop("resources", {}), "num_workers": num_workers}
     name = getattr(function, "__name__", "function").strip("<>") or "function"
-    script = {"entrypoint": ENTRYPOINT, "code": code}
+    script = {"entrypoint": ENTRYPOINT, "code": code, "parameters": dict(parameters)}
     return {"name": name, **parts, "script": script, "resources": resources}
+
+
+def parameters(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Value]:
+    """The arguments of the call that are numbers, texts, true or false, by their names; defaults
+    are among them, and those in mappings, as `name.key`. Left out is what the name calls a
+    secret."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # the call will say what is wrong with it, or has no signature
+        return {}
+    bound.apply_defaults()
+    found: dict[str, Value] = {}
+    for name, value in _named("", bound.arguments):
+        if len(found) < MAX_PARAMETERS:
+            found[name[:MAX_CHARS]] = value[:MAX_CHARS] if isinstance(value, str) else value
+    return found
+
+
+def _named(prefix: str, values: Mapping[Any, Any], depth: int = 0) -> Iterator[tuple[str, Value]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if _SECRET.search(name) or not name.isprintable():
+            continue
+        if isinstance(value, Mapping):
+            if depth < _MAX_DEPTH:
+                yield from _named(f"{name}.", value, depth + 1)
+        elif isinstance(value, bool):
+            yield name, value
+        elif isinstance(value, str):
+            if value.isprintable():
+                yield name, str(value)
+        elif isinstance(value, int) and abs(value) < 2**53:
+            yield name, int(value)
+        elif isinstance(value, float) and math.isfinite(value):
+            yield name, float(value)
 
 
 def load_result(path: Path) -> Any:

@@ -55,6 +55,8 @@ class ListQuery(Query):
     label: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
     """`key=value`; jobs that have all of these labels."""
     name: Annotated[str, Field(max_length=128)] | None = None
+    name_glob: Annotated[str, Field(max_length=128)] | None = None
+    """Jobs whose name matches this pattern: `*` is any text, `?` one character."""
     text: Annotated[str, Field(max_length=128)] | None = None
     """Jobs whose name contains this, in whatever case of its letters."""
     id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
@@ -194,6 +196,7 @@ async def list_jobs(
         owner=caller if query.owner == "@me" else query.owner,
         project=query.project,
         name=query.name,
+        name_glob=query.name_glob,
         text=query.text,
         id_prefix=query.id_prefix,
         array=query.array,

@@ -28,6 +28,7 @@ class JobCalls(BlockingCalls):
         owner: str | None = None,
         project: str | None = None,
         name: str | None = None,
+        name_glob: str | None = None,
         text: str | None = None,
         array: str | None = None,
         array_index: int | None = None,
@@ -41,17 +42,19 @@ class JobCalls(BlockingCalls):
         """Yield the jobs that match all arguments, newest first, fetched page by page.
 
         state: one state or several, any of which matches. owner: `@me` is the caller. label: a
-        job must have every pair. text: a part of the name, in whatever case. array: the id of an
-        array. array_index: the index that a job has in its array. collapse_arrays: yield one job
-        alone of each array; with `state`, of those with a job in any of them. created_after,
-        created_before: with a time zone; the job was submitted at the first or later, and before
-        the second. where: a search expression, such as
+        job must have every pair. name_glob: a pattern of the whole name, in which `*` stands for
+        any text and `?` for one character. text: a part of the name, in whatever case. array: the
+        id of an array. array_index: the index that a job has in its array. collapse_arrays: yield
+        one job alone of each array; with `state`, of those with a job in any of them.
+        created_after, created_before: with a time zone; the job was submitted at the first or
+        later, and before the second. where: a search expression, such as
         `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column at
         fault. brief: leave `spec` of each empty, which is most of an answer.
         """
         chosen = JobFilter(
             *(state, queue, label, owner, project),
             name=name,
+            name_glob=name_glob,
             text=text,
             array=array,
             array_index=array_index,
@@ -170,6 +173,7 @@ class AsyncJobCalls(AsyncCalls):
         owner: str | None = None,
         project: str | None = None,
         name: str | None = None,
+        name_glob: str | None = None,
         text: str | None = None,
         array: str | None = None,
         array_index: int | None = None,
@@ -183,6 +187,7 @@ class AsyncJobCalls(AsyncCalls):
         chosen = JobFilter(
             *(state, queue, label, owner, project),
             name=name,
+            name_glob=name_glob,
             text=text,
             array=array,
             array_index=array_index,

@@ -63,13 +63,16 @@ class SubmitCalls(BlockingCalls):
         The function is pickled by cloudpickle (`pip install 'dray[functions]'`) with what it refers
         to in its own module or notebook, and uploaded as code. Nodes need the same minor version of
         Python, and the packages that it imports. `attach(job).result()` is what it returned on rank
-        0. spec: other parts of the job document, such as `{"environment": {...}}`. Raises SpecError
-        for what can't be pickled, Forbidden where the server takes no functions.
+        0. The arguments that are numbers or texts are `parameters` of comparisons and frames, so no
+        secret belongs among them. spec: other parts of the job document, such as
+        `{"environment": {...}}`. Raises SpecError for what can't be pickled, Forbidden where the
+        server takes no functions.
         """
         with tempfile.TemporaryDirectory() as folder:
             functions.write(Path(folder), function, args, kwargs or {})
             code = self.upload_code(folder)
-        document = functions.document(function, num_workers, spec, code.id)
+        parameters = functions.parameters(function, args, kwargs or {})
+        document = functions.document(function, parameters, num_workers, spec, code.id)
         return self.submit(document, idempotency_key=idempotency_key)
 
     def job_code(self, job_id: str) -> list[views.CodeFile]:
@@ -141,7 +144,8 @@ class AsyncSubmitCalls(AsyncCalls):
         with tempfile.TemporaryDirectory() as folder:
             functions.write(Path(folder), function, args, kwargs or {})
             code = await self.upload_code(folder)
-        document = functions.document(function, num_workers, spec, code.id)
+        parameters = functions.parameters(function, args, kwargs or {})
+        document = functions.document(function, parameters, num_workers, spec, code.id)
         return await self.submit(document, idempotency_key=idempotency_key)
 
     async def job_code(self, job_id: str) -> list[views.CodeFile]:

@@ -18,7 +18,8 @@ from dray._http import code, downloads, following
 from dray._http.calls import LONG_POLL_S, Calls, moment, params
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
-from dray._http.transport import Call, Flow, Item, Stream, segment
+from dray._http.transport import Call, Flow, Item, Run, Stream, segment
+from dray.code.local import code_part, packed_code, with_code
 from dray.views import JobState
 
 if TYPE_CHECKING:  # most commands need neither the document's classes nor YAML
@@ -30,20 +31,21 @@ States: TypeAlias = JobState | str | Iterable[JobState | str]
 """One state or several."""
 
 
-def _as_json(spec: Spec) -> bytes:
-    """The document as the body of a submit; the server fills in defaults."""
-    from dray.documents import load_document
+def _document(spec: Spec) -> tuple[Any, Path]:
+    """The document as it is sent, without defaults, and the folder that its paths start from."""
+    from dray.documents import folder_of, load_document
     from dray.spec import JobSpec
 
     if isinstance(spec, JobSpec):
-        document: Any = {
-            "version": spec.version,
-            **spec.model_dump(mode="json", exclude_unset=True),
-        }
-    elif isinstance(spec, Mapping):
-        document = dict(spec)
-    else:
-        document = load_document(spec)
+        own = spec.model_dump(mode="json", exclude_unset=True)
+        return {"version": spec.version, **own}, Path()
+    if isinstance(spec, Mapping):
+        return dict(spec), Path()
+    return load_document(spec), folder_of(spec)
+
+
+def _as_json(document: Any) -> bytes:
+    """The document as the body of a submit."""
     try:
         return json.dumps(document, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -87,6 +89,7 @@ class JobFilter:
     owner: str | None = None
     project: str | None = None
     name: str | None = None
+    name_glob: str | None = None
     text: str | None = None
     id_prefix: str | None = None
     array: str | None = None
@@ -106,6 +109,7 @@ class JobFilter:
                 owner=self.owner,
                 project=self.project,
                 name=self.name,
+                name_glob=self.name_glob,
                 text=self.text,
                 id_prefix=self.id_prefix,
                 array=self.array,
@@ -127,6 +131,9 @@ def _meant(reference: str, arrays: bool) -> list[JobFilter]:
     if in_array is not None and (arrays or in_array[2]):
         index = None if in_array[2] is None else int(in_array[2])
         return [JobFilter(array=in_array[1], array_index=index, collapse_arrays=index is None)]
+    name, slash, number = reference.rpartition("/")
+    if slash and name and re.fullmatch(r"[0-9]{1,18}", number):
+        return [JobFilter(name=name, array_index=int(number)), JobFilter(name=reference)]
     segment(reference)
     is_prefix = re.fullmatch(r"job-[0-9a-z]{1,25}", reference)
     by_id = [JobFilter(id_prefix=reference)] if is_prefix else []
@@ -138,17 +145,23 @@ class Flows(Calls):
     """One flow for each method, against one server."""
 
     def submit(self, spec: Spec, idempotency_key: str | None) -> Flow[views.Job]:
+        document, base = _document(spec)
+        if code_part(document) is not None:
+            packed = yield Run(lambda: packed_code(document, base))
+            uploaded = yield from self.upload_code(packed, None)
+            document = with_code(document, uploaded.id)
         # One key for all tries, so that a submit whose answer was lost makes one job.
         headers = {
             "Content-Type": "application/json",
             "Idempotency-Key": uuid.uuid4().hex if idempotency_key is None else idempotency_key,
         }
-        content = _as_json(spec)
+        content = _as_json(document)
         return (yield from self.read(views.Job, Call("POST", "/v1/jobs", (), headers, content)))
 
     def dry_run(self, spec: Spec) -> Flow[views.Explanation]:
         headers = {"Content-Type": "application/json"}
-        call = Call("POST", "/v1/jobs", params(dry_run="true"), headers, _as_json(spec))
+        content = _as_json(with_code(_document(spec)[0], None))  # nothing is uploaded
+        call = Call("POST", "/v1/jobs", params(dry_run="true"), headers, content)
         return (yield from self.read(views.Explanation, call))
 
     def upload_code(self, packed: PackedCode, on_progress: OnUpload | None) -> Flow[views.Code]:
@@ -161,7 +174,7 @@ class Flows(Calls):
         return code.download(self, job_id, dest)
 
     def plan(self, spec: Spec, options: Mapping[str, float | None]) -> Flow[views.Plan]:
-        document = json.loads(_as_json(spec))
+        document = json.loads(_as_json(with_code(_document(spec)[0], None)))
         given = {name: value for name, value in options.items() if value is not None}
         headers = {"Content-Type": "application/json"}
         content = json.dumps({**document, **given}).encode()

@@ -69,17 +69,24 @@ class Choice:
 
 
 def choose(
-    client: Client, choice: Choice, failures: Failures, *, default_states: Sequence[str]
+    client: Client,
+    choice: Choice,
+    failures: Failures,
+    *,
+    default_states: Sequence[str],
+    is_reading: bool = False,
 ) -> dict[str, str]:
     """Ids of the jobs, and of arrays that were named, each with its display name. A reference to no
-    job, or to several, is printed as a failure, and the others are handled."""
+    job is printed as a failure, and the others are handled; a name of several jobs likewise, unless
+    `is_reading`, which takes the newest."""
     from dray.cli.display.output import warn
 
     if not choice.is_by_rule:
         found = {}
         for reference in choice.references:
             with failures.noted():
-                job_id = client.resolve(reference, arrays=True)
+                find = read_job if is_reading else type(client).resolve
+                job_id = find(client, reference, arrays=True)
                 found[job_id] = job_id if reference in job_id else f"{job_id} {reference}"
         return found
     jobs = client.jobs(
@@ -92,6 +99,32 @@ def choose(
     if not found:
         warn("there is no such job")
     return found
+
+
+def read_job(client: Client, reference: str, *, arrays: bool = False) -> str:
+    """The id of the job that a command shows. Of several jobs with the name, the newest is taken,
+    and a line on standard error names it. With `arrays` it may be the id of an array.
+
+    A command that changes a job calls `client.resolve`, which raises AmbiguousJob instead.
+    """
+    from dray.cli.display.output import cell, warn
+    from dray.errors import AmbiguousJob
+
+    try:
+        return client.resolve(reference, arrays=arrays)
+    except AmbiguousJob as error:
+        newest = error.candidates[0]
+        names = (reference, reference.rpartition("/")[0])
+        in_array = not arrays and newest.array_id is not None and newest.name == reference
+        if in_array or any(job.name not in names for job in error.candidates):
+            raise  # any job of an array may be meant, and an id may be of any age
+        number = f"more than {len(error.candidates)}" if error.more else len(error.candidates)
+        taken = error.ids[0]
+        warn(
+            f"{number} jobs are named {newest.name}: this is the newest, {taken} of "
+            f"{cell(newest.created_at)}"
+        )
+        return taken
 
 
 def is_array(one: str) -> bool:

@@ -94,7 +94,8 @@ USER_NAME = r"[A-Za-z0-9._@-]{1,128}"
 UserName = Annotated[str, StringConstraints(pattern=f"^{USER_NAME}$")]
 MetricName = Annotated[str, StringConstraints(max_length=128, pattern=r"^val/[a-z0-9_]+$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-CodeId = Annotated[str, StringConstraints(pattern=r"^code-[0-9a-f]{32}$")]
+CODE_ID_PATTERN = "^code-[0-9a-f]{32}$"
+CodeId = Annotated[str, StringConstraints(pattern=CODE_ID_PATTERN)]
 Number = Annotated[float, BeforeValidator(_a_number)]
 Int = StrictInt
 GpuShare = Annotated[

@@ -37,6 +37,8 @@ class JobQuery:
     owner: str | None = None
     project: str | None = None
     name: str | None = None
+    name_glob: str | None = None
+    """Matches the whole name: `*` stands for any text, `?` for one character."""
     text: str | None = None
     """Is contained in the name, in whatever case of its letters."""
     id_prefix: str | None = None
@@ -64,6 +66,7 @@ class JobQuery:
             self.owner,
             self.project,
             self.name,
+            self.name_glob,
             self.text,
             self.id_prefix,
             self.array,
@@ -82,6 +85,7 @@ class JobQuery:
             self.owner,
             self.project,
             self.name,
+            self.name_glob,
             self.text,
             *self.labels,
             *self.labels.values(),
@@ -101,6 +105,7 @@ def page(session: Session, wanted: JobQuery, *, limit: int, before_id: str | Non
         owner=wanted.owner,
         project=wanted.project,
         name=wanted.name,
+        name_glob=wanted.name_glob,
         text=wanted.text,
         id_prefix=wanted.id_prefix,
         job_labels=wanted.labels,

@@ -9,6 +9,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from dray import views
+from dray.arguments import with_parameters
 from dray.spec import ParameterServer
 from ray_workers.shared.contracts import (
     ALL_SENT_BYTES,
@@ -55,7 +56,9 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
         baseline=baseline,
         differences=[
             views.FieldDifference(pointer=pointer, values=values)
-            for pointer, values in differences([documents.shown(row.spec) for row in rows]).items()
+            for pointer, values in differences(
+                [with_parameters(documents.shown(row.spec)) for row in rows]
+            ).items()
         ],
         sync=[_sync(row, summaries[row.id]) for row in rows],
         metrics=_metrics([summaries[each] for each in ids], has_baseline=baseline is not None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from dray.cli.base import app, server_url
 from dray.cli.completion import document_kinds
+from dray.code.local import is_folder
 
 
 @app.command()
@@ -43,7 +45,7 @@ def init(
     if script is None:
         text = starting_document(kind, schema=url)
     else:
-        text = starting_document("script", schema=url, entrypoint=str(Path(script).absolute()))
+        text = _of_script(Path(script), output, url)
     if str(output) == "-":
         for line in text.splitlines():
             write(line)
@@ -56,6 +58,28 @@ def init(
             f"{output} is there already; --force overwrites it", param_hint="--output"
         ) from None
     say(f"{output} is written; submit it with: dray submit {output}")
+
+
+def _of_script(script: Path, output: Path, schema: str) -> str:
+    """The document of a script that is uploaded with the current folder, or with its own folder if
+    it is elsewhere. Paths are written relative to the document."""
+    from dray.errors import SpecError
+    from dray.spec.authoring.starting import starting_document
+
+    if not script.is_file():
+        raise SpecError(f"there is no file {script}")
+    script, folder = script.resolve(), Path.cwd()
+    if not script.is_relative_to(folder):
+        folder = script.parent
+    base = Path() if str(output) == "-" else output.parent
+    code = os.path.relpath(folder, base.resolve())
+    return starting_document(
+        "script",
+        schema=schema,
+        name=script.stem,
+        entrypoint=script.relative_to(folder).as_posix(),
+        code=code if is_folder(code) else f"./{code}",
+    )
 
 
 @app.command()

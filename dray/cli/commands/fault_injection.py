@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, JobIds, app, connect, interruptible
+from dray.cli.choosing import read_job
 from dray.cli.exits import Exit
 from dray.cli.quantities import seconds
 
@@ -115,7 +116,7 @@ def hangs(
     from dray.ranks import role_names
 
     with connect() as client:
-        job_id = client.resolve(job_id)
+        job_id = read_job(client, job_id)
         found = client.hangs(job_id)
         names = role_names(client.get(job_id).spec) if found else []
     if as_json:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dray.cli.base import AsJson, JobId, app, connect, interruptible
+from dray.cli.choosing import read_job
 
 group = typer.Typer(
     name="federate", help="Invite clients outside of the cluster, and take part as one."
@@ -48,7 +49,7 @@ def list_clients(job_id: JobId, as_json: AsJson = False) -> None:
     from dray.cli.display.tables import listing
 
     with connect() as client:
-        page = client.federated_clients(client.resolve(job_id))
+        page = client.federated_clients(read_job(client, job_id))
     if as_json:
         write_json(page)
         return

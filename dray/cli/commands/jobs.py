@@ -21,6 +21,7 @@ from dray.cli.choosing import (
     ask,
     choose,
     is_array,
+    read_job,
     state_names,
 )
 from dray.cli.exits import Exit
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 def watch_command(job_id: JobId, as_json: AsJson = False) -> None:
     """Show a job's progress until it is over."""
     with connect() as client:
-        watch_job(client, client.resolve(job_id), as_json)
+        watch_job(client, read_job(client, job_id), as_json)
 
 
 def watch_job(client: Client, job_id: str, as_json: bool) -> None:
@@ -97,7 +98,7 @@ def wait(
     with connect() as client, interruptible("the jobs go on"):
         # A job that failed before this command began must not be missed.
         chosen = (*LIVE, *FINISHED) if choice.labels else LIVE
-        found = choose(client, choice, failures, default_states=chosen)
+        found = choose(client, choice, failures, default_states=chosen, is_reading=True)
         if choice.labels and not found:
             raise typer.Exit(Exit.REFUSED)
         for job_id in found:
@@ -141,7 +142,7 @@ def get(
     from dray.cli.display.output import show_array, show_job, write_json
 
     with connect() as client, interruptible("the job goes on"):
-        job_id = client.resolve(job_id, arrays=True)
+        job_id = read_job(client, job_id, arrays=True)
         if is_array(job_id):
             array = client.wait_array(job_id) if wait else client.array(job_id)
             write_json(array) if as_json else show_array(array)

@@ -29,7 +29,12 @@ def list_jobs(
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Only with this name, in which * and ? may stand for others."
+        ),
+    ] = None,
     text: Annotated[
         str | None, typer.Option(metavar="PART", help="Only with this in the name, in any case.")
     ] = None,
@@ -74,12 +79,14 @@ def list_jobs(
 
     if brief and not as_json:
         raise typer.BadParameter("is for --json", param_hint="--brief")
+    is_glob = name is not None and any(sign in name for sign in "*?")
     with connect() as client:
         found = client.jobs(
             state=state_names(state),
             queue=queue,
             label=label_pairs(label),
-            name=name,
+            name=None if is_glob else name,
+            name_glob=name if is_glob else None,
             text=text,
             owner=owner,
             project=project,

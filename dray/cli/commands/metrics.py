@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli.base import AsJson, Follow, JobIds, Rank, app, connect, interruptible
+from dray.cli.choosing import read_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -66,7 +67,7 @@ def metrics(
         if system:
             from dray.ranks import role_names
 
-            job_id = client.resolve(jobs[0])
+            job_id = read_job(client, jobs[0])
             if draw or as_csv:
                 answer = client.system_metrics(job_id, key, rank=rank, max_points=max_points)
                 if set(key or ()) - answer.series.keys():
@@ -78,7 +79,7 @@ def metrics(
                 names = [] if as_json else role_names(client.get(job_id).spec)
                 _show_system_sample(sample, rank, names, as_json=as_json)
             return
-        ids = list(dict.fromkeys(client.resolve(job) for job in jobs))
+        ids = list(dict.fromkeys(read_job(client, job) for job in jobs))
         if follow:
             _follow(client, ids[0], key, rank, as_json=as_json, as_csv=as_csv)
             return

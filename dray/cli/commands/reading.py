@@ -16,6 +16,7 @@ from dray.cli.base import (
     connect,
     interruptible,
 )
+from dray.cli.choosing import read_job
 
 if TYPE_CHECKING:
     from dray.views import (
@@ -49,7 +50,7 @@ def logs(
 
     again = f"the job goes on; follow it again with: dray logs -f {job_id}"
     with connect() as client, interruptible(again if follow else "stopped"):
-        job_id = client.resolve(job_id)
+        job_id = read_job(client, job_id)
         names = [] if as_json or rank is not None else role_names(client.get(job_id).spec)
         for line in client.logs(job_id, rank, attempt=attempt, follow=follow):
             if as_json:
@@ -70,7 +71,7 @@ def events(job_id: JobId, follow: Follow = False, as_json: AsJsonLines = False) 
 
     again = f"the job goes on; follow it again with: dray events -f {job_id}"
     with connect() as client, interruptible(again if follow else "stopped"):
-        job_id = client.resolve(job_id)
+        job_id = read_job(client, job_id)
         for event in client.follow(job_id) if follow else client.events(job_id):
             write_json_line(event) if as_json else say(_event_line(event), indent="    ")
             if follow:
@@ -90,7 +91,7 @@ def explain(job_id: JobId, as_json: AsJson = False) -> None:
     from dray.cli.display.output import write_json
 
     with connect() as client:
-        answer = client.explain(client.resolve(job_id))
+        answer = client.explain(read_job(client, job_id))
     if as_json:
         write_json(answer)
     else:
@@ -172,7 +173,7 @@ def attempts(job_id: JobId, as_json: AsJson = False) -> None:
     from dray.cli.display.tables import listing
 
     with connect() as client:
-        found = client.attempts(client.resolve(job_id))
+        found = client.attempts(read_job(client, job_id))
     listing(
         found,
         as_json,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli.base import AsJson, JobId, app, connect, interruptible
+from dray.cli.choosing import read_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ def checkpoints(
     from dray.cli.display.tables import listing
 
     with connect() as client:
-        job_id = client.resolve(job_id)
+        job_id = read_job(client, job_id)
         if step is not None:
             with _progress() as tell:
                 paths = client.download_checkpoint(job_id, step, dest, on_progress=tell)
@@ -63,7 +64,7 @@ def artifacts(job_id: JobId, as_json: AsJson = False) -> None:
     from dray.cli.display.tables import listing
 
     with connect() as client:
-        found = client.artifacts(client.resolve(job_id))
+        found = client.artifacts(read_job(client, job_id))
     listing(
         found,
         as_json,
@@ -84,7 +85,7 @@ def download(
 ) -> None:
     """Download a job's results, checked by hash. An interrupted download is continued."""
     with connect() as client, _progress() as tell:
-        paths = client.download(client.resolve(job_id), dest, artifact, on_progress=tell)
+        paths = client.download(read_job(client, job_id), dest, artifact, on_progress=tell)
     _write_paths(paths, as_json)
 
 
@@ -106,7 +107,7 @@ def export(
     else:
         with TemporaryDirectory() as folder:
             with connect() as client, _progress() as tell:
-                client.download(client.resolve(model), folder, on_progress=tell)
+                client.download(read_job(client, model), folder, on_progress=tell)
             written = _export(Path(folder), path)
     _write_paths([written], as_json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dray.cli.base import AsJson, JobId, app, connect
+from dray.cli.choosing import read_job
 from dray.cli.commands.jobs import report, watch_job
+from dray.cli.completion import job_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,13 +29,23 @@ LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "mpirun", "srun")
 @app.command()
 def submit(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="FILE | -- PROGRAM [ARGUMENT]...",
+            metavar="FILE | -- PROGRAM [ARGUMENT]... | --like JOB [-- ARGUMENT...]",
             help="Job document, YAML or JSON (- reads it here); or after -- a Python file, or "
             "-m and a module, with its arguments.",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB",
+            help="Submit the document of this job again; arguments after -- replace those of the "
+            "same name.",
+            autocompletion=job_ids,
+        ),
+    ] = None,
     code: Annotated[
         Path | None,
         typer.Option(
@@ -77,6 +90,14 @@ def submit(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Set an environment variable of every worker."),
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATTERN",
+            help="Take this metric from the output: a regular expression with one group, the "
+            "number.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: train.epochs=3."),
@@ -98,12 +119,13 @@ def submit(
 ) -> None:
     """Queue a job.
 
-    dray submit job.yaml; or dray submit --workers 4 -- train.py --lr 0.1
+    dray submit job.yaml; or dray submit --workers 4 -- train.py --lr 0.1; or with other arguments
+    once more: dray submit --like JOB -- --lr 0.01
     """
     from dray.cli.display.output import write_json
     from dray.documents import apply_settings
 
-    document, source = _document(words)
+    document, source = _document(words or []) if like is None else _again(like, words or [])
     shortcuts = {
         "name": name,
         "resources.num_workers": workers,
@@ -115,6 +137,7 @@ def submit(
     given = [f"{field}={value}" for field, value in shortcuts.items() if value is not None]
     document = apply_settings(document, [*given, *(settings or [])])
     document = _with_environment(document, requirements, env or [])
+    document = _with_metrics(document, metric or [])
     if git is None and commit is None:
         packed = packed_folder(document, source, code, include or [])
     else:
@@ -183,6 +206,45 @@ def _with_environment(
     return {**document, "environment": found} if found else document
 
 
+def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
+    """The document with the metrics of the options; one that it has by the same name is
+    replaced."""
+    found = {}
+    for given in metrics:
+        name, equals, pattern = given.partition("=")
+        if not (name and equals and pattern):
+            raise typer.BadParameter(
+                f"--metric takes NAME=PATTERN, such as 'train/loss=loss: ([0-9.]+)', not {given!r}"
+            )
+        found[name] = {"name": name, "pattern": pattern}
+    others = [each for each in document.get("metrics") or [] if each.get("name") not in found]
+    return {**document, "metrics": [*others, *found.values()]} if found else document
+
+
+def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
+    """The document of a job, for one more job with these arguments in place of those of the same
+    name; and what to call its source. The new job waits for no other, and is in no array."""
+    from dray.arguments import replaced
+    from dray.cli.display.output import warn
+
+    with connect() as client:
+        job = client.get(read_job(client, reference))
+    left_out = ("array", "sweep", "after")
+    document = {name: value for name, value in job.spec.items() if name not in left_out}
+    script = document.get("script")
+    if not args:
+        return document, job.id
+    if not isinstance(script, dict):
+        raise typer.BadParameter(
+            f"{job.id} runs the recipe {document.get('recipe')}, which takes no arguments: change "
+            "its fields by --set"
+        )
+    script = {**script, "args": replaced(script.get("args") or [], args)}
+    program = script.get("entrypoint") or f"-m {script.get('module')}"
+    warn(f"like {job.id}: {shlex.join([program, *script['args']])}")
+    return {**document, "script": script}, job.id
+
+
 def _with_git(
     document: dict[str, Any], git: str | None, commit: str | None, *, uploads: bool
 ) -> dict[str, Any]:
@@ -203,6 +265,8 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     """The job document that the words name or amount to, and what to call its source."""
     from dray.documents import load_document
 
+    if not words:
+        raise typer.BadParameter("name a job document, or a program after --")
     first, *rest = words
     if first == MODULE:
         if not rest:
@@ -227,10 +291,14 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
 def packed_folder(
     document: dict[str, Any], source: str, code: Path | None, include: list[str]
 ) -> PackedCode | None:
-    """The folder to upload; None of a document, unless --code names one."""
+    """The folder to upload: the one that --code or the document names, or for a program the current
+    one. None if there is none."""
+    from dray.code.local import named_folder
     from dray.code.packing import pack
+    from dray.documents import folder_of
     from dray.errors import SpecError
 
+    code = code or named_folder(document, folder_of(source))
     script, model = document.get("script"), document.get("model")
     if not isinstance(script, dict):
         if code is None:
@@ -242,7 +310,9 @@ def packed_folder(
         return pack(code.absolute(), include)
     if code is None and not source.endswith(".py") and not source.startswith(MODULE):
         if include:
-            raise typer.BadParameter("--include needs --code: a document alone uploads no folder")
+            raise typer.BadParameter(
+                "--include needs --code, or a document with `code: FOLDER`: nothing is uploaded"
+            )
         return None
     folder = (code or Path()).absolute()
     program = script.get("entrypoint")
@@ -371,7 +441,7 @@ def code_command(
     from dray.cli.display.tables import listing
 
     with connect() as client:
-        job_id = client.resolve(job_id)
+        job_id = read_job(client, job_id)
         if dest is not None:
             for path in client.download_code(job_id, dest):
                 write(str(path))

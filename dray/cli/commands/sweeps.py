@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli.base import AsJson, AsJsonLines, Failures, app, connect
+from dray.cli.choosing import read_job
 from dray.cli.commands.jobs import report
 from dray.cli.commands.submit import packed_folder, send
 
@@ -83,7 +84,7 @@ def show_sweep(
     from dray.cli.display.output import write_data
 
     with connect() as client:
-        sweep_id = client.resolve(sweep_id, arrays=True)
+        sweep_id = read_job(client, sweep_id, arrays=True)
         sweep = client.sweep(sweep_id)
         trials = list(client.trials(sweep_id, page_size=500))
     if not by_index:

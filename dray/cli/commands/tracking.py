@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli.base import AsJson, JobId, JobIds, app, connect
+from dray.cli.choosing import read_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,7 @@ def compare(
     from dray.cli.display.output import write_json
 
     with connect() as client:
-        found = client.compare([client.resolve(job) for job in jobs])
+        found = client.compare([read_job(client, job) for job in jobs])
     if as_json:
         write_json(found)
         return
@@ -276,11 +277,11 @@ def annotate(
 
     text = sys.stdin.read() if notes == "-" else notes
     with connect() as client:
-        job_id = client.resolve(job_id)
         if tag or untag or text is not None:
+            job_id = client.resolve(job_id)
             found = client.annotate(job_id, add_tags=tag, remove_tags=untag, notes=text)
         else:
-            found = client.annotations(job_id)
+            found = client.annotations(read_job(client, job_id))
     write_json(found) if as_json else _show_annotations(found)
 
 

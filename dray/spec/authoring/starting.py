@@ -34,14 +34,21 @@ _SOURCES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def starting_document(
-    kind: str, *, schema: str, entrypoint: str = "/path/to/train.py", everything: bool = False
+    kind: str,
+    *,
+    schema: str,
+    name: str = "script",
+    entrypoint: str = "/path/to/train.py",
+    code: str | None = None,
+    everything: bool = False,
 ) -> str:
     """A valid document of `kind` (one of KINDS) as YAML.
 
-    schema: URL or path of the JSON Schema, for editors. everything: whether optional fields are
-    written as fields instead of comments.
+    schema: URL or path of the JSON Schema, for editors. name, entrypoint, code: of a script; `code`
+    is the folder to upload. everything: whether optional fields are written as fields instead of
+    comments.
     """
-    fields = _script(entrypoint) if kind == "script" else _recipe(kind)
+    fields = _script(name, entrypoint, code) if kind == "script" else _recipe(kind)
     known = {(part.path, part.variant): part for part in parts()}
     lines = [
         f"# yaml-language-server: $schema={schema}",
@@ -77,10 +84,11 @@ def _recipe(recipe: str) -> dict[str, Any]:
     }
 
 
-def _script(entrypoint: str) -> dict[str, Any]:
+def _script(name: str, entrypoint: str, code: str | None) -> dict[str, Any]:
+    program: dict[str, Any] = {"entrypoint": entrypoint, "args": []}
     return {
-        "name": "script",
-        "script": {"entrypoint": entrypoint, "args": []},
+        "name": name,
+        "script": program if code is None else {**program, "code": code},
         "resources": _resources(),
         **_queueing(),
     }

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StrictBool, StringConstraints, model_validator
 
-from dray.spec.fields import Document, PlainText, Seconds, wrong
+from dray.arguments import MAX_CHARS, MAX_PARAMETERS
+from dray.spec.fields import Document, Int, Number, PlainText, Seconds, wrong
 from dray.spec.program import roles as roles_of
 from dray.spec.program.code import Code
 from dray.spec.program.roles import Framework, Role, RoleName
+
+_Text = Annotated[PlainText, StringConstraints(max_length=MAX_CHARS)]
+Parameter = StrictBool | Int | Number | _Text
 
 LEAST_HANG_LIMIT_S = 10
 """Two looks of the supervisor, which are 5 s apart: it can't tell shorter times."""
@@ -38,9 +42,16 @@ class Script(Document):
     """A module that is run as `python -m` would run it, instead of `entrypoint`."""
     args: Annotated[list[PlainText], Field(max_length=1024)] = []
     """Command line arguments, given as they are (no shell)."""
+    parameters: Annotated[
+        dict[Annotated[_Text, StringConstraints(min_length=1)], Parameter],
+        Field(max_length=MAX_PARAMETERS),
+    ] = {}
+    """Names and values by which jobs are compared, besides those of `args`; the program is not
+    given them. `submit_function` writes the function's arguments here."""
     code: Code | None = None
-    """The id of uploaded code, as `dray submit --code` and `POST /v1/code` give it; or where the
-    nodes fetch it. Unset, the program is on the workers' machines already."""
+    """The id of uploaded code, as `POST /v1/code` gives it; or where the nodes fetch it. In a file,
+    also a folder such as `.`, which the client uploads at the submit. Unset, the program is on the
+    workers' machines already."""
     framework: Framework = "torch"
     """Framework by whose rules the ranks find each other; `none`: they form no group."""
     roles: Annotated[dict[RoleName, Role], Field(max_length=16)] = {}

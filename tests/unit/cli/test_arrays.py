@@ -92,3 +92,51 @@ def test_an_array_is_not_watched(cli: Cli, document: str) -> None:
 
 def test_a_dry_run_says_how_many_jobs_it_would_be(cli: Cli, document: str) -> None:
     assert "is an array of 7: " in cli("submit", document, "--array", "7", "--dry-run")
+
+
+def test_a_job_of_an_array_is_found_by_the_name_and_its_index(cli: Cli, document: str) -> None:
+    older, newer = (submitted(cli, document, "--array", "2", "--name", "by-name") for _ in range(2))
+    assert cli.json("get", f"{newer}/1")["id"] == cli.json("get", "by-name/1")["id"]
+    assert (
+        f"2 jobs are named by-name: this is the newest, {cli.json('get', f'{newer}/1')['id']}"
+        in (
+            cli("get", "by-name/1"),
+            cli.err,
+        )[1]
+    )
+    first = cli.json("get", f"{older}/0")["id"]
+    for command in ("explain", "metrics", "logs", "events", "attempts", "checkpoints", "artifacts"):
+        cli(command, "by-name/0")
+        assert "this is the newest" in cli.err
+    cli("cancel", "by-name/0", exits=Exit.USAGE)
+    assert "'by-name/0' means 2 jobs" in cli.err
+    assert first in cli.err
+    assert cli.json("get", first)["state"] == "QUEUED"
+    cli("delete", older, "-y", exits=Exit.REFUSED)
+    cli("cancel", older)
+    cli("delete", older, "-y")
+    assert cli("cancel", "by-name/0").split()[0] == cli.json("get", f"{newer}/0")["id"]
+    cli("get", "by-name/2", exits=Exit.REFUSED)
+    assert "there is no job by-name/2" in cli.err
+
+
+def test_commands_that_only_read_take_the_newest_of_a_name(cli: Cli, server: LiveServer) -> None:
+    older, newer = (server.submit(name="same") for _ in range(2))
+    for command in ("get", "explain", "events", "metrics"):
+        cli(command, "same")
+        assert f"2 jobs are named same: this is the newest, {newer} of 20" in cli.err
+    for command in (("cancel",), ("hold",), ("annotate", "--tag", "x"), ("delete", "-y")):
+        cli(command[0], "same", *command[1:], exits=Exit.USAGE)
+        assert older in cli.err
+        assert newer in cli.err
+    assert cli.json("annotate", newer)["tags"] == []
+    assert cli.json("wait", "same", "--state", "QUEUED")["id"] == newer
+    cli("get", newer[:8], exits=Exit.USAGE)  # the beginning of several ids
+    assert f"'{newer[:8]}' means" in cli.err
+
+
+def test_the_list_takes_a_pattern_of_names(cli: Cli, server: LiveServer) -> None:
+    made = [server.submit(name=f"glob-{number}") for number in range(3)]
+    assert [job["id"] for job in cli.json("ls", "--name", "glob-?")] == made[::-1]
+    assert [job["id"] for job in cli.json("ls", "--name", "*lob-1")] == [made[1]]
+    assert cli.json("ls", "--name", "glob") == []

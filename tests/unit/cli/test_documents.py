@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 import dray
+from dray.client import Client
 from dray.spec.authoring.schema import job_schema
 from dray.spec.authoring.starting import KINDS
 from tests.unit.api.serving import LiveServer
@@ -39,14 +42,56 @@ def test_a_document_that_is_there_is_not_overwritten_unasked(cli: Cli, tmp_path:
     assert "is none of image_classification" in cli.err
 
 
-def test_a_document_for_a_script_of_the_node_is_written(cli: Cli, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import torch\n")
-    path = tmp_path / "job.yaml"
-    cli("init", str(script), "-o", str(path))
-    spec = dray.load_spec(path)
+def test_a_document_for_a_script_names_it_and_its_folder(
+    cli: Cli, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "lin.py").write_text("print(1)\n")
+    cli("init", "nets/lin.py")
+    document = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    assert document["name"] == "lin"
+    assert document["script"] == {"entrypoint": "nets/lin.py", "args": [], "code": "."}
+    spec = dray.load_spec("job.yaml")
     assert spec.script is not None
-    assert spec.script.entrypoint == str(script)
+    assert str(spec.script.code).startswith("code-")
+    assert "job.yaml is a job: nets/lin.py on 1 worker" in cli("submit", "job.yaml", "--dry-run")
+    by_cli = cli("submit", "job.yaml").split()[0]
+    by_sdk = Client(server.url).submit("job.yaml").id
+    for job_id in (by_cli, by_sdk):
+        assert {file["path"] for file in cli.json("code", job_id)} == {"job.yaml", "nets/lin.py"}
+    cli("init", "gone.py", "--force", exits=2)
+    assert "there is no file gone.py" in cli.err
+
+
+@pytest.mark.parametrize(
+    ("where", "output", "entrypoint", "code"),
+    [
+        ("project", "conf/job.yaml", "lin.py", ".."),
+        ("elsewhere", "job.yaml", "lin.py", "../project"),
+        (".", "job.yaml", "project/lin.py", "."),
+        (".", "project/conf/job.yaml", "project/lin.py", "../.."),
+    ],
+)
+def test_paths_of_a_document_begin_at_its_own_folder(
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    output: str,
+    entrypoint: str,
+    code: str,
+) -> None:
+    for folder in ("project/conf", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "project" / "lin.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path / where)
+    script = os.path.relpath(tmp_path / "project" / "lin.py")
+    cli("init", script, "-o", output)
+    document = yaml.safe_load(Path(output).read_text())
+    assert document["script"] == {"entrypoint": entrypoint, "args": [], "code": code}
+    monkeypatch.chdir("/")
+    assert "lin.py\n" in cli("submit", str(tmp_path / where / output), "--dry-run")
 
 
 def test_the_schema_is_printed_and_served_without_a_token(cli: Cli, server: LiveServer) -> None:

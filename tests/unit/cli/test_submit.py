@@ -169,3 +169,36 @@ def test_a_commit_that_is_half_named_is_refused(
 ) -> None:
     cli("submit", *words, exits=2)
     assert said in cli.err
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_job_is_submitted_again_with_other_arguments(cli: Cli, server: LiveServer) -> None:
+    first = json.loads(
+        cli(
+            *("submit", "--json", "--name", "again", "--workers", "2"),
+            *("--metric", "train/loss=loss ([0-9.]+)"),
+            *("--", "train.py", "--epochs", "3", "--lr", "0.1"),
+        )
+    )
+    (metric,) = first["spec"]["metrics"]
+    assert (metric["name"], metric["pattern"]) == ("train/loss", "loss ([0-9.]+)")
+    second = cli("submit", "--like", "again", "--", "--lr", "0.01").split()[0]
+    assert f"like {first['id']}: train.py --epochs 3 --lr 0.01\n" in cli.err
+    spec = spec_of(server, second)
+    assert spec == {
+        **first["spec"],
+        "script": {**first["spec"]["script"], "args": ["--epochs", "3", "--lr", "0.01"]},
+    }
+    third = cli("submit", "--like", first["id"], "--set", "priority=7").split()[0]
+    assert spec_of(server, third) == {**first["spec"], "priority": 7}
+    found = cli.json("compare", first["id"], second)
+    assert found["differences"] == [{"pointer": "/parameters/lr", "values": [0.1, 0.01]}]
+    recipe = server.submit()
+    cli("submit", "--like", recipe, "--", "--lr", "1", exits=2)
+    assert "runs the recipe image_classification, which takes no arguments" in cli.err
+    cli("submit", exits=2)
+    assert "name a job document, or a program after --" in cli.err
+    cli("submit", "--metric", "loss", "--", "train.py", exits=2)
+    assert "--metric takes NAME=PATTERN" in cli.err
+    member = cli.json("get", cli("submit", "--like", first["id"], "--array", "2").split()[0] + "/1")
+    assert cli("submit", "--like", member["id"]).startswith("job-")

@@ -141,3 +141,33 @@ def test_a_block_that_raises_does_not_wait_for_the_job(client: Client, server: L
     with pytest.raises(ZeroDivisionError), client.attach(job_id):
         1 / 0  # noqa: B018
     assert client.get(job_id).state == "QUEUED"
+
+
+def test_the_arguments_of_a_function_are_parameters(server: LiveServer) -> None:
+    class Unusual:
+        pass
+
+    def trained(lr: float, sizes: list[int], *, options: dict[str, Any], seed: int = 7) -> None:
+        pass
+
+    options: dict[str, Any] = {
+        "name": "a",
+        "api_key": "s",
+        "deep": {"on": True},
+        "nan": float("nan"),
+        "own": Unusual(),
+    }
+    expected = {"lr": 0.1, "options.name": "a", "options.deep.on": True, "seed": 7}
+    assert functions.parameters(trained, [0.1, [1]], {"options": options}) == expected
+    assert functions.parameters(trained, [], {}) == {}  # the call itself will fail
+    options["own"] = options  # a mapping that holds itself
+    assert functions.parameters(trained, [0.1, [1]], {"options": options})["lr"] == 0.1
+    with Client(server.url) as client:
+        jobs = [client.submit_function(tripled, ([1],), {"plus": plus}) for plus in (1, 2)]
+        pointers = {each.pointer: each.values for each in client.compare(jobs).differences}
+        assert pointers["/parameters/plus"] == [1, 2]
+        assert client.frame(jobs)["parameters.plus"].tolist() == [1, 2]
+        with pytest.raises(errors.Unprocessable) as refused:
+            client.submit({"script": {"entrypoint": "/a.py", "parameters": {"a": [1]}}})
+        assert refused.value.pointer is not None
+        assert refused.value.pointer.startswith("/script/parameters/a")

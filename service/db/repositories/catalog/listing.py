@@ -8,6 +8,7 @@ instead, so each state is walked by itself and the heads are merged.
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
@@ -31,6 +32,7 @@ def page(
     owner: str | None,
     project: str | None,
     name: str | None,
+    name_glob: str | None,
     text: str | None,
     id_prefix: str | None,
     array: str | None,
@@ -60,6 +62,8 @@ def page(
     ):
         if wanted is not None:
             query = query.where(column == wanted)
+    if name_glob is not None:
+        query = query.where(_matches(session, name_glob))
     if text is not None:  # no index has this: the walk goes on until a page is full
         query = query.where(JobRow.name.icontains(text, autoescape=True))
     if id_prefix is not None:
@@ -81,6 +85,14 @@ def page(
     with nullcontext() if where is None else search.limited(session):
         heads = [list(session.scalars(one)) for one in queries]
     return list(islice(heapq.merge(*heads, key=lambda row: row.id, reverse=True), limit))
+
+
+def _matches(session: Session, glob: str) -> ColumnElement[bool]:
+    """Whether a name matches the pattern, in its own case."""
+    if session.get_bind().dialect.name == "sqlite":  # whose LIKE passes over the case of letters
+        return JobRow.name.op("GLOB")(glob.replace("[", "[[]"))
+    like = re.sub(r"([%_\\])", r"\\\1", glob).replace("*", "%").replace("?", "_")
+    return JobRow.name.like(like, escape="\\")
 
 
 def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:

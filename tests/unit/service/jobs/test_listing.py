@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -167,3 +168,27 @@ def test_a_page_walks_one_index_and_never_sorts(
             assert index in plan[0], plan
         assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
     database.close()
+
+
+async def test_a_pattern_of_names_matches_as_a_shell_does(service: Service) -> None:
+    names = ["lin-1", "lin-2", "lin-10", "Lin-1", "a*b", "a_b", "a%b", "a[b", "a\\b", "äöü", "x"]
+    made = {name: await service.submit(name=name) for name in names}
+    patterns = [
+        "lin-*",
+        "lin-?",
+        "*",
+        "?",
+        "a?b",
+        "a*b",
+        "a[*",
+        "a_*",
+        "a%?",
+        "a\\?",
+        "???",
+        "*1*",
+        "",
+    ]
+    for pattern in patterns:
+        as_regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+        matching = [made[name] for name in names[::-1] if re.fullmatch(as_regex, name)]
+        assert await ids(service, name_glob=pattern) == matching, pattern

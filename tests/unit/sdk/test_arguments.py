@@ -1,0 +1,99 @@
+"""Arguments of programs as names and values, beside what argparse makes of them."""
+
+from __future__ import annotations
+
+import argparse
+import random
+
+import pytest
+
+from dray.arguments import parameters, parameters_of, replaced, with_parameters
+
+ARGS = "data.csv --lr 0.1 --no-amp --sizes 64 32 -b 3 opt.lr=1e-3 --neg -1 --x=-3 --to a=b=c"
+
+
+def test_arguments_have_the_names_and_values_of_argparse() -> None:
+    assert parameters(ARGS.split()) == {
+        "lr": 0.1,
+        "no_amp": True,
+        "sizes": "64 32",
+        "b": 3,
+        "opt.lr": 0.001,
+        "neg": -1,
+        "x": -3,
+        "to": True,
+        "a": "b=c",
+    }
+    assert parameters(["--lr", "0.1", "--lr=0.2", "--", "--epochs", "3"]) == {"lr": 0.2}
+    assert parameters(["--flag", "TRUE", "--name", "a b", "--id", "1" * 20]) == {
+        "flag": True,
+        "name": "a b",
+        "id": float("1" * 20),
+    }
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_program_of_argparse_reads_the_same_values(seed: int) -> None:
+    """A parser of random options, and a command line that gives some of them in any order."""
+    draw = random.Random(seed)
+    parser = argparse.ArgumentParser()
+    words: list[list[str]] = []
+    expected: dict[str, object] = {}
+    for number in range(draw.randint(1, 8)):
+        name = f"--{draw.choice(['lr', 'num-layers', 'data_dir', 'seed'])}{number}"
+        kind = draw.choice(["flag", "float", "int", "text", "several"])
+        value = {
+            "flag": True,
+            "float": round(draw.uniform(-9, 9), 3),
+            "int": draw.randint(-99, 10**9),
+            "text": draw.choice(["adam", "s3://bucket/a b", "x,y", "a/b.csv"]),
+            "several": [draw.randint(2, 9) for _ in range(draw.randint(2, 4))],
+        }[kind]
+        if kind == "flag":
+            parser.add_argument(name, action="store_true")
+            words.append([name])
+        elif kind == "several":
+            parser.add_argument(name, nargs="+", type=int)
+            words.append([name, *map(str, value)])  # type: ignore[call-overload]
+        else:
+            parser.add_argument(name, type=type(value))
+            words.append(draw.choice([[name, str(value)], [f"{name}={value}"]]))
+        expected[name[2:].replace("-", "_")] = value
+    draw.shuffle(words)
+    args = [word for some in words for word in some]
+    read = vars(parser.parse_args(args))
+    assert read == expected
+    as_values = {
+        name: " ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in read.items()
+    }
+    assert parameters(args) == as_values
+    for changed in words:  # each may be given once more, and the program reads what it read
+        again = replaced(args, changed)
+        assert sorted(again) == sorted(args)
+        assert vars(parser.parse_args(again)) == read
+
+
+def test_changed_arguments_take_the_place_of_those_of_the_same_name() -> None:
+    args = ["train.csv", "--lr", "0.1", "--sizes", "64", "32", "--amp", "--lr", "0.2"]
+    assert replaced(args, ["--lr=0.01", "--wd", "3"]) == [
+        *("train.csv", "--lr=0.01", "--sizes", "64", "32", "--amp", "--wd", "3")
+    ]
+    assert replaced(args, ["--sizes", "8"]) == [
+        *("train.csv", "--lr", "0.1", "--sizes", "8", "--amp", "--lr", "0.2")
+    ]
+    assert replaced(["old.csv", "opt.lr=1"], ["new.csv", "opt.lr=2"]) == ["new.csv", "opt.lr=2"]
+    assert replaced([], ["--lr", "1"]) == ["--lr", "1"]
+    assert replaced(args, []) == args
+
+
+def test_a_document_for_a_comparison_has_parameters_instead_of_arguments() -> None:
+    script = {"entrypoint": "a.py", "args": ["x.csv", "--lr", "1"], "parameters": {"k": True}}
+    shown = with_parameters({"name": "a", "script": script})
+    assert shown == {
+        "name": "a",
+        "script": {"entrypoint": "a.py", "args": ["x.csv"]},
+        "parameters": {"lr": 1, "k": True},
+    }
+    assert parameters_of({"recipe": "image_classification"}) == {}
+    assert with_parameters({"recipe": "r"}) == {"recipe": "r"}
