@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api.problems import MEDIA_TYPE, RETRY_AFTER_S, STATUS, Refused, title
+from ray_workers.shared.peers import peer_credentials
 from service.config.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -191,6 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes that arrived since a head or a piece of a body was last completed."""
         self._num_head = 0
         """Bytes of this request's target and headers."""
+        self._is_of_own_user: bool | None = None
         self._await(Awaited.HEAD, self._limits.head_within_s)
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
@@ -221,10 +223,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["state"]["is_of_own_user"] = self.is_of_own_user
         self._begun = True
         self._num_head = 0
         if self._awaited is Awaited.NOTHING:  # a pipelined request
             self._await(Awaited.HEAD, self._limits.head_within_s)
+
+    def is_of_own_user(self) -> bool:
+        """Whether a process of this user, or of root, on this machine has opened the connection."""
+        if self._is_of_own_user is None:
+            connection = self.transport.get_extra_info("socket")
+            self._is_of_own_user = peer_credentials.is_own_peer(connection, or_roots=True)
+        return self._is_of_own_user
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))
