@@ -174,7 +174,7 @@ def test_roots_connections_count_where_that_is_asked(monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(os, "getuid", lambda: NOBODY)
             assert not is_own_tcp(*ends)
             assert is_own_tcp(*ends, or_roots=True)
-            connecting.close()  # in TIME_WAIT, or held by no process, a socket is listed as user 0's
+            connecting.close()  # a socket that no process holds is listed as user 0's
             assert not is_own_tcp(*ends, or_roots=True)
 
 
