@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -257,6 +258,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self.transport.abort()
             raise ValueError("too many requests at once")
+        if detail := _ambiguous_host(self.url, self.headers):
+            self._refuse("malformed_request", detail)
+            raise ValueError(detail)  # ends the parsing
         super().on_headers_complete()
         self._num_unused = 0
         self._await(Awaited.BODY, self._limits.body_within_s)
@@ -367,6 +371,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _call(self, delay_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_s, what)
+
+
+def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """Why a request has no one host (RFC 9112, 3.2); None if it has one, or names none.
+
+    The server and a proxy before it, or two parts of the server, would go by different ones.
+    """
+    hosts = [value.strip().lower() for name, value in headers if name.lower() == b"host"]
+    if len(hosts) > 1:
+        return "the request has several Host headers"
+    if b"://" in target.partition(b"?")[0]:  # in absolute form
+        netloc = urlsplit(target.lower()).netloc
+        if netloc and hosts and netloc != hosts[0]:
+            return "the request is addressed to another host than its Host header names"
+    return None
 
 
 def _answer(code: str, detail: str) -> bytes:
