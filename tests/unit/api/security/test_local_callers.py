@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from api.app import ROUTERS
 from api.security import local_callers
 from dray import home_token
+from ray_workers.shared.peers import peer_credentials
 from service.config import home_token as written
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.workers.other_user import needs_root, run_as_another
@@ -72,12 +73,12 @@ def test_the_servers_own_user_needs_no_token(server: LiveServer) -> None:
 
 @needs_root
 def test_another_user_of_the_machine_is_refused_everywhere(server: LiveServer) -> None:
-    calls = [
+    calls: list[tuple[str, str, list[str]]] = [
         (method, re.sub(r"\{\w+(:path)?\}", "x", route.path), [])
         for router in ROUTERS
         for route in router.routes
         if isinstance(route, APIRoute)
-        for method in sorted(route.methods)
+        for method in sorted(route.methods or ())
     ]
     found = call_as_another(server, *calls)
     assert len(found) == len(calls) > 80
@@ -181,8 +182,6 @@ def test_a_token_that_others_could_read_is_refused(
 def test_a_request_of_no_known_connection_is_refused(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from api.http.connections import peer_credentials
-
     monkeypatch.setattr(peer_credentials, "_asked", lambda theirs, ours: None)
     monkeypatch.setattr(peer_credentials, "_looked_up", lambda theirs, ours: None)
     assert server.ask("GET", "/v1/jobs").status_code == 401
@@ -191,8 +190,6 @@ def test_a_request_of_no_known_connection_is_refused(
 def test_the_kernel_is_asked_once_for_each_connection(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from api.http.connections import peer_credentials
-
     asked = []
     ask = peer_credentials._asked
 
