@@ -15,9 +15,9 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.http import connections
-from api.security.auth import is_loopback
+from dray.home_token import is_loopback
 from service.cluster.port import ClusterUnavailable
-from service.config import logging_setup
+from service.config import home_token, logging_setup
 from service.config.home_lock import write_privately
 from service.config.settings import Settings, read_settings
 from service.config.start_refusals import StartRefused
@@ -88,6 +88,15 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def sign_in_link(settings: Settings, address: str) -> str | None:
+    """The link that signs a browser in with the token in the home, which the first start writes;
+    None for a server that doesn't take that token. Raises HomeTokenUnusable."""
+    if settings.tokens_file is not None or settings.open_to_local_users:
+        return None
+    # Browsers send what follows `#` to no server.
+    return f"{settings.public_url or address}/#token={home_token.ensure(settings.home)}"
+
+
 async def serve(settings: Settings, *, loops: bool) -> None:
     """Run until SIGTERM or SIGINT, then let jobs save and stop; a second signal doesn't wait."""
     check_exposure(settings)
@@ -101,9 +110,10 @@ async def serve(settings: Settings, *, loops: bool) -> None:
         if runtime is None:
             return
         try:
+            link = sign_in_link(settings, address_of(bound))
             app = create_app(settings, runtime)
             tune_interpreter()
-            await _answer(app, runtime, settings, bound, stop)
+            await _answer(app, runtime, settings, bound, stop, link)
             await runtime.clear_cluster(stop, _say)
         finally:
             await runtime.stop()
@@ -136,6 +146,7 @@ async def _answer(
     settings: Settings,
     bound: socket.socket,
     stop: asyncio.Event,
+    link: str | None,
 ) -> None:
     """Serve HTTP until `stop` is set."""
     limits = connections.Limits.of(settings)
@@ -144,7 +155,7 @@ async def _answer(
     server = Server(config)
     helpers = [
         asyncio.create_task(_stop_server(app, server, stop)),
-        asyncio.create_task(_announce(runtime, address_of(bound), server)),
+        asyncio.create_task(_announce(runtime, address_of(bound), link, server)),
     ]
     try:
         await server.serve(sockets=[bound])
@@ -163,12 +174,15 @@ async def _stop_server(app: FastAPI, server: Server, stop: asyncio.Event) -> Non
     server.force_exit = True
 
 
-async def _announce(runtime: Runtime, address: str, server: Server) -> None:
-    """Print the address of the API, and of the Ray dashboard once Ray answers."""
+async def _announce(runtime: Runtime, address: str, link: str | None, server: Server) -> None:
+    """Print the address of the API, the link to sign in, and the Ray dashboard's address once Ray
+    answers. The link is a secret, and no line of the log."""
     with runtime.signals.subscribe(QUEUE) as woken:
         while not server.started:
             await asyncio.sleep(0.02)
         print(f"dray answers at {address}", flush=True)
+        if link is not None:
+            print(f"to sign in through a forwarded port or as another user: {link}", flush=True)
         while True:
             cluster = await runtime.reading.cluster()
             if cluster.connected and cluster.ray_dashboard:

@@ -75,7 +75,7 @@ def create_app(
     Raises BadTokensFile.
     """
     telemetry = Telemetry()
-    authority = Authority(settings.tokens_file)
+    authority = Authority.of(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

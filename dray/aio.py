@@ -46,7 +46,7 @@ class AsyncClient(
     ) -> None:
         connection = Connection.open(url, token, timeout, retry or Retry())
         self.url = connection.url
-        self._http = httpx.AsyncClient(transport=transport, **http_options(connection.url))
+        self._http = httpx.AsyncClient(transport=transport, **http_options(connection))
         self._flows = Flows(connection)
         self._driver = AsyncDriver(connection, self._http)
 

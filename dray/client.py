@@ -58,7 +58,7 @@ class Client(
         """
         connection = Connection.open(url, token, timeout, retry or Retry())
         self.url = connection.url
-        self._http = httpx.Client(transport=transport, **http_options(connection.url))
+        self._http = httpx.Client(transport=transport, **http_options(connection))
         self._flows = Flows(connection)
         self._driver = SyncDriver(connection, self._http)
 

@@ -16,12 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api.problems import MEDIA_TYPE, RETRY_AFTER_S, STATUS, Refused, title
+from ray_workers.shared.peers import peer_credentials
 from service.config.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -191,6 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes that arrived since a head or a piece of a body was last completed."""
         self._num_head = 0
         """Bytes of this request's target and headers."""
+        self._is_of_own_user: bool | None = None
         self._await(Awaited.HEAD, self._limits.head_within_s)
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
@@ -221,10 +224,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["state"]["is_of_own_user"] = self.is_of_own_user
         self._begun = True
         self._num_head = 0
         if self._awaited is Awaited.NOTHING:  # a pipelined request
             self._await(Awaited.HEAD, self._limits.head_within_s)
+
+    def is_of_own_user(self) -> bool:
+        """Whether a process of this user, or of root, on this machine has opened the connection."""
+        if self._is_of_own_user is None:
+            connection = self.transport.get_extra_info("socket")
+            self._is_of_own_user = peer_credentials.is_own_peer(connection, or_roots=True)
+        return self._is_of_own_user
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))
@@ -247,6 +258,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self.transport.abort()
             raise ValueError("too many requests at once")
+        if detail := _ambiguous_host(self.url, self.headers):
+            self._refuse("malformed_request", detail)
+            raise ValueError(detail)  # ends the parsing
         super().on_headers_complete()
         self._num_unused = 0
         self._await(Awaited.BODY, self._limits.body_within_s)
@@ -357,6 +371,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _call(self, delay_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_s, what)
+
+
+def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """Why a request has no one host (RFC 9112, 3.2); None if it has one, or names none.
+
+    The server and a proxy before it, or two parts of the server, would go by different ones.
+    """
+    hosts = [value.strip().lower() for name, value in headers if name.lower() == b"host"]
+    if len(hosts) > 1:
+        return "the request has several Host headers"
+    if b"://" in target.partition(b"?")[0]:  # in absolute form
+        netloc = urlsplit(target.lower()).netloc
+        if netloc and hosts and netloc != hosts[0]:
+            return "the request is addressed to another host than its Host header names"
+    return None
 
 
 def _answer(code: str, detail: str) -> bytes:

@@ -1,5 +1,4 @@
-"""Authentication by bearer tokens from a file; without a file, any program on this machine may
-call (see `api.security.gate`).
+"""Authentication: by bearer tokens from a file; or without a file, by whose process calls.
 
 The hashes of the tokens are compared in constant time. A change of the file takes effect with the
 next request.
@@ -10,18 +9,27 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import ipaddress
 import logging
 from pathlib import Path
 
 from fastapi import Request
 
 from api.problems import Refused
+from api.security.local_callers import LocalCallers
+from service.config.settings import Settings
 from service.config.tokens_file import LOCAL_OWNER, Tokens, TokensFile, load_tokens
 from service.domain.events import ANONYMOUS
 from service.federation.tokens import JOIN_TOKEN
 
 logger = logging.getLogger(__name__)
+
+_BEARER = 'Bearer realm="dray"'
+_SEND = "send `Authorization: Bearer TOKEN`; the SDK and CLI take it from DRAY_TOKEN"
+_OF_HOME = (
+    "this server asks all callers but its own user's programs on this machine for the token in its "
+    "home; the link that it prints at its start signs a browser in"
+)
+_FROM_HOME = f"{_SEND}. The token is the line in the file `token` in the server's DRAY_HOME"
 
 
 class Authority:
@@ -30,10 +38,20 @@ class Authority:
     If the file is missing, all requests are refused.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """Raises BadTokensFile if the file is invalid. path: None for a server without tokens."""
+    def __init__(self, path: Path | None, local: LocalCallers | None = None) -> None:
+        """Raises BadTokensFile if the file is invalid.
+
+        path: None for a server without tokens. local: who may call that one; None for every user of
+        this machine.
+        """
         self._file = None if path is None else TokensFile(path)
         self._tokens: Tokens = {} if path is None else load_tokens(path)
+        self._local = local
+
+    @classmethod
+    def of(cls, settings: Settings) -> Authority:
+        is_local = settings.tokens_file is None and not settings.open_to_local_users
+        return cls(settings.tokens_file, LocalCallers(settings.home) if is_local else None)
 
     @property
     def has_tokens(self) -> bool:
@@ -41,26 +59,25 @@ class Authority:
 
     def caller(self, request: Request) -> str:
         """Name of the caller; raises Refused if the token is missing or unknown."""
-        _refuse_client(request)
-        if self._file is None:
-            return LOCAL_OWNER
-        return self._owner(self._file, _token(request), 'Bearer realm="dray"')
+        return self._owner(request, _token(request), _BEARER)
 
     def reader(self, request: Request) -> str:
         """As `caller`, for pages, where the token may also be the password of Basic authentication.
 
         Other routes refuse passwords, which browsers attach to requests that foreign pages cause.
         """
+        token = _token(request) or _password(request)
+        return self._owner(request, token, 'Basic realm="dray", charset="UTF-8"')
+
+    def _owner(self, request: Request, token: str | None, challenge: str) -> str:
         _refuse_client(request)
         if self._file is None:
+            if self._local is not None and not self._local.admits(request, token):
+                raise _unauthorized(_OF_HOME, challenge, _FROM_HOME)
             return LOCAL_OWNER
-        token = _token(request) or _password(request)
-        return self._owner(self._file, token, 'Basic realm="dray", charset="UTF-8"')
-
-    def _owner(self, file: TokensFile, token: str | None, challenge: str) -> str:
         if token is None:
             raise _unauthorized("this server asks for a token", challenge)
-        self._refresh(file)
+        self._refresh(self._file)
         name = self._owner_of(token)
         if name is None:
             challenge += ', error="invalid_token"' if challenge.startswith("Bearer") else ""
@@ -120,7 +137,7 @@ def client_token(request: Request) -> str:
     good for a job, the database knows."""
     token = _token(request)
     if token is None:
-        raise _unauthorized("this call needs the token of a client", 'Bearer realm="dray"')
+        raise _unauthorized("this call needs the token of a client", _BEARER)
     return token
 
 
@@ -142,14 +159,5 @@ def _password(request: Request) -> str | None:
     return pair.partition(":")[2] or None
 
 
-def _unauthorized(detail: str, challenge: str) -> Refused:
-    hint = "send `Authorization: Bearer TOKEN`; the SDK and CLI take it from DRAY_TOKEN"
+def _unauthorized(detail: str, challenge: str, hint: str = _SEND) -> Refused:
     return Refused("unauthorized", detail, None, hint, {"WWW-Authenticate": challenge})
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address to bind to can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -56,8 +56,7 @@ class Gate:
     def _answers_as(self, host: str) -> bool:
         if not host:
             return True  # HTTP/1.0; browsers always send a Host
-        match = _HOST.fullmatch(host)
-        name = match[1].strip("[]").lower() if match else "."
+        name = host_name(host)
         return name in self._hosts or _is_local_name(name)
 
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
@@ -70,6 +69,12 @@ class Gate:
             f"http://{host.lower()}",
             f"https://{host.lower()}",
         )
+
+
+def host_name(host: str) -> str:
+    """The name or address in a Host header, without the port; `.` if the header is malformed."""
+    match = _HOST.fullmatch(host)
+    return match[1].strip("[]").lower() if match else "."
 
 
 def _is_local_name(name: str) -> bool:

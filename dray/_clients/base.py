@@ -7,6 +7,9 @@ from urllib.parse import urlsplit
 
 from dray._http.drivers import AsyncDriver, SyncDriver
 from dray._http.flows import Flows
+from dray._http.home_sign_in import HomeSignIn
+from dray._http.transport import Connection
+from dray.home_token import is_loopback
 
 
 class BlockingCalls:
@@ -23,12 +26,15 @@ class AsyncCalls:
     _driver: AsyncDriver
 
 
-def http_options(url: str) -> dict[str, Any]:
-    """Options of httpx clients for a server at `url`."""
-    address = urlsplit(url)
+def http_options(connection: Connection) -> dict[str, Any]:
+    """Options of the httpx client of a connection."""
+    address = urlsplit(connection.url)
+    is_local = is_loopback(address.hostname or "")
+    signs_in = is_local and not connection.has_token and not address.username
     return {
+        "auth": HomeSignIn() if signs_in else None,
         # Proxy settings never apply to a server on this very machine.
-        "trust_env": address.hostname not in ("127.0.0.1", "localhost", "::1"),
+        "trust_env": not is_local,
         # Without TLS there is nothing to verify, and loading the certificates takes 20 ms.
         "verify": address.scheme != "http",
     }

@@ -230,6 +230,10 @@ class Connection:
             headers["Authorization"] = f"Bearer {token}"
         return cls(url, headers, timeout_s, retry)
 
+    @property
+    def has_token(self) -> bool:
+        return "Authorization" in self.headers
+
     def arguments(self, call: Call) -> dict[str, Any]:
         """Keyword arguments for the `request` methods of `httpx`."""
         read_s = self.timeout_s + call.wait_s

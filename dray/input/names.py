@@ -1,4 +1,4 @@
-"""The characters that a name may not contain."""
+"""The characters that a name may not contain, and no output may contain unescaped."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ _REFUSED = {
 them, or make two names look the same."""
 _JOINERS = "\u200c\u200d"
 """Invisible characters that Persian, Hindi and composed emoji need."""
+
+DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+"""Characters that change the direction of the text around them, for a class of a regular
+expression."""
 
 
 def unfit(name: str) -> str | None:

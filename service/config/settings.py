@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from dray.home_token import DEFAULT_HOME
 from dray.spec.fields import LabelKey
 from ray_workers.shared.net_policy import AllowedHosts
 from service.config import node_types
@@ -97,7 +98,7 @@ class Settings(BaseSettings):
         use_attribute_docstrings=True,
     )
 
-    home: Path = Path(".dray")
+    home: Path = Path(DEFAULT_HOME)
     """Folder of the state of the embedded mode."""
     host: str = "127.0.0.1"
     port: int = Field(8420, ge=0, le=65535)
@@ -124,6 +125,9 @@ class Settings(BaseSettings):
     """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
     tokens_file: Path | None = None
     """File with the callers' tokens, in lines of `name:sha256-of-the-token`."""
+    open_to_local_users: bool = False
+    """Without a tokens file: whether every user of this machine may call, as this user; if not,
+    others need the token in the home."""
     prices_file: Path | None = None
     """File with the prices of slots, in YAML or JSON; unset, nothing is priced."""
 

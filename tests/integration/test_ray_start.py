@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from service.cluster.ray import embedded
+from dray import Client
+from service.cluster.ray import embedded as rays
 from service.cluster.ray.embedded import EmbeddedRay, EmbeddedRayError
-from tests.integration.harness import Service, assert_nothing_left, eventually, script
+from tests.integration.harness import (
+    Service,
+    assert_nothing_left,
+    digits,
+    eventually,
+    script,
+    wait_for_step,
+)
 from tests.marks import SOAK
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -52,7 +62,7 @@ def test_with_long_paths_a_job_runs_and_its_temporary_files_go_with_it(tmp_path:
 
 
 def test_the_reason_is_rays_own_last_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free_ports = embedded._free_ports
+    free_ports = rays._free_ports
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
@@ -61,9 +71,31 @@ def test_the_reason_is_rays_own_last_error(tmp_path: Path, monkeypatch: pytest.M
             found[1] = port  # its dashboard's
             return found
 
-        monkeypatch.setattr(embedded, "_free_ports", ports)
+        monkeypatch.setattr(rays, "_free_ports", ports)
         ray = EmbeddedRay(tmp_path / "home", 1, f"{time.time_ns() % 10**12:012d}")
         said = f"ray start: ValueError: Failed to bind to 127.0.0.1:{port} .*daemon.log"
         with pytest.raises(EmbeddedRayError, match=said):
             ray.ensure()
     assert not (tmp_path / "home" / "ray" / "daemon.json").exists()
+
+
+def test_no_process_of_the_embedded_ray_listens_to_other_machines(
+    embedded: Service, client: Client
+) -> None:
+    job = client.submit(digits(train={"epochs": 100_000}, resources={"num_workers": 2}))
+    wait_for_step(client, job.id, 1)
+    daemon = json.loads((embedded.home / "ray" / "daemon.json").read_text())
+    pids = set(rays._marked(daemon["instance"]))
+    listeners = [
+        (one.laddr, one.pid)
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.pid in pids
+    ]
+    assert len(listeners) > 10
+    others = [
+        (address.ip, address.port, pid)
+        for address, pid in listeners
+        if address.ip.removeprefix("::ffff:") != "127.0.0.1"
+    ]
+    assert others == []
+    client.cancel(job.id)

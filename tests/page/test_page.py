@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from api.page.static_files import load
 from dray.requests import MAX_NOTES
 from ray_workers.shared.contracts import Cause, attempt_prefix
 from service.db.repositories import jobs
@@ -272,6 +273,12 @@ def test_logs_are_text_with_colours(site: Site, job_id: str, tab: Watched) -> No
     line = page.locator(".log .line", has_text="the cache is cold").inner_text()
     assert "\x1b" not in line
     assert "title" not in line
+    module = f"./page/{load().version}/lib/ansi.js"
+    pieces = page.evaluate(
+        "([path, text]) => import(path).then((ansi) => ansi.pieces(text))",
+        [module, "txt.\u202e\x1b[31mfdp\u2069"],
+    )
+    assert [piece["text"] for piece in pieces] == [r"txt.\u202e", r"fdp\u2069"]
     page.get_by_label("Search the log").fill("CACHE IS")
     is_shown(page, "1 hit")
     page.keyboard.press("Enter")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dray.cli.display import terminal
+from dray.input.names import DIRECTION
 from dray.input.units import money
 from dray.ranks import ranks_by_role, role_names
 
@@ -69,7 +70,7 @@ def warn(text: str) -> None:
 def _inert(document: str) -> str:
     """Write control characters in JSON as escapes, which does not change its meaning."""
     return re.sub(
-        "[\x7f-\x9f\u202a-\u202e\u2066-\u2069]",
+        f"[\x7f-\x9f\u2028\u2029{DIRECTION}]",
         lambda match: f"\\u{ord(match[0]):04x}",
         document,
     )

@@ -9,6 +9,8 @@ import shutil
 import sys
 import unicodedata
 
+from dray.input.names import DIRECTION
+
 _SGR = r"\x1b\[[0-9;:]*m"
 """Colours and the like, the one kind of escape sequence without an effect beyond its line."""
 _SEQUENCE = re.compile(
@@ -16,8 +18,8 @@ _SEQUENCE = re.compile(
     r"|\x1b[PX^_\]].*?(?:\x07|\x1b\\|$)"  # strings: titles, clipboard, hyperlinks
     r"|\x1b[ -/]*[0-~]?"
 )
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""C0 except the tab, DEL, C1, and characters that change the direction of text."""
+_CONTROL = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029{DIRECTION}]")
+"""C0 except the tab, DEL, C1, line separators, and characters that change the direction of text."""
 _PARTS = re.compile(f"({_SGR})")
 
 BOLD, RED, GREEN, BLUE, MAGENTA, CYAN = 1, 31, 32, 34, 35, 36
@@ -100,5 +102,9 @@ def clean(text: str, *, colours: bool = False) -> str:
 
 
 def _harmless(control: re.Match[str]) -> str:
-    """The replacement of a control character: line breaks and carriage returns become spaces."""
-    return " " if control[0] in "\n\r" else ""
+    """The replacement of a control character: a space for a line break, an escape for a character
+    that changes the direction of text, such as `\\u202e`, and else nothing."""
+    character = control[0]
+    if character in "\n\r\u2028\u2029":
+        return " "
+    return ascii(character)[1:-1] if character > "\x9f" else ""

@@ -29,11 +29,30 @@ def is_own_unix(connection: socket.socket | TransportSocket) -> bool:
     return bool(_UCRED.unpack(ucred)[1] == os.getuid())
 
 
-def is_own_tcp(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> bool:
-    """Whether the other end of a TCP connection is on this machine, in a process of this user."""
+def is_own_tcp(theirs: tuple[Any, ...], ours: tuple[Any, ...], *, or_roots: bool = False) -> bool:
+    """Whether the other end of a TCP connection is on this machine, in a process of this user.
+
+    or_roots: a process of root counts as well.
+    """
     owner = _asked(theirs, ours) or _looked_up(theirs, ours)
+    users = {os.getuid(), 0} if or_roots else {os.getuid()}
     # A socket that no process holds any more is user 0's, with inode 0.
-    return owner is not None and owner[0] == os.getuid() and owner[1] != 0
+    return owner is not None and owner[0] in users and owner[1] != 0
+
+
+def is_own_peer(connection: socket.socket | TransportSocket, *, or_roots: bool = False) -> bool:
+    """`is_own_tcp` of an accepted connection.
+
+    Data that a caller sent stay readable after the caller has reset the connection. Its port is
+    free then, and another process may use it by the time that the kernel is asked: so the
+    connection must still exist after the answer.
+    """
+    try:
+        theirs = connection.getpeername()
+        is_own = is_own_tcp(theirs, connection.getsockname(), or_roots=or_roots)
+        return is_own and connection.getpeername() == theirs
+    except OSError:
+        return False
 
 
 def _asked(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | None:
@@ -67,8 +86,9 @@ def _asked(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | 
 def _looked_up(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | None:
     """The same from the kernel's lists of connections with their owners (proc_pid_net(5)), which
     have an IPv6 socket that connected by IPv4, as torch's do, among those of IPv6."""
-    tables = {"tcp6" if len(theirs) == 4 else "tcp": (theirs, ours)}
-    if len(theirs) == 2:
+    is_ipv6 = ":" in str(theirs[0])
+    tables = {"tcp6" if is_ipv6 else "tcp": (theirs, ours)}
+    if not is_ipv6:
         tables["tcp6"] = (_mapped(theirs), _mapped(ours))
     for table, ends in tables.items():
         row = [*map(_as_listed, ends), f"{_TCP_ESTABLISHED:02X}"]

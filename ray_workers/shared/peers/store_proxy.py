@@ -17,7 +17,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 
-from ray_workers.shared.peers.peer_credentials import is_own_tcp
+from ray_workers.shared.peers.peer_credentials import is_own_peer
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -150,8 +150,7 @@ class StoreForwarder:
 
 
 def _is_own(writer: asyncio.StreamWriter) -> bool:
-    theirs, ours = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
-    return bool(theirs and ours) and is_own_tcp(theirs, ours)
+    return is_own_peer(writer.get_extra_info("socket"))
 
 
 async def _pass_on(streams: Streams, reach: Callable[[], Awaitable[Streams]]) -> None:

@@ -36,6 +36,9 @@ RAY_START = "ray_workers.node.worker_forks.ray_start"
 """Module that does what the command `ray` does, with workers that are forked."""
 WORKER_NICENESS = "RAY_worker_niceness"
 """Ray's setting of its workers' niceness, which is 15 by default."""
+ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's setting whether nodes have addresses that other machines reach, which has effect on every
+system: false keeps a node at 127.0.0.1."""
 START_TIMEOUT_S = 60.0
 MAX_START_TIMEOUT_S = 600.0
 """After each start that took too long the next one gets twice the time: the machine is slow."""
@@ -131,6 +134,9 @@ class EmbeddedRay:
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
             # The GCS of one machine does not come back: give up on it soon.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+            # Without it Ray takes the machine's address in the place of 127.0.0.1, and then all of
+            # its servers listen on all interfaces.
+            ON_LOOPBACK: "false",
         }
 
     def _start(self) -> Daemon:

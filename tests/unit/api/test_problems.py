@@ -117,7 +117,7 @@ async def test_a_fault_of_the_server_is_a_problem_without_its_insides(
         raise RuntimeError(f"secret of {job_id}")
 
     monkeypatch.setattr(runtime.reading, "explain", broken)
-    app = create_app(Settings(home=tmp_path), runtime)
+    app = create_app(Settings(home=tmp_path, open_to_local_users=True), runtime)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
@@ -137,7 +137,7 @@ async def test_a_database_that_does_not_answer_is_a_503_that_says_when_to_come_b
         raise domain_errors.DatabaseUnavailable(f"no connection for {job_id}")
 
     monkeypatch.setattr(runtime.status, "read", away)
-    app = create_app(Settings(home=tmp_path), runtime)
+    app = create_app(Settings(home=tmp_path, open_to_local_users=True), runtime)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(

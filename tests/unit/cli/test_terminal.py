@@ -49,12 +49,14 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         ("half\x1b[", "half"),
         ("\x1b[3", "3"),
         ("10%\r20%\bc\x00\x7f\x9b31md", "10% 20%c31md"),
-        ("txt.\u202efdp.exe", "txt.fdp.exe"),
-        ("right\u200fto left", "rightto left"),
+        ("txt.\u202efdp.exe", "txt.\\u202efdp.exe"),
+        ("right\u200fto left\u061c\u200e", "right\\u200fto left\\u061c\\u200e"),
+        ("\u2066if admin\u2069 \x1b[2J\u2067", "\\u2066if admin\\u2069 \\u2067"),
+        ("one\u2028two", "one two"),
         ("two\nlines", "two lines"),
     ],
 )
-def test_what_would_steer_the_terminal_is_left_out(text: str, shown: str) -> None:
+def test_what_would_steer_the_terminal_is_left_out_or_escaped(text: str, shown: str) -> None:
     assert terminal.clean(text) == shown
     assert "\x1b" not in terminal.clean(text, colours=True)
 
@@ -75,11 +77,12 @@ def test_lines_keep_their_colours_on_a_terminal_alone(screen: Terminal) -> None:
 
 
 def test_json_means_the_same_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    data = {"name": "a\x9b31m\u202eb\x1b[2J ü"}
+    unsafe = "\x9b\u202e\x1b\u061c\u200e\u200f\u2066\u2069\u2028"
+    data = {"name": f"a{unsafe}[2J ü"}
     write_data(data)
     out = capsys.readouterr().out
     assert json.loads(out) == data
-    assert not {"\x9b", "\u202e", "\x1b"} & set(out)
+    assert not set(unsafe) & set(out)
     assert "ü" in out
 
 

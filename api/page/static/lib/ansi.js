@@ -1,7 +1,9 @@
 // Log lines with terminal escapes as pieces of text with classes. Nothing of a line becomes markup:
-// colours and weights are kept, every other escape and control character is dropped.
+// colours and weights are kept, every other escape and control character is dropped. Characters that
+// change the direction of text are shown as escapes.
 
 const ESCAPE = /\x1b\[([0-9;:?<=>!]*)([ -/]*)([@-~])|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]/g;
+const DIRECTION = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 const PLAIN = { fg: null, bg: null, bold: false, dim: false, italic: false, underline: false, inverse: false };
 const COLOURS = ['black', 'red', 'green', 'yellow', 'blue', 'magenta', 'cyan', 'white'];
 
@@ -61,8 +63,11 @@ function classOf(style) {
   return names.join(' ');
 }
 
+const shown = (text) => text.replace(DIRECTION, (one) => `\\u${one.codePointAt(0).toString(16).padStart(4, '0')}`);
+
 // [{text, className}] of one line.
-export function pieces(line) {
+export function pieces(raw) {
+  const line = shown(raw);
   if (!/[\x00-\x08\x0b-\x1f\x7f-\x9f]/.test(line)) return [{ text: line, className: '' }];
   const found = [];
   let style = PLAIN;
@@ -80,4 +85,4 @@ export function pieces(line) {
 }
 
 // The line without its escapes, to search in.
-export const plain = (line) => line.replace(ESCAPE, '');
+export const plain = (line) => shown(line).replace(ESCAPE, '');

@@ -19,6 +19,18 @@ export const connection = new Store({ lost: false, since: null });
 export const asksForToken = new Store(null);
 export const hasToken = new Store(Boolean(sessionStorage.getItem(TOKEN)));
 
+// The link that the server prints at its start signs in. Only the token in the server's home is taken
+// from an address: by a link with a token of their own, others could have a reader work in their account.
+function takeToken() {
+  const token = /^#token=(dray-home-[\w-]+)$/.exec(location.hash)?.[1];
+  if (!token) return;
+  history.replaceState(null, '', location.pathname + location.search);
+  dispatchEvent(new HashChangeEvent('hashchange')); // the token is no place of the page
+  signIn(token);
+}
+takeToken();
+addEventListener('hashchange', takeToken);
+
 // An answer that says what is wrong.
 export class Problem extends Error {
   constructor(status, body) {

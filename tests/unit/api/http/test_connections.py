@@ -68,6 +68,38 @@ def said(connection: socket.socket) -> tuple[int, str]:
     return int(head.split()[1]), str(problem.get("code", problem["status"]))
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\nHost: localhost",
+        "GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\nhOsT: evil.example.org",
+        "GET /v1/jobs HTTP/1.1\r\nHost: evil.example.org\r\nHost: localhost",
+        "GET /v1/jobs HTTP/1.1\r\nHost:\r\nHost: localhost",
+        "GET /v1/jobs HTTP/1.0\r\nHost: localhost\r\nHost: localhost",
+        "GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n evil.example.org",
+        "GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b",
+        "GET http://evil.example.org/v1/jobs HTTP/1.1\r\nHost: localhost",
+        "GET http://localhost:1/v1/jobs HTTP/1.1\r\nHost: localhost",
+    ],
+)
+def test_a_request_with_more_than_one_host_is_refused(server: LiveServer, head: str) -> None:
+    with connect(server, f"{head}\r\n\r\n".encode()) as connection:
+        assert said(connection) == (400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET http://localhost/v1/jobs HTTP/1.1\r\nHost: LOCALHOST",
+        "GET /v1/jobs?name=http://other HTTP/1.1\r\nHost: localhost",
+        "GET /v1/jobs HTTP/1.0",
+    ],
+)
+def test_a_request_with_one_host_or_none_is_answered(server: LiveServer, head: str) -> None:
+    with connect(server, f"{head}\r\nConnection: close\r\n\r\n".encode()) as connection:
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+
 def healthy(connection: socket.socket) -> None:
     """Read one answer of /healthz."""
     found = b""

@@ -8,6 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -156,7 +157,8 @@ def test_a_caller_that_has_disconnected_waits_no_longer(tmp_path: Path) -> None:
 def test_a_proxy_that_the_operator_names_is_believed_for_whom_it_calls(
     tmp_path: Path, proxies: list[str] | None, callers: dict[str, int]
 ) -> None:
-    with serving(tmp_path, forwarded_allow_ips=proxies) as server, ExitStack() as held:
+    settings: dict[str, Any] = {"forwarded_allow_ips": proxies, "open_to_local_users": True}
+    with serving(tmp_path, **settings) as server, ExitStack() as held:
         server.context.turns = turns = Turns(TurnLimits(at_once=0))
         job_id = server.submit()
         url = httpx.URL(server.url)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.security.auth import is_loopback
+from dray.home_token import is_loopback
 from service.config.tokens_file import BadTokensFile, load_tokens
 from service.runtime import Readiness
 from tests.unit.api.serving import LiveServer, serving

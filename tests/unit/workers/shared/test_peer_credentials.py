@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed, list_tasks
 from ray_workers.shared.paths import UntrustedFolder, machine_root, own_folder
 from ray_workers.shared.peers import peer_credentials
-from ray_workers.shared.peers.peer_credentials import is_own_tcp, is_own_unix
+from ray_workers.shared.peers.peer_credentials import is_own_peer, is_own_tcp, is_own_unix
 from tests.unit.workers.forked import Server, light, until
 from tests.unit.workers.other_user import NOBODY, needs_root, run_as_another
 
@@ -160,6 +161,43 @@ def test_a_tcp_connection_of_another_user_is_seen_to_be_one() -> None:
         with accepted:
             assert not is_own_tcp(theirs, accepted.getsockname())
         other.communicate()
+
+
+@needs_root
+@pytest.mark.usefixtures("source")
+def test_roots_connections_count_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connecting = socket.create_connection(listener.getsockname())
+        accepted, theirs = listener.accept()
+        ends = (theirs, accepted.getsockname())
+        with accepted:
+            monkeypatch.setattr(os, "getuid", lambda: NOBODY)
+            assert not is_own_tcp(*ends)
+            assert is_own_tcp(*ends, or_roots=True)
+            connecting.close()  # a socket that no process holds is listed as user 0's
+            assert not is_own_tcp(*ends, or_roots=True)
+
+
+@pytest.mark.usefixtures("source")
+def test_a_caller_that_is_gone_is_not_taken_for_the_next_one_at_its_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        gone = socket.create_connection(listener.getsockname())
+        port = gone.getsockname()
+        gone.sendall(b"POST")
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()  # resets the connection
+        with socket.socket() as after:
+            after.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            after.bind(port)
+            after.connect(listener.getsockname())
+            first, theirs = listener.accept()
+            second, _ = listener.accept()
+            with first, second:
+                assert theirs == port
+                assert is_own_tcp(theirs, first.getsockname())  # by the ports alone
+                assert not is_own_peer(first)
+                assert is_own_peer(second)
+                assert first.recv(4) == b"POST"  # so its owner matters
 
 
 @needs_root

@@ -1,0 +1,68 @@
+"""Callers of a server without a tokens file: the processes of its own user, and holders of the
+token in its home.
+
+Such a server runs the code of its callers as its own user. So another user of the machine, a
+container or a port that is forwarded to it must not call it unasked.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+from pathlib import Path
+
+from fastapi import Request
+
+from api.security.gate import host_name
+from dray import home_token
+
+logger = logging.getLogger(__name__)
+
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+"""Headers that a proxy adds: its own user is not the caller."""
+
+
+class LocalCallers:
+    """Decides who may call, by the connection of a request or by its token."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def admits(self, request: Request, token: str | None) -> bool:
+        """Whether the caller may call. token: what the request has as such, if anything."""
+        return is_of_own_user(request) or (token is not None and self._is_token(token))
+
+    def _is_token(self, token: str) -> bool:
+        """The file is read for each call, so that deleting or replacing it takes effect at once."""
+        try:
+            expected = home_token.read(self._home)
+        except (home_token.UnsafeTokenFile, OSError) as error:
+            logger.error("no token is accepted: %s: %s", home_token.path_in(self._home), error)
+            return False
+        given = token.encode("utf-8", "surrogateescape")
+        return expected is not None and hmac.compare_digest(given, expected.encode())
+
+
+def is_of_own_user(request: Request) -> bool:
+    """Whether the server's own user, or root, sent the request, from this machine.
+
+    Not so if the request has passed a proxy, or was sent to another address than this machine's
+    own: then the process at the other end of the connection has only forwarded it.
+    """
+    if any(name in request.headers for name in _OF_PROXIES):
+        return False
+    if not _names_this_machine(request.headers.get("host", "")):
+        return False
+    asks_kernel = getattr(request.state, "is_of_own_user", None)
+    return asks_kernel is not None and bool(asks_kernel())
+
+
+def _names_this_machine(host: str) -> bool:
+    """Whether a Host header has a name, or an address that only this machine reaches."""
+    name = host_name(host)
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return True
+    return home_token.is_loopback(name)

@@ -1,0 +1,34 @@
+"""Signing in with the token in this user's home, where a server of this machine asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import httpx
+
+from dray import home_token
+
+
+class HomeSignIn(httpx.Auth):
+    """Sends a call again with the token if it was refused for want of one.
+
+    The token is sent to a process of this user, or of root, alone: another user could listen at the
+    server's port while the server is stopped.
+    """
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        response = yield request
+        token = home_token.own() if response.status_code == 401 else None
+        if token is not None and _answers_own_process(response):
+            request.headers["Authorization"] = f"Bearer {token}"
+            yield request
+
+
+def _answers_own_process(response: httpx.Response) -> bool:
+    from ray_workers.shared.peers.peer_credentials import is_own_tcp
+
+    stream = response.extensions.get("network_stream")
+    if stream is None:
+        return False
+    theirs, ours = stream.get_extra_info("server_addr"), stream.get_extra_info("client_addr")
+    return bool(theirs and ours) and is_own_tcp(theirs, ours, or_roots=True)
