@@ -70,8 +70,11 @@ class Anchor:
     """Copies of optimizers that have begun a step since."""
     watched: list[tuple[Tensor, int]] = field(default_factory=list)
     """Tensors that are not copied, each with its version."""
-    adds_to_unkept: bool = False
-    """Whether a pass has added to gradients from before the anchor, which are not kept."""
+    uses_unkept: bool = False
+    """Whether the script has used gradients from before the anchor, which are not kept."""
+
+    is_handed_over: bool = False
+    """Whether another process has begun here."""
 
     @property
     def has_stepped(self) -> bool:
@@ -80,7 +83,7 @@ class Anchor:
     def is_whole(self) -> bool:
         """Whether another process can begin the batch with what is kept and what has not
         changed."""
-        if self.adds_to_unkept or not self.begun <= self.kept.keys():
+        if self.uses_unkept or not self.begun <= self.kept.keys():
             return False
         copies = {number for kept in self.kept.values() for number in kept.weights}
         return all(

@@ -83,13 +83,23 @@ class GradientExchange:
         marks = [float(mark % 2**16), float(mark >> 16)]
         if len(self._sections) == 1:
             return self._sections[0].run(self._reached, weight, rank, marks)
-        own = [float(self.reached_any(section.parameters)) for section in self._sections]
+        own = [float(self._is_due(section)) for section in self._sections]
         reached = torch.tensor([*marks, *own], device=self.device)
         dist.all_reduce(reached)
         flats = [reached]
         for section in self._reached_sections(reached):
             flats += section.run(self._reached, weight, rank, [])
         return flats
+
+    def _is_due(self, section: _Section) -> bool:
+        """Whether a pass has reached parameters of the model, or changed its buffers."""
+        return section.has_new_buffers() or self.reached_any(section.parameters)
+
+    @property
+    def has_new_buffers(self) -> bool:
+        """Whether buffers have changed since the last exchange, so that those of the ranks may
+        differ."""
+        return any(section.has_new_buffers() for section in self._sections)
 
     def has_mark(self, flats: Sequence[Tensor], mark: int, world_size: int) -> bool:
         """Whether all ranks came to the exchange with this mark. The sums of 16 bits of up to 256
@@ -116,6 +126,8 @@ class GradientExchange:
     def is_done(self) -> None:
         """The exchange has ended: gradients that come now are new ones."""
         self._reached.clear()
+        for section in self._sections:
+            section.note_buffers()
 
     @torch.no_grad()
     def settle_buffers(self) -> None:
@@ -123,6 +135,8 @@ class GradientExchange:
         for section in self._sections:
             for buffer, value in section.pending:
                 buffer.copy_(value)
+            if section.pending:
+                section.note_buffers()
         self.drop_pending()
 
     def drop_pending(self) -> None:
@@ -159,6 +173,8 @@ class GradientExchange:
         self.drop_pending()
         for buffer, value in zip(self._buffers, buffers, strict=False):
             buffer.copy_(value)
+        for section in self._sections:
+            section.note_buffers()
 
     @property
     def _buffers(self) -> list[Tensor]:
@@ -176,6 +192,14 @@ class _Section:
         self.pending: list[tuple[Tensor, Tensor]] = []
         """Buffers, and the values of rank 0 that they are to take."""
         self._sent = buffers if sends_buffers else []
+        self.note_buffers()
+
+    def note_buffers(self) -> None:
+        """The buffers are now those that all ranks have, or will have."""
+        self._versions = [buffer._version for buffer in self._sent]
+
+    def has_new_buffers(self) -> bool:
+        return self._versions != [buffer._version for buffer in self._sent]
 
     def run(
         self, reached: set[int], weight: float, rank: int, marks: Sequence[float]

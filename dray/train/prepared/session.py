@@ -108,12 +108,18 @@ class TrainingSession:
         """Numbers of the optimizers whose parameters got gradients since their last step."""
         self._keeps_gradients = False
         """Whether gradients are kept with each batch, because the script adds to them."""
+        self._has_misled = False
+        """Whether a newcomer was given a state that turned out to lack something."""
         self._stale: dict[int, tuple[int, int]] = {}
         """By parameter, id and version of a gradient from before the anchor that is not kept."""
+        self._at_hand = (0, 0)
+        """Samples of the batch at hand: of this rank, of all."""
         self._counted = self._num_global = 0
-        """Samples since the last exchange but those of the batch at hand: of this rank, of all."""
+        """The same of the batches whose gradients are to be exchanged."""
+        self._is_counted = False
+        """Whether the batch at hand is one of these: it had a backward pass."""
         self._has_exchanged = True
-        """Whether an exchange has ended since the loader handed out a batch."""
+        """Whether no backward pass came after the last exchange."""
         self._loaded_as: tuple[int, int] | None = None
         """(rank, world size) by which the batch at hand was shared out."""
         self._steps_of = [0] * len(self.optimizers)
@@ -270,21 +276,26 @@ class TrainingSession:
             self._is_queued = True
             compat_torch.when_backward_ends(self._backward_ended)
 
-    def _look_for_stale(self, parameter: Tensor) -> None:
-        """Notice a pass that adds to a gradient from before the batch, which is not kept: a script
-        that does not zero its gradients."""
+    def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
+        """Notice the use of a gradient from before the batch, which is not kept: by a pass that
+        adds to it, or by a step without a pass. To zero it is one more change."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
         if before is None or gradient is None or id(gradient) != before[0]:
             return
-        if gradient._version == before[1] + 1:  # to zero it is one more change
-            self._anchor.adds_to_unkept = True
+        if gradient._version == before[1] + changes:
+            self._anchor.uses_unkept = True
             self._keeps_gradients = True
+            # A newcomer that began at this batch lacks the gradient.
+            self._has_misled = self._has_misled or self._anchor.is_handed_over
 
     def _backward_ended(self) -> None:
         """At the end of a backward pass, in the thread that called it."""
         self._is_queued = False
-        if not self._exchanges or self.is_void:
+        if self.is_void:
+            return
+        self._count_batch()
+        if not self._exchanges:
             return
         for number, optimizer in enumerate(self.optimizers):
             if self._exchange.reached_any(parameters_of([optimizer])):
@@ -304,12 +315,23 @@ class TrainingSession:
         self._has_exchanged = True
         self.group.enter(LoopPhase.OWN_CODE, self.steps + 1)
 
+    def _count_batch(self) -> None:
+        """A backward pass has ended: the batch at hand counts in the next exchange, alone or with
+        those before it whose gradients were added up."""
+        counted, num_global = self._at_hand
+        if self._has_exchanged:
+            self._counted, self._num_global = counted, num_global
+        elif not self._is_counted:
+            self._counted += counted
+            self._num_global += num_global
+        self._is_counted, self._has_exchanged = True, False
+
     def _exchanged(self, weight: float) -> Result:
         """The gradients of all ranks together. Raises an error that ends the attempt if the ranks
         are at different places of the script, as where it counts batches by itself, which a process
         that takes another's place has not done."""
         done = (self._ops, self.steps, self.position.epoch, self.position.batch)
-        mark = derive_seed(*done, *self._steps_of) % 2**32
+        mark = derive_seed(*done, *self._steps_of, int(self._has_misled)) % 2**32
         result = self._exchange.run(weight, self.group.rank, mark)
         if not self._exchange.has_mark(result, mark, self.group.world_size):
             raise self.group.copies_differ()
@@ -380,6 +402,8 @@ class TrainingSession:
 
     def _will_step(self, number: int) -> None:
         """An optimizer is about to step."""
+        for parameter in parameters_of([self.optimizers[number]]) if self._stale else ():
+            self._look_for_stale(parameter, changes=0)
         anchor = self._anchor
         if number not in anchor.begun and number in self._copied_before_step:
             anchor.kept[number] = KeptOptimizer.of(self.optimizers[number])
@@ -494,6 +518,8 @@ class TrainingSession:
         if not holders:
             raise self.group.state_lost()
         source = max(holders, key=lambda rank: table[rank][0])
+        if self._anchor.ops == table[source][3]:
+            self._anchor.is_handed_over = True
         state = self.group.hand_over(self.state, source)
         if self._ops == NO_STATE:
             assert state is not None
@@ -538,11 +564,7 @@ class TrainingSession:
 
     def began_batch(self, counted: int, num_global: int) -> None:
         """The loader hands out a batch: so many samples of this rank, of all ranks."""
-        if self._has_exchanged:
-            self._has_exchanged = False
-            self._counted = self._num_global = 0
-        self._counted += counted
-        self._num_global += num_global
+        self._at_hand, self._is_counted = (counted, num_global), False
         self._loaded_as = self.place
         seed = derive_seed("step", self.seed, *self._numbers())
         seed_generators(seed)
@@ -550,8 +572,7 @@ class TrainingSession:
 
     def ended_epoch(self) -> None:
         """The loader is at the end of an epoch."""
-        self._counted = self._num_global = 0
-        self._has_exchanged = True
+        self._at_hand, self._is_counted = (0, 0), False
         seed_generators(derive_seed("end", self.seed, *self._numbers()))
         self.group.enter(LoopPhase.OWN_CODE, self.steps)
 
@@ -563,7 +584,6 @@ class TrainingSession:
         self.is_void = False
         self._restore(self._anchor)
         self._steps_of = [0] * len(self.optimizers)
-        self._counted = self._num_global = 0
         self._has_exchanged = True
         self.position = self._anchor.position
         return self.position
