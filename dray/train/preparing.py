@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeVar, overload
@@ -42,6 +42,9 @@ class TrainingProgress:
     """Optimizer steps done."""
     epoch: int
     """Of the batch at hand, from 0."""
+    batch: int
+    """Number of the batch at hand in its epoch, from 0: also in a process that began in the middle
+    of an epoch, where `enumerate(loader)` counts from 0."""
     total_steps: int | None
     """Steps of the whole training, if they are known."""
 
@@ -127,6 +130,7 @@ def prepare(
     optimizer: AnyOptimizer,
     loader: DataLoader[Any],
     *,
+    broadcast_buffers: bool = True,
     blocks: str | None = None,
     tensor_plan: Mapping[str, ParallelStyle] | None = None,
     shard: int | None = None,
@@ -143,6 +147,7 @@ def prepare(
     optimizer: AnyOptimizer,
     loader: None = None,
     *,
+    broadcast_buffers: bool = True,
     blocks: str | None = None,
     tensor_plan: Mapping[str, ParallelStyle] | None = None,
     shard: int | None = None,
@@ -153,11 +158,34 @@ def prepare(
 ) -> tuple[Model, AnyOptimizer, None]: ...
 
 
+@overload
 def prepare(
-    model: Model,
-    optimizer: AnyOptimizer,
+    model: Sequence[nn.Module],
+    optimizer: Sequence[Optimizer],
+    loader: DataLoader[Any],
+    *,
+    broadcast_buffers: bool = True,
+    **tracked: Any,
+) -> tuple[list[nn.Module], list[Optimizer], PreparedLoader]: ...
+
+
+@overload
+def prepare(
+    model: Sequence[nn.Module],
+    optimizer: Sequence[Optimizer],
+    loader: None = None,
+    *,
+    broadcast_buffers: bool = True,
+    **tracked: Any,
+) -> tuple[list[nn.Module], list[Optimizer], None]: ...
+
+
+def prepare(
+    model: Any,
+    optimizer: Any,
     loader: DataLoader[Any] | None = None,
     *,
+    broadcast_buffers: bool = True,
     blocks: str | None = None,
     tensor_plan: Mapping[str, ParallelStyle] | None = None,
     shard: int | None = None,
@@ -165,13 +193,18 @@ def prepare(
     recompute: bool = False,
     compile_blocks: bool = False,
     **tracked: Any,
-) -> tuple[Model, AnyOptimizer, PreparedLoader | None]:
+) -> tuple[Any, Any, PreparedLoader | None]:
     """Join the other ranks and restore the newest state: a peer's, a checkpoint's, or none.
 
     Returns the model and the optimizer themselves, and a loader that hands out this rank's share of
     each global batch: the loader's `batch_size` is that of all ranks together. From here on the
     gradients are averaged over the ranks at the end of each backward pass.
 
+    model, optimizer: one of each, or a list of each. Called again before the loop, it adds others;
+        one of the calls gives the loader. Every optimizer that steps parameters of these models
+        must be among them.
+    broadcast_buffers: whether all ranks take the buffers of rank 0, such as running means, as in
+        DDP. Where they do not, a rank that is replaced gets those of another rank.
     blocks: a pattern of the names of the model's blocks, such as `layers.*`: the units that are
         sharded (FSDP2), and with `recompute` recomputed in the backward pass, with
         `compile_blocks` compiled.
@@ -184,11 +217,21 @@ def prepare(
 
     A model is divided in place, and the optimizer, which must not have taken a step, goes on with
     its options and the divided parameters. Raises ValueError for a model without parameters, a
-    loader or model that can't be divided, and names that match no module.
+    loader or model that can't be divided, and names that match no module. RuntimeError for a call
+    that comes after the first batch, or brings a second loader.
     """
     _check_init("prepare")
+    models, optimizers = _listed(model), _listed(optimizer)
+    is_divided = any((blocks, tensor_plan, shard, tensor, recompute, compile_blocks))
+    if is_divided and len(models) + len(optimizers) != 2:
+        raise ValueError("prepare() divides one model with one optimizer: give it these alone")
     if _state.prepared is not None:
-        raise RuntimeError("prepare() was called before: one model belongs to a process")
+        if is_divided or tracked:
+            raise ValueError(
+                "prepare() was called again: only the first call takes objects to track, and "
+                "divides a model"
+            )
+        return model, optimizer, _prepare_more(_state.prepared, models, optimizers, loader)
     for name, one in tracked.items():
         if one is not None:
             track(name, one)
@@ -201,7 +244,7 @@ def prepare(
     options = _state.options
     assert options is not None
     group = (_state.new_group or groups.group_of_environment)()
-    named = None if blocks is None else division.blocks_named(model, blocks)
+    named = None if blocks is None else division.blocks_named(models[0], blocks)
     if named is None and (recompute or compile_blocks):
         raise ValueError(
             "recompute and compile_blocks are of blocks: name them, such as blocks='layers.*'"
@@ -229,7 +272,11 @@ def prepare(
         )
     else:
         division.prepare_blocks(named or (), recompute=recompute, compiled=compile_blocks)
-        session = TrainingSession(group, model, optimizer, _state.tracked or {}, seed=options.seed)
+        session = TrainingSession(
+            *(group, models, optimizers, _state.tracked or {}),
+            seed=options.seed,
+            broadcast_buffers=broadcast_buffers,
+        )
     session.begin(saving.load)
     saver = saving.Saver(
         session,
@@ -241,6 +288,34 @@ def prepare(
     divided = None if loader is None else PreparedLoader(loader, session)
     _state.prepared = _Prepared(session, saver, divided)
     return model, optimizer, divided
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _prepare_more(
+    prepared: _Prepared,
+    models: list[nn.Module],
+    optimizers: list[Optimizer],
+    loader: DataLoader[Any] | None,
+) -> PreparedLoader | None:
+    """Add what another call of `prepare` brings; returns its loader, prepared."""
+    from dray.train.prepared.divided_session import DividedSession
+    from dray.train.prepared.loader import PreparedLoader
+
+    session = prepared.session
+    if isinstance(session, DividedSession):
+        raise ValueError("prepare() was called before: a model that is divided is trained alone")
+    if session.has_begun:
+        raise RuntimeError("prepare() was called after the first batch: call it before the loop")
+    if loader is not None and prepared.loader is not None:
+        raise RuntimeError("prepare() was given a second loader: positions are those of one loader")
+    session.add(models, optimizers)
+    if loader is None:
+        return None
+    prepared.loader = PreparedLoader(loader, session)
+    return prepared.loader
 
 
 def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | None]:
@@ -279,7 +354,8 @@ def progress(*, total_steps: int | None = None) -> TrainingProgress:
     session = prepared.session
     if total_steps is not None:
         session.total_steps = total_steps
-    return TrainingProgress(session.steps, session.position.epoch, _total_steps(prepared))
+    position = session.position
+    return TrainingProgress(session.steps, position.epoch, position.batch, _total_steps(prepared))
 
 
 def no_sync() -> AbstractContextManager[None]:

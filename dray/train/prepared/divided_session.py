@@ -7,7 +7,7 @@ restored at any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from dray.train.prepared import division
+from dray.train.prepared.anchor import parameters_of
 from dray.train.prepared.division import Axes
 from dray.train.prepared.group import Group, LoopPhase, everyones
-from dray.train.prepared.session import TrainingSession
+from dray.train.prepared.session import TrainingSession, upgraded
 
 
 class DividedSession(TrainingSession):
@@ -34,7 +35,7 @@ class DividedSession(TrainingSession):
         axes: Axes,
     ) -> None:
         self._axes = axes
-        super().__init__(group, model, optimizer, tracked, seed=seed)
+        super().__init__(group, [model], [optimizer], tracked, seed=seed)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -79,9 +80,9 @@ class DividedSession(TrainingSession):
         finally:
             division.set_exchanging(self.model, True)
 
-    def _stepped(self) -> None:
-        super()._stepped()
-        self._counted = self._num_global = 0
+    def _stepped(self, number: int) -> None:
+        super()._stepped(number)
+        self._has_exchanged = True
         self.group.enter(LoopPhase.OWN_CODE, self.steps)
 
     def _regroup(self, error: Exception) -> None:
@@ -93,24 +94,35 @@ class DividedSession(TrainingSession):
         return whole
 
     def _take(self, state: Mapping[str, Any]) -> None:
+        state = upgraded(state, self._names_of_optimizers)
         own = self.model.state_dict()
-        model = {
-            name: division.like(value, own[name]) if name in own else value
-            for name, value in state["model"].items()
-        }
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        of_each = {
-            number: {
-                key: division.like(one, parameters[number]) if torch.is_tensor(one) else one
-                for key, one in values.items()
+        models = [
+            {
+                name: division.like(value, own[name]) if name in own else value
+                for name, value in state["models"][0].items()
             }
-            for number, values in state["optimizer"]["state"].items()
-        }
+        ]
+        optimizers = [
+            {**saved, "state": self._like(saved["state"], parameters_of([optimizer]))}
+            for saved, optimizer in zip(state["optimizers"], self.optimizers, strict=True)
+        ]
         gradients = state["gradients"]
         if gradients is not None:
             pairs = zip(gradients, self._exchange.parameters, strict=True)
             gradients = [None if g is None else division.like(g, p) for g, p in pairs]
-        optimizer = {**state["optimizer"], "state": of_each}
-        super()._take({**state, "model": model, "optimizer": optimizer, "gradients": gradients})
+        taken = {**state, "models": models, "optimizers": optimizers, "gradients": gradients}
+        super()._take(taken)
         self._ops = self._anchor.ops = 0
         self._replay.clear()
+
+    def _like(
+        self, of_each: Mapping[int, Mapping[str, Any]], parameters: Sequence[nn.Parameter]
+    ) -> dict[int, dict[str, Any]]:
+        """An optimizer's state with tensors that are divided as the parameters are."""
+        return {
+            number: {
+                key: division.like(one, parameters[number]) if torch.is_tensor(one) else one
+                for key, one in values.items()
+            }
+            for number, values in of_each.items()
+        }

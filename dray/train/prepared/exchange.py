@@ -1,54 +1,217 @@
 """The exchange of gradients: averaged over the global batch when a backward pass has ended.
 
-All gradients of a type travel in one flat tensor. With them go rank 0's buffers, as DDP sends them,
-and for each parameter whether a rank has a gradient of it, so that one that had no part in the
-step anywhere keeps none.
+All gradients of a model and a type travel in one flat tensor. With them go rank 0's buffers, as DDP
+sends them, a mark of where the rank's script is, and for each parameter whether the rank has a new
+gradient of it: one that no pass reached on any rank stays as it is. Where there are several models,
+the ranks first agree on those that the pass reached, and the others do not travel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+NUM_MARKS = 2
 _SUMMED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class GradientExchange:
-    """Averages the gradients of one model."""
+    """Averages the gradients of the models, and of parameters that are in none of them."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        if not self._parameters:
-            raise ValueError("prepare() was given a model without a parameter to train")
-        self.device = self._parameters[0].device
-        self._buffers = list(model.buffers())
-        # The presence of gradients travels as float32, whichever type they have themselves.
-        self._by_type: dict[torch.dtype, tuple[list[nn.Parameter], list[Tensor]]]
-        self._by_type = {torch.float32: ([], [])}
-        for parameter in self._parameters:
-            self._by_type.setdefault(parameter.dtype, ([], []))[0].append(parameter)
-        self._plain: list[Tensor] = []
-        """Buffers that travel as bytes."""
-        for buffer in self._buffers:
-            if buffer.dtype in self._by_type and buffer.dtype in _SUMMED:
-                self._by_type[buffer.dtype][1].append(buffer)
-            else:
-                self._plain.append(buffer)
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        others: Sequence[nn.Parameter] = (),
+        *,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        """others: parameters of optimizers that no model has."""
+        self._broadcasts = broadcast_buffers
+        self._sections: list[_Section] = []
+        self._known: set[int] = set()
+        self._reached: set[int] = set()
+        """Ids of the parameters that got a gradient since the last exchange."""
+        for model in models:
+            self.add(model)
+        self.add_others(others)
+
+    def add(self, model: nn.Module) -> None:
+        """Exchange the gradients of one more model."""
+        parameters = self._new(model.parameters())
+        buffers = self._new(model.buffers())
+        self._sections.append(_Section(parameters, buffers, sends_buffers=self._broadcasts))
+
+    def add_others(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Exchange the gradients of these, as far as no model has them."""
+        if own := self._new(parameters):
+            self._sections.append(_Section(own, [], sends_buffers=False))
+
+    def _new(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        own = [each for each in dict.fromkeys(tensors) if id(each) not in self._known]
+        self._known.update(map(id, own))
+        return own
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Of all models, also those that are frozen now, each once."""
+        return [parameter for section in self._sections for parameter in section.parameters]
+
+    def is_known(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._known
+
+    def reached(self, parameter: Tensor) -> None:
+        """A backward pass has given it a gradient."""
+        self._reached.add(id(parameter))
+
+    def reached_any(self, parameters: Iterable[Tensor]) -> bool:
+        return any(id(parameter) in self._reached for parameter in parameters)
 
     @torch.no_grad()
-    def run(self, weight: float, rank: int) -> list[Tensor]:
+    def run(self, weight: float, rank: int, mark: int) -> list[Tensor]:
         """The sum over the ranks of each one's gradients times its weight, flat. A collective; the
-        gradients themselves stay as they are."""
+        gradients themselves stay as they are.
+
+        mark: a number below 2**32 that says where the script is; see `has_mark`.
+        """
+        marks = [float(mark % 2**16), float(mark >> 16)]
+        if len(self._sections) == 1:
+            return self._sections[0].run(self._reached, weight, rank, marks)
+        own = [float(self._is_due(section)) for section in self._sections]
+        reached = torch.tensor([*marks, *own], device=self.device)
+        dist.all_reduce(reached)
+        flats = [reached]
+        for section in self._reached_sections(reached):
+            flats += section.run(self._reached, weight, rank, [])
+        return flats
+
+    def _is_due(self, section: _Section) -> bool:
+        """Whether a pass has reached parameters of the model, or changed its buffers."""
+        return section.has_new_buffers() or self.reached_any(section.parameters)
+
+    @property
+    def has_new_buffers(self) -> bool:
+        """Whether buffers have changed since the last exchange, so that those of the ranks may
+        differ."""
+        return any(section.has_new_buffers() for section in self._sections)
+
+    def has_mark(self, flats: Sequence[Tensor], mark: int, world_size: int) -> bool:
+        """Whether all ranks came to the exchange with this mark. The sums of 16 bits of up to 256
+        ranks are exact in fp32."""
+        sums = flats[0][:2].tolist()
+        return bool(sums == [world_size * (mark % 2**16), world_size * (mark >> 16)])
+
+    def _reached_sections(self, reached: Tensor) -> list[_Section]:
+        numbers = reached.tolist()[NUM_MARKS:]
+        return [one for one, number in zip(self._sections, numbers, strict=True) if number]
+
+    @torch.no_grad()
+    def apply(self, flats: Sequence[Tensor]) -> None:
+        """Give the parameters the gradients of the global batch. The buffers take rank 0's values
+        in `settle_buffers`, since the graph of another pass may still need them as they are."""
+        remaining = iter(flats)
+        sections = self._sections
+        if len(sections) > 1:
+            sections = self._reached_sections(next(remaining))
+        num_marks = NUM_MARKS if len(self._sections) == 1 else 0
+        for section in sections:
+            section.pending = section.apply(remaining, num_marks)
+
+    def is_done(self) -> None:
+        """The exchange has ended: gradients that come now are new ones."""
+        self._reached.clear()
+        for section in self._sections:
+            section.note_buffers()
+
+    @torch.no_grad()
+    def settle_buffers(self) -> None:
+        """Have the buffers take the values that rank 0 has sent."""
+        for section in self._sections:
+            for buffer, value in section.pending:
+                buffer.copy_(value)
+            if section.pending:
+                section.note_buffers()
+        self.drop_pending()
+
+    def drop_pending(self) -> None:
+        """Leave the buffers as they are."""
+        for section in self._sections:
+            section.pending = []
+
+    def gradients(self, chosen: Iterable[Tensor] | None = None) -> list[Tensor | None]:
+        """Copies of the gradients of all parameters, or of the chosen ones; None of the others, and
+        where there is none."""
+        ids = None if chosen is None else set(map(id, chosen))
+        return [
+            p.grad.clone() if p.grad is not None and (ids is None or id(p) in ids) else None
+            for p in self.parameters
+        ]
+
+    @torch.no_grad()
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        for parameter, gradient in zip(self.parameters, gradients, strict=False):
+            parameter.grad = None if gradient is None else gradient.clone()
+
+    @torch.no_grad()
+    def zero_gradients(self) -> None:
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def buffers(self) -> list[Tensor]:
+        """Copies of the buffers."""
+        return [buffer.detach().clone() for buffer in self._buffers]
+
+    @torch.no_grad()
+    def set_buffers(self, buffers: Sequence[Tensor]) -> None:
+        self.drop_pending()
+        for buffer, value in zip(self._buffers, buffers, strict=False):
+            buffer.copy_(value)
+        for section in self._sections:
+            section.note_buffers()
+
+    @property
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for section in self._sections for buffer in section.buffers]
+
+
+class _Section:
+    """The parameters and buffers of a model."""
+
+    def __init__(
+        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], *, sends_buffers: bool
+    ) -> None:
+        self.parameters = parameters
+        self.buffers = buffers
+        self.pending: list[tuple[Tensor, Tensor]] = []
+        """Buffers, and the values of rank 0 that they are to take."""
+        self._sent = buffers if sends_buffers else []
+        self.note_buffers()
+
+    def note_buffers(self) -> None:
+        """The buffers are now those that all ranks have, or will have."""
+        self._versions = [buffer._version for buffer in self._sent]
+
+    def has_new_buffers(self) -> bool:
+        return self._versions != [buffer._version for buffer in self._sent]
+
+    def run(
+        self, reached: set[int], weight: float, rank: int, marks: Sequence[float]
+    ) -> list[Tensor]:
+        """See `GradientExchange.run`."""
         flats = []
-        for dtype, (parameters, buffers) in self._by_type.items():
-            sizes = self._sizes(dtype)
-            flat = torch.empty(sum(sizes), dtype=dtype, device=self.device)
+        for dtype, (parameters, buffers) in self._by_type().items():
+            sizes = self._sizes(dtype, parameters, buffers, len(marks))
+            flat = torch.empty(sum(sizes), dtype=dtype, device=self._device)
             parts = iter(torch.split(flat, sizes))
             if dtype is torch.float32:
-                next(parts).copy_(self._presence())
+                next(parts).copy_(self._presence(reached, marks))
             for parameter in parameters:
                 part = next(parts)
                 if parameter.grad is None:
@@ -59,38 +222,23 @@ class GradientExchange:
                 part = next(parts)
                 _ = part.copy_(buffer.reshape(-1)) if rank == 0 else part.zero_()
             flats.append(flat)
-        if self._plain:
-            bytes_of = [_bytes_of(buffer) for buffer in self._plain]
-            flat = torch.cat(bytes_of)
+        if plain := self._plain():
+            flat = torch.cat([_bytes_of(buffer) for buffer in plain])
             flats.append(flat if rank == 0 else torch.zeros_like(flat))
         for flat in flats:
             dist.all_reduce(flat)
         return flats
 
-    def _sizes(self, dtype: torch.dtype) -> list[int]:
-        """Elements of the parts of a type's flat tensor."""
-        parameters, buffers = self._by_type[dtype]
-        own = [each.numel() for each in (*parameters, *buffers)]
-        return [len(self._parameters), *own] if dtype is torch.float32 else own
-
-    def _presence(self) -> Tensor:
-        has_one = [p.grad is not None for p in self._parameters]
-        for parameter in self._parameters:
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                raise ValueError("prepare() does not exchange sparse gradients: use sparse=False")
-        return torch.tensor(has_one, dtype=torch.float32, device=self.device)
-
-    @torch.no_grad()
-    def apply(self, flats: Sequence[Tensor]) -> None:
-        """Give the parameters the gradients of the global batch, and the buffers rank 0's
-        values."""
+    def apply(self, flats: Iterator[Tensor], num_marks: int) -> list[tuple[Tensor, Tensor]]:
+        """See `GradientExchange.apply`; the buffers with rank 0's values."""
         has_one: dict[int, float] = {}
-        remaining = iter(flats)
-        for dtype, (parameters, buffers) in self._by_type.items():
-            parts = iter(torch.split(next(remaining), self._sizes(dtype)))
+        pending: list[tuple[Tensor, Tensor]] = []
+        for dtype, (parameters, buffers) in self._by_type().items():
+            sizes = self._sizes(dtype, parameters, buffers, num_marks)
+            parts = iter(torch.split(next(flats), sizes))
             if dtype is torch.float32:
-                presence = next(parts).tolist()
-                has_one = dict(zip(map(id, self._parameters), presence, strict=True))
+                presence = next(parts).tolist()[num_marks:]
+                has_one = dict(zip(map(id, self._trained()), presence, strict=True))
             for parameter in parameters:
                 part = next(parts).view_as(parameter)
                 if not has_one[id(parameter)]:
@@ -99,41 +247,60 @@ class GradientExchange:
                     parameter.grad = part.clone()
                 else:
                     parameter.grad.copy_(part)
-            for buffer in buffers:
-                buffer.copy_(next(parts).view_as(buffer))
-        if self._plain:
-            flat = next(remaining)
-            sizes = [buffer.nbytes for buffer in self._plain]
-            for buffer, part in zip(self._plain, torch.split(flat, sizes), strict=True):
-                buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+            pending += [(buffer, next(parts).view_as(buffer)) for buffer in buffers]
+        if plain := self._plain():
+            sizes = [buffer.nbytes for buffer in plain]
+            for buffer, part in zip(plain, torch.split(next(flats), sizes), strict=True):
+                pending.append((buffer, part.clone().view(buffer.dtype).view_as(buffer)))
+        return pending
 
-    def gradients(self) -> list[Tensor | None]:
-        """Copies of the gradients; None where there is none."""
-        return [None if p.grad is None else p.grad.clone() for p in self._parameters]
-
-    @torch.no_grad()
-    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
-
-    @torch.no_grad()
-    def zero_gradients(self) -> None:
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-
-    def buffers(self) -> list[Tensor]:
-        """Copies of the buffers."""
-        return [buffer.detach().clone() for buffer in self._buffers]
-
-    @torch.no_grad()
-    def set_buffers(self, buffers: Sequence[Tensor]) -> None:
-        for buffer, value in zip(self._buffers, buffers, strict=True):
-            buffer.copy_(value)
+    def _trained(self) -> list[Tensor]:
+        """Those that are not frozen. A program may freeze and thaw parameters as it goes, on all
+        ranks alike."""
+        return [parameter for parameter in self.parameters if parameter.requires_grad]
 
     @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        return self._parameters
+    def _device(self) -> torch.device:
+        return (*self.parameters, *self.buffers)[0].device
+
+    def _by_type(self) -> dict[torch.dtype, tuple[list[Tensor], list[Tensor]]]:
+        """Parameters, and buffers that travel with them, by type."""
+        # The presence of gradients travels as float32, whichever type they have themselves.
+        found: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {torch.float32: ([], [])}
+        for parameter in self._trained():
+            found.setdefault(parameter.dtype, ([], []))[0].append(parameter)
+        for buffer in self._sent:
+            if _is_summed(buffer, found):
+                found[buffer.dtype][1].append(buffer)
+        return found
+
+    def _plain(self) -> list[Tensor]:
+        """Buffers that travel as bytes."""
+        types = {torch.float32, *(parameter.dtype for parameter in self._trained())}
+        return [buffer for buffer in self._sent if not _is_summed(buffer, types)]
+
+    def _sizes(
+        self,
+        dtype: torch.dtype,
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        num_marks: int,
+    ) -> list[int]:
+        """Elements of the parts of a type's flat tensor."""
+        own = [each.numel() for each in (*parameters, *buffers)]
+        return [num_marks + len(self._trained()), *own] if dtype is torch.float32 else own
+
+    def _presence(self, reached: set[int], marks: Sequence[float]) -> Tensor:
+        trained = self._trained()
+        for parameter in trained:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise ValueError("prepare() does not exchange sparse gradients: use sparse=False")
+        has_one = [float(id(p) in reached and p.grad is not None) for p in trained]
+        return torch.tensor([*marks, *has_one], dtype=torch.float32, device=self._device)
+
+
+def _is_summed(buffer: Tensor, types: Iterable[torch.dtype]) -> bool:
+    return buffer.dtype in types and buffer.dtype in _SUMMED
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -59,6 +59,9 @@ class Group(Protocol):
     def state_lost(self) -> Exception:
         """The error to raise where no rank holds a state from which a newcomer could go on."""
 
+    def copies_differ(self) -> Exception:
+        """The error to raise where ranks that should have equal copies have different ones."""
+
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int
     ) -> dict[str, Any] | None:
@@ -107,6 +110,9 @@ class SoloGroup:
 
     def state_lost(self) -> Exception:
         return RuntimeError("no rank holds the state of the training")
+
+    def copies_differ(self) -> Exception:
+        return RuntimeError("the ranks have different copies of the model")
 
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from dray.train.prepared.anchor import LoaderPosition
 from dray.train.prepared.batches import BatchPlan, RemainingShares, SeededDataset
-from dray.train.prepared.session import LoaderPosition, TrainingSession
+from dray.train.prepared.session import TrainingSession
 
 
 class PreparedLoader:

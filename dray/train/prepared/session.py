@@ -3,11 +3,13 @@
 Ranks meet in operations, which are numbered: each exchange of gradients is one. If a group breaks
 in an operation, the ranks that are left form the next group inside the same call and do it again
 with the gradients that they have. A newcomer runs the script from its first line: `prepare` gives
-it the state of the batch in which the others are, so its loop computes its own gradient of that
-batch, and meets the others in the exchange.
+it the state of the batch in which the others are, and the results of the operations that they have
+ended since. Its loop computes its own gradients of that batch, gets these results in place of its
+first exchanges, and meets the others in the next one.
 
-The state of a batch is remembered when the loader hands the batch out (`_Anchor`). From there to
-the optimizer's step the weights stay as they are, so only what is small is copied.
+There the ranks compare digests of their weights and of the optimizers' state before they exchange
+anything. A program that depends on what was not handed over ends in other weights, and its group is
+then not called recovered: the job goes back to its checkpoint.
 """
 
 from __future__ import annotations
@@ -17,73 +19,59 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dray.train.prepared import compat_torch
+from dray.train.prepared.anchor import (
+    Anchor,
+    KeptOptimizer,
+    LoaderPosition,
+    Result,
+    copied,
+    large_tensors,
+    parameters_of,
+    set_weights,
+)
+from dray.train.prepared.copies import digest
 from dray.train.prepared.exchange import GradientExchange
 from dray.train.prepared.group import Group, LoopPhase, everyones
 from dray.train.prepared.randomness import derive_seed, seed_generators
 
 NO_STATE = -1
 """The number of operations of a rank that has no state yet."""
-COPIED_BYTES = 1 << 16
-"""Tensors of tracked objects up to this size are copied with each batch; larger ones, such as an
-average of the weights, may change only after the optimizer's step."""
-
-Result = Sequence[Tensor]
-"""The outcome of one operation, the same on every rank."""
-
-
-@dataclass(frozen=True)
-class LoaderPosition:
-    """Where a loader is: `batch` global batches of the epoch were handed out."""
-
-    epoch: int
-    batch: int
-
-
-@dataclass
-class _Anchor:
-    """The state at the first batch after the last exchange, as far as it changes before the next
-    optimizer step."""
-
-    position: LoaderPosition
-    ops: int
-    steps: int
-    tracked: dict[str, Any]
-    groups: list[dict[str, Any]]
-    """The optimizer's parameter groups without their parameters."""
-    buffers: list[Tensor]
-    gradients: list[Tensor | None] | None
-    """None where they are not added up over several exchanges."""
-    results: list[Result] = field(default_factory=list)
-    """Of the operations since."""
 
 
 class TrainingSession:
-    """The training of one model in this process."""
+    """The training of one or several models in this process."""
 
     def __init__(
         self,
         group: Group,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
         tracked: dict[str, Any],
         *,
         seed: int | None,
+        broadcast_buffers: bool = True,
     ) -> None:
-        """tracked: objects with `state_dict` and `load_state_dict`, by name."""
+        """tracked: objects with `state_dict` and `load_state_dict`, by name; optimizers among them
+        are trained as those of `optimizers`. broadcast_buffers: whether all ranks take rank 0's
+        buffers, as in DDP."""
         self.group = group
-        self.model = model
-        self.optimizer = optimizer
-        self.tracked = tracked
+        self.models = list(models)
+        named = {name: one for name, one in tracked.items() if isinstance(one, Optimizer)}
+        self.optimizers = [*optimizers, *named.values()]
+        self.tracked = {name: one for name, one in tracked.items() if name not in named}
+        self._names_of_optimizers = list(named)
         self.seed = derive_seed("job", torch.initial_seed() if seed is None else seed)
         self.steps = 0
-        """Optimizer steps done."""
+        """Optimizer steps done, of all optimizers together."""
         self.total_steps: int | None = None
         """Optimizer steps after which the loader ends; None for the end of the script's loop."""
         self.position = LoaderPosition(0, 0)
@@ -91,12 +79,17 @@ class TrainingSession:
         """Whether the script runs through epochs that are done."""
         self.is_void = False
         """Whether the batch is handed out once more, because the ranks share it out anew."""
+        self.has_begun = False
+        """Whether the loader has handed out a batch."""
         self.on_batch: Callable[[], None] = lambda: None
         """Called when the state of a batch is remembered."""
-        self._exchange = GradientExchange(model)
+        self._broadcasts = broadcast_buffers
+        self._exchange = GradientExchange(
+            models, parameters_of(self.optimizers), broadcast_buffers=broadcast_buffers
+        )
+        if not any(p.requires_grad for model in models for p in model.parameters()):
+            raise ValueError("prepare() was given a model without a parameter to train")
         self._ops = NO_STATE
-        self._steps_since_anchor = 0
-        self._stepped_since_exchange = False
         self._last_result: Result = ()
         self._caught_up: Result | None = None
         """The result of the operation in which this rank was, which others had ended."""
@@ -104,14 +97,49 @@ class TrainingSession:
         """Results of operations that the others have ended and this script comes to."""
         self._is_pending = False
         """Whether this rank is in an operation."""
+        self._parts = 0
+        """How often `prepare` was called again."""
+        self._taken: Mapping[str, Any] | None = None
+        """The state that this process goes on from, until the first batch: it may have models that
+        the script has not prepared yet."""
+        self._copied_before_step: set[int] = set()
+        """Numbers of the optimizers after whose step an exchange came within the batch."""
+        self._unstepped: set[int] = set()
+        """Numbers of the optimizers whose parameters got gradients since their last step."""
+        self._keeps_gradients = False
+        """Whether gradients are kept with each batch, because the script adds to them."""
+        self._has_misled = False
+        """Whether a newcomer was given a state that turned out to lack something."""
+        self._stale: dict[int, tuple[int, int]] = {}
+        """By parameter, id and version of a gradient from before the anchor that is not kept."""
+        self._at_hand = (0, 0)
+        """Samples of the batch at hand: of this rank, of all."""
         self._counted = self._num_global = 0
-        """Samples since the last exchange: of this rank, and of all."""
+        """The same of the batches whose gradients are to be exchanged."""
+        self._is_counted = False
+        """Whether the batch at hand is one of these: it had a backward pass."""
+        self._has_exchanged = True
+        """Whether no backward pass came after the last exchange."""
         self._loaded_as: tuple[int, int] | None = None
         """(rank, world size) by which the batch at hand was shared out."""
+        self._steps_of = [0] * len(self.optimizers)
+        """Steps of each optimizer since the batch began."""
+        self._must_compare = False
+        """Whether the copies of the ranks are to be compared in the next operation."""
         self._is_queued = False
+        self._hooked: set[int] = set()
+        """Ids of the parameters that report their gradients."""
         self._exchanges = True
         self._must_restore = False
         self._anchor = self._new_anchor()
+
+    @property
+    def model(self) -> nn.Module:
+        return self.models[0]
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.optimizers[0]
 
     needs_even_shares = False
     """Whether each rank's share of a batch must have as many samples as the others'."""
@@ -138,7 +166,7 @@ class TrainingSession:
     def begin(self, load: Callable[[], Mapping[str, Any] | None]) -> None:
         """Join the group and take the newest state: a peer's, or what rank 0 loads.
 
-        load: a saved state, or None to begin with the model as it is.
+        load: a saved state, or None to begin with the models as they are.
         """
         self._load = load
         try:
@@ -148,30 +176,86 @@ class TrainingSession:
             self._regroup(error)
         self._hook()
 
-    def _hook_gradients(self) -> None:
-        if self.group.world_size > 1 or self.group.may_grow:
-            for parameter in self._exchange.parameters:
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self._gradient_came
-                )
+    def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Train further models, before the first batch. Their state is the one that was taken with
+        that of the others, or rank 0's. An operation, unless there is such a state."""
+        self._parts += 1
+        first_optimizer = len(self.optimizers)
+        self.models += models
+        self.optimizers += optimizers
+        self._steps_of += [0] * len(optimizers)
+        for model in models:
+            self._exchange.add(model)
+        self._exchange.add_others(parameters_of(optimizers))
+        self._hook(first_optimizer)
+        if self._taken is not None and self._parts <= self._taken["parts"]:
+            self._take(self._taken)
+            return
+        before = self._anchor
+        self._anchor = replace(
+            self._new_anchor(), ops=before.ops, parts=before.parts, results=before.results
+        )
+        tensors = [each for model in models for each in model.state_dict().values()]
+        result = self._operate(lambda: self._sent_by_first(tensors), compares=False)
+        with torch.no_grad():
+            for tensor, value in zip(tensors, result or tensors, strict=True):
+                tensor.copy_(value)
 
-    def _hook(self) -> None:
+    def _sent_by_first(self, tensors: Sequence[Tensor]) -> Result:
+        """Rank 0's values of the tensors, as copies. A collective."""
+        mine = [tensor.detach().clone() for tensor in tensors]
+        sent = self.group.hand_over(lambda: {"tensors": mine}, 0)
+        return mine if sent is None else sent["tensors"]
+
+    def _hook(self, first_optimizer: int = 0) -> None:
         self._hook_gradients()
-        step, session = self.optimizer.step, self
+        for number, optimizer in enumerate(self.optimizers[first_optimizer:], first_optimizer):
+            self._hook_steps(number, optimizer)
+        if first_optimizer == 0:
+            register_optimizer_step_pre_hook(self._refuse_stranger)
+
+    def _hook_gradients(self) -> None:
+        if self.group.world_size == 1 and not self.group.may_grow:
+            return
+        for parameter in self._exchange.parameters:
+            if id(parameter) in self._hooked or not parameter.is_floating_point():
+                continue
+            self._hooked.add(id(parameter))
+            # One that is frozen now may be thawed later.
+            is_trained = parameter.requires_grad
+            parameter.requires_grad_(True)
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._gradient_came
+            )
+            parameter.requires_grad_(is_trained)
+
+    def _hook_steps(self, number: int, optimizer: Optimizer) -> None:
+        step, session = optimizer.step, self
 
         def counted_step(_: Any, *args: Any, **kwargs: Any) -> Any:
             if session.is_void:
                 return None
+            session._will_step(number)
             result = step(*args, **kwargs)
-            session._stepped()
+            session._stepped(number)
             return result
 
         # As torch's schedulers mark a step that they have wrapped.
         for name in ("_wrapped_by_lr_sched", "_with_counter"):
             if hasattr(step, name):
                 setattr(counted_step, name, True)
-        bound = types.MethodType(counted_step, self.optimizer)
-        self.optimizer.step = bound  # type: ignore[method-assign]
+        optimizer.step = types.MethodType(counted_step, optimizer)  # type: ignore[method-assign]
+
+    def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
+        if any(optimizer is one for one in self.optimizers):
+            return
+        if any(self._exchange.is_known(parameter) for parameter in parameters_of([optimizer])):
+            raise ValueError(
+                f"an optimizer ({type(optimizer).__name__}) that prepare() was not given steps "
+                "parameters of a prepared model, and a process that takes another's place could "
+                "not go on with its state: give prepare() all optimizers, as in "
+                "prepare([model], [optimizer, other], loader)"
+            )
 
     # Operations.
 
@@ -184,29 +268,80 @@ class TrainingSession:
         finally:
             self._exchanges = before
 
-    def _gradient_came(self, _: Tensor) -> None:
+    def _gradient_came(self, parameter: Tensor) -> None:
+        self._exchange.reached(parameter)
+        if self._stale:
+            self._look_for_stale(parameter)
         if not self._is_queued:
             self._is_queued = True
             compat_torch.when_backward_ends(self._backward_ended)
 
+    def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
+        """Notice the use of a gradient from before the batch, which is not kept: by a pass that
+        adds to it, or by a step without a pass. To zero it is one more change."""
+        before = self._stale.pop(id(parameter), None)
+        gradient = parameter.grad
+        if before is None or gradient is None or id(gradient) != before[0]:
+            return
+        if gradient._version == before[1] + changes:
+            self._anchor.uses_unkept = True
+            self._keeps_gradients = True
+            # A newcomer that began at this batch lacks the gradient.
+            self._has_misled = self._has_misled or self._anchor.is_handed_over
+
     def _backward_ended(self) -> None:
         """At the end of a backward pass, in the thread that called it."""
         self._is_queued = False
-        if not self._exchanges or self.is_void:
+        if self.is_void:
             return
-        result = self._operate()
+        self._count_batch()
+        if not self._exchanges:
+            return
+        for number, optimizer in enumerate(self.optimizers):
+            if self._exchange.reached_any(parameters_of([optimizer])):
+                self._unstepped.add(number)
+        weight = self._weight()
+        result = self._operate(lambda: self._exchanged(weight))
         if result is None:
             self._exchange.zero_gradients()
             return
         if result:
             self._exchange.apply(result)
-        self._counted = self._num_global = 0
-        self._stepped_since_exchange = False
+        if self.group.rank == 0:
+            self._exchange.drop_pending()  # they are its own
+        elif not self.has_begun:  # there may be no loader
+            self._exchange.settle_buffers()
+        self._exchange.is_done()
+        self._has_exchanged = True
         self.group.enter(LoopPhase.OWN_CODE, self.steps + 1)
 
-    def _operate(self) -> Result | None:
-        """The result of this exchange; empty where this rank is alone, None where the batch is
-        shared out anew."""
+    def _count_batch(self) -> None:
+        """A backward pass has ended: the batch at hand counts in the next exchange, alone or with
+        those before it whose gradients were added up."""
+        counted, num_global = self._at_hand
+        if self._has_exchanged:
+            self._counted, self._num_global = counted, num_global
+        elif not self._is_counted:
+            self._counted += counted
+            self._num_global += num_global
+        self._is_counted, self._has_exchanged = True, False
+
+    def _exchanged(self, weight: float) -> Result:
+        """The gradients of all ranks together. Raises an error that ends the attempt if the ranks
+        are at different places of the script, as where it counts batches by itself, which a process
+        that takes another's place has not done."""
+        done = (self._ops, self.steps, self.position.epoch, self.position.batch)
+        mark = derive_seed(*done, *self._steps_of, int(self._has_misled)) % 2**32
+        result = self._exchange.run(weight, self.group.rank, mark)
+        if not self._exchange.has_mark(result, mark, self.group.world_size):
+            raise self.group.copies_differ()
+        return result
+
+    def _operate(self, run: Callable[[], Result], *, compares: bool = True) -> Result | None:
+        """The result of this operation; empty where this rank is alone, None where the batch is
+        shared out anew. compares: whether the ranks have equal copies before it."""
+        # An exchange after a step: the next batches need the optimizer as it was before.
+        self._copied_before_step |= self._anchor.begun
         if self._replay:
             return self._ended(self._replay.popleft())
         self.group.enter(LoopPhase.EXCHANGE, self.steps + 1)
@@ -216,16 +351,42 @@ class TrainingSession:
                 try:
                     if self.group.world_size == 1:
                         return self._ended(())
-                    return self._ended(self._exchange.run(self._weight(), self.group.rank))
+                    if compares:
+                        self._compare()
+                    return self._ended(run())
                 except Exception as error:
                     self._regroup(error)
+                if self.is_void:
+                    return None
                 if self._caught_up is not None:
                     result, self._caught_up = self._caught_up, None
                     return self._ended(result)
-                if self.is_void:
-                    return None
         finally:
             self._is_pending = False
+
+    def _compare(self) -> None:
+        """After a handover: have the ranks compare their copies. Raises an error that ends the
+        attempt if they differ. A collective, in the first operation of a group."""
+        if not self._must_compare:
+            return
+        mine = digest(self._replicated())
+        if len({found for (found,) in everyones(self.group, [mine], self._exchange.device)}) > 1:
+            raise self.group.copies_differ()
+        self._must_compare = False
+
+    def _replicated(self) -> Iterator[Tensor]:
+        """What all ranks hold alike: the weights, and the state and rates of the optimizers."""
+        yield from self._exchange.parameters
+        for optimizer in self.optimizers:
+            state = optimizer.state_dict()
+            yield from _tensors(state["state"])
+            numbers = [
+                float(value)
+                for group in state["param_groups"]
+                for _, value in sorted(group.items())
+                if isinstance(value, int | float)
+            ]
+            yield torch.tensor(numbers, dtype=torch.float64)
 
     def _ended(self, result: Result) -> Result:
         self._ops += 1
@@ -239,12 +400,19 @@ class TrainingSession:
             return self._counted / self._num_global
         return 1.0 / self.group.world_size
 
-    def _stepped(self) -> None:
+    def _will_step(self, number: int) -> None:
+        """An optimizer is about to step."""
+        for parameter in parameters_of([self.optimizers[number]]) if self._stale else ():
+            self._look_for_stale(parameter, changes=0)
+        anchor = self._anchor
+        if number not in anchor.begun and number in self._copied_before_step:
+            anchor.kept[number] = KeptOptimizer.of(self.optimizers[number])
+        anchor.begun.add(number)
+
+    def _stepped(self, number: int) -> None:
         self.steps += 1
-        self._steps_since_anchor += 1
-        self._stepped_since_exchange = True
-        # The weights of the batch are gone, so nobody can go on from there.
-        self._anchor.results.clear()
+        self._steps_of[number] += 1
+        self._unstepped.discard(number)
         self.group.committed(self.steps)
 
     # Regrouping.
@@ -273,19 +441,40 @@ class TrainingSession:
         group = self.group
         place = (group.rank, group.world_size)
         is_moved = self._loaded_as is not None and self._loaded_as != place
-        can_hand_over = self._ops != NO_STATE and self._steps_since_anchor == 0
-        mine = [self._known_ops, int(can_hand_over), int(is_moved)]
-        table = everyones(group, mine, self._exchange.device)
-        newest = max(ops for ops, _, _ in table)
+        has_state = self._ops != NO_STATE
+        is_whole = has_state and self._anchor.is_whole()
+        in_batch = self._is_pending and self._num_global > 0
+        mine = (self._known_ops, is_whole, is_moved, self._anchor.ops, in_batch)
+        table = everyones(group, [int(one) for one in mine], self._exchange.device)
+        known = [row[0] for row in table]
+        newest = max(known)
         if newest == NO_STATE:
             self._begin_together()
         else:
-            self._catch_up([ops for ops, _, _ in table], newest)
+            self._must_compare = group.world_size > 1
+            self._catch_up(known, newest)
+            self._rewind(table, newest)
             self._hand_over(table, newest)
-        can_redo = self._is_pending and self._caught_up is None and self._num_global > 0
-        if can_redo and any(moved for _, _, moved in table):
-            self.is_void = True
         group.began(self.steps)
+
+    def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
+        """Begin the batch again where the ranks have other shares of it than before, if a rank is
+        in an exchange of it that nobody has ended."""
+        if not any(is_moved for _, _, is_moved, _, _ in table):
+            return
+        anchors = [anchor for ops, _, _, anchor, in_batch in table if in_batch and ops == newest]
+        if not anchors or self._ops == NO_STATE:
+            return
+        if not (self._is_pending and self._anchor.ops == anchors[0]):
+            return
+        if not self._anchor.is_whole():
+            raise self.group.state_lost()
+        self._ops, self.steps = self._anchor.ops, self._anchor.steps
+        self._anchor.results.clear()
+        self._anchor.tracked = copied(self._anchor.tracked, whole=True)
+        self._replay.clear()
+        self._caught_up = None
+        self.is_void = True
 
     @property
     def _known_ops(self) -> int:
@@ -323,12 +512,14 @@ class TrainingSession:
             self._caught_up = result["result"]
 
     def _hand_over(self, table: Sequence[Sequence[int]], newest: int) -> None:
-        if all(ops != NO_STATE for ops, _, _ in table):
+        if all(row[0] != NO_STATE for row in table):
             return
-        holders = [rank for rank, (_, can, _) in enumerate(table) if can]
+        holders = [rank for rank, row in enumerate(table) if row[1]]
         if not holders:
             raise self.group.state_lost()
         source = max(holders, key=lambda rank: table[rank][0])
+        if self._anchor.ops == table[source][3]:
+            self._anchor.is_handed_over = True
         state = self.group.hand_over(self.state, source)
         if self._ops == NO_STATE:
             assert state is not None
@@ -339,15 +530,19 @@ class TrainingSession:
     def at_batch(self, position: LoaderPosition) -> None:
         """The loader is about to hand out a batch, or is at the end of an epoch. Takes a place in
         another group if one is wanted."""
+        self._check_all_taken()
+        self.has_begun = True
         self.is_skipping = False
         self._is_queued = False
+        if self.group.rank != 0:
+            self._exchange.settle_buffers()
         if self._must_restore:
             self._must_restore = False
-            self._restore_small(self._anchor)
+            self._restore(self._anchor)
         self.position = position
-        if self._ops > self._anchor.ops or self._steps_since_anchor or self._is_unanchored:
+        self._steps_of = [0] * len(self.optimizers)
+        if self._ops > self._anchor.ops or self._anchor.has_stepped or self._has_exchanged:
             self._anchor = self._new_anchor()
-            self._steps_since_anchor = 0
             self.on_batch()
         self.group.enter(LoopPhase.DATA, self.steps + 1)
         try:
@@ -355,15 +550,21 @@ class TrainingSession:
         except Exception as error:
             self._regroup(error)
 
-    @property
-    def _is_unanchored(self) -> bool:
-        """Whether no batch was handed out since the last exchange."""
-        return self._num_global == 0
+    def _check_all_taken(self) -> None:
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        for what, own in (("models", self.models), ("optimizers", self.optimizers)):
+            is_added_to = self._parts > taken["parts"]  # by further calls, after this state
+            if len(taken[what]) != len(own) and not (is_added_to and len(taken[what]) < len(own)):
+                raise ValueError(
+                    f"the saved state has {len(taken[what])} {what}, and the script has prepared "
+                    f"{len(own)}: it must prepare the same ones, before its loop"
+                )
 
     def began_batch(self, counted: int, num_global: int) -> None:
         """The loader hands out a batch: so many samples of this rank, of all ranks."""
-        self._counted += counted
-        self._num_global += num_global
+        self._at_hand, self._is_counted = (counted, num_global), False
         self._loaded_as = self.place
         seed = derive_seed("step", self.seed, *self._numbers())
         seed_generators(seed)
@@ -371,6 +572,7 @@ class TrainingSession:
 
     def ended_epoch(self) -> None:
         """The loader is at the end of an epoch."""
+        self._at_hand, self._is_counted = (0, 0), False
         seed_generators(derive_seed("end", self.seed, *self._numbers()))
         self.group.enter(LoopPhase.OWN_CODE, self.steps)
 
@@ -380,8 +582,9 @@ class TrainingSession:
     def redo(self) -> LoaderPosition:
         """Go back to the batch that is handed out once more; returns its position."""
         self.is_void = False
-        self._restore_small(self._anchor)
-        self._counted = self._num_global = 0
+        self._restore(self._anchor)
+        self._steps_of = [0] * len(self.optimizers)
+        self._has_exchanged = True
         self.position = self._anchor.position
         return self.position
 
@@ -394,73 +597,130 @@ class TrainingSession:
             "seed": self.seed,
             "ops": anchor.ops,
             "steps": anchor.steps,
+            "parts": anchor.parts,
             "position": [anchor.position.epoch, anchor.position.batch],
-            "model": dict(self.model.state_dict()),
-            "optimizer": {**self.optimizer.state_dict(), "param_groups": self._saved_groups()},
+            "models": [self._saved_model(model) for model in self.models],
+            "optimizers": [self._saved_optimizer(n) for n in range(len(self.optimizers))],
+            "others": [anchor.weight(parameter) for parameter in self._others],
             "groups": anchor.groups,
             "buffers": anchor.buffers,
             "gradients": anchor.gradients,
             "tracked": anchor.tracked,
             "replay": replay,
+            "copied_before_step": sorted(self._copied_before_step),
+            "unstepped": sorted(self._unstepped),
+            "keeps_gradients": self._keeps_gradients,
         }
 
-    def _saved_groups(self) -> list[dict[str, Any]]:
-        numbered = self.optimizer.state_dict()["param_groups"]
-        return [
-            {**values, "params": group["params"]}
-            for group, values in zip(numbered, self._anchor.groups, strict=True)
-        ]
+    def _saved_model(self, model: nn.Module) -> dict[str, Any]:
+        live = model.state_dict(keep_vars=True)
+        return {
+            name: self._anchor.weight(one) if isinstance(one, Tensor) else one
+            for name, one in live.items()
+        }
+
+    def _saved_optimizer(self, number: int) -> dict[str, Any]:
+        kept = self._anchor.kept.get(number)
+        saved = self.optimizers[number].state_dict() if kept is None else kept.state
+        groups = zip(saved["param_groups"], self._anchor.groups[number], strict=True)
+        return {
+            **saved,
+            "param_groups": [{**values, "params": own["params"]} for own, values in groups],
+        }
+
+    @property
+    def _others(self) -> list[Tensor]:
+        """Parameters of the optimizers that no model has."""
+        in_models = {id(p) for model in self.models for p in model.parameters()}
+        return [p for p in parameters_of(self.optimizers) if id(p) not in in_models]
 
     def _take(self, state: Mapping[str, Any]) -> None:
         """Go on from another process's `state`, or from a saved one."""
+        self._taken = state = upgraded(state, self._names_of_optimizers)
         self.seed, self.steps = state["seed"], state["steps"]
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
         self.position = LoaderPosition(*state["position"])
         self._ops = state["ops"]
         self._replay = deque(state["replay"])
+        self._copied_before_step = set(state["copied_before_step"])
+        self._unstepped = set(state["unstepped"])
+        self._keeps_gradients = state["keeps_gradients"]
         missing = self.tracked.keys() ^ state["tracked"].keys()
         if missing:
             raise ValueError(
                 f"the saved state and this script track different objects: {', '.join(missing)}"
             )
-        self._anchor = _Anchor(
+        # A later call of prepare() may bring the models that are left.
+        for model, of_model in zip(self.models, state["models"], strict=False):
+            model.load_state_dict(of_model)
+        for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
+            optimizer.load_state_dict(of_one)
+        with torch.no_grad():
+            for parameter, value in zip(self._others, state["others"], strict=False):
+                parameter.copy_(value)
+        self._anchor = Anchor(
             position=self.position,
             ops=self._ops,
             steps=self.steps,
+            parts=state["parts"],
             tracked=dict(state["tracked"]),
-            groups=list(state["groups"]),
+            groups=[list(groups) for groups in state["groups"]],
             buffers=list(state["buffers"]),
             gradients=state["gradients"],
         )
-        self._restore_small(self._anchor)
+        self._restore(self._anchor)
         # A script that runs through the epochs that are done may change these on its way.
         self._must_restore = True
 
-    def _new_anchor(self) -> _Anchor:
-        adds_up = self._ops > 0 and not self._stepped_since_exchange
-        return _Anchor(
+    def _new_anchor(self) -> Anchor:
+        exchange = self._exchange
+        gradients, kept = None, set[int]()
+        if self._keeps_gradients:
+            gradients, kept = exchange.gradients(), set(map(id, exchange.parameters))
+        elif self._unstepped:
+            added = parameters_of(self.optimizers[number] for number in sorted(self._unstepped))
+            gradients, kept = exchange.gradients(added), set(map(id, added))
+        self._stale = {
+            id(p): (id(p.grad), p.grad._version)
+            for p in exchange.parameters
+            if p.grad is not None and id(p) not in kept
+        }
+        tracked = {name: one.state_dict() for name, one in self.tracked.items()}
+        return Anchor(
             position=self.position,
             ops=self._ops,
             steps=self.steps,
-            tracked={name: _copied(one.state_dict()) for name, one in self.tracked.items()},
+            parts=self._parts,
+            tracked=copied(tracked),
             groups=[
-                {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-                for group in self.optimizer.param_groups
+                [
+                    {key: copied(value) for key, value in group.items() if key != "params"}
+                    for group in optimizer.param_groups
+                ]
+                for optimizer in self.optimizers
             ],
-            buffers=self._exchange.buffers(),
-            gradients=self._exchange.gradients() if adds_up else None,
+            buffers=exchange.buffers(),
+            gradients=gradients,
+            watched=[
+                (one, one._version) for one in (*exchange.parameters, *large_tensors(tracked))
+            ],
         )
 
-    def _restore_small(self, anchor: _Anchor) -> None:
-        """Put back what may have changed since the batch: not the weights."""
+    def _restore(self, anchor: Anchor) -> None:
+        """Put back what has changed since the batch began, as far as it is kept."""
+        for number, kept in anchor.kept.items():
+            set_weights(kept.weights, parameters_of([self.optimizers[number]]))
+            self.optimizers[number].load_state_dict(copied(kept.state, whole=True))
+        anchor.kept.clear()
+        anchor.begun.clear()
         for name, state in anchor.tracked.items():
-            self.tracked[name].load_state_dict(_copied(state))
-        for group, values in zip(self.optimizer.param_groups, anchor.groups, strict=True):
-            group.update(copy.deepcopy(values))
+            self.tracked[name].load_state_dict(copied(state))
+        for optimizer, groups in zip(self.optimizers, anchor.groups, strict=False):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.update(copy.deepcopy(values))
         self._exchange.set_buffers(anchor.buffers)
         if anchor.gradients is not None:
             self._exchange.set_gradients(anchor.gradients)
+        anchor.watched = [(tensor, tensor._version) for tensor, _ in anchor.watched]
 
     def enter_save(self) -> None:
         """The state is being saved."""
@@ -474,18 +734,47 @@ class TrainingSession:
         self.group.enter(LoopPhase.FINISH, self.steps)
         while True:
             try:
+                self._compare()
                 self.group.finish()
                 return
             except Exception as error:
                 self._regroup(error)
 
 
-def _copied(value: Any) -> Any:
-    """A copy, but for tensors above `COPIED_BYTES`."""
-    if isinstance(value, Tensor):
-        return value.detach().clone() if value.nbytes <= COPIED_BYTES else value.detach()
-    if isinstance(value, Mapping):
-        return {key: _copied(one) for key, one in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)([_copied(one) for one in value])
-    return copy.deepcopy(value)
+def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """A saved state in its present form; before, it had one model, and further optimizers were
+    tracked. names: of the optimizers among the tracked objects."""
+    if "models" in state:
+        return state
+    tracked = dict(state["tracked"])
+    further = [tracked.pop(name) for name in names if name in tracked]
+    groups = [
+        [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        for groups in (one["param_groups"] for one in further)
+    ]
+    return {
+        **state,
+        "models": [state["model"]],
+        "optimizers": [state["optimizer"], *further],
+        "others": [],
+        "groups": [state["groups"], *groups],
+        "tracked": tracked,
+        "parts": 0,
+        "copied_before_step": [],
+        "unstepped": [],
+        "keeps_gradients": False,
+    }
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    """The tensors of an optimizer's state, and its numbers as tensors, in a fixed order."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for key in sorted(state, key=str):
+            yield from _tensors(state[key])
+    elif isinstance(state, list | tuple):
+        for one in state:
+            yield from _tensors(one)
+    elif isinstance(state, int | float):
+        yield torch.tensor([float(state)], dtype=torch.float64)

@@ -41,8 +41,21 @@ class BatchLostError(PartsLostError):
         Exception.__init__(
             self,
             "no rank is at a batch from which a new one could go on: after an optimizer step the "
-            "ranks waited for each other before the loader's next batch; the newest checkpoint "
-            "has the state",
+            "ranks waited for each other before the loader's next batch, or the script changed "
+            "weights by itself; the newest checkpoint has the state",
+        )
+
+
+class CopiesDifferError(PartsLostError):
+    """The script, run anew by the process that took another's place, came to other weights."""
+
+    def __init__(self) -> None:
+        Exception.__init__(
+            self,
+            "after a rank was replaced the ranks had different weights or optimizer states, or "
+            "were at different batches: the script depends on something that prepare() does not "
+            "know of, such as an object that is not tracked, or a count of batches of its own "
+            "(train.progress() has one); the job goes back to its newest checkpoint",
         )
 
 
@@ -100,6 +113,9 @@ class RankGroup:
 
     def state_lost(self) -> Exception:
         return BatchLostError()
+
+    def copies_differ(self) -> Exception:
+        return CopiesDifferError()
 
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int

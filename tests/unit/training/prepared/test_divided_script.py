@@ -124,7 +124,7 @@ def test_two_ranks_train_as_one_however_the_model_is_divided(tmp_path: Path) -> 
     saved = torch.load(tmp_path / "two.pt", weights_only=False)
     model, _, loader = _resumed(saved)
     bias = model.get_parameter("head.bias").detach()
-    assert torch.equal(bias, saved["model"]["head.bias"])
+    assert torch.equal(bias, saved["models"][0]["head.bias"])
     assert len(list(loader)) == 2
 
 
@@ -237,9 +237,9 @@ def _four(rank: int, home: str) -> None:
     ):
         model, optimizer, loader = _resumed(saved, **division)
         for name, parameter in model.named_parameters():
-            assert torch.equal(whole(parameter.detach()), saved["model"][name])
+            assert torch.equal(whole(parameter.detach()), saved["models"][0][name])
         numbered = [p for group in optimizer.param_groups for p in group["params"]]
-        for number, state in saved["optimizer"]["state"].items():
+        for number, state in saved["optimizers"][0]["state"].items():
             assert torch.equal(
                 whole(optimizer.state[numbered[number]]["exp_avg"]), state["exp_avg"]
             )

@@ -82,7 +82,7 @@ def test_alone_a_script_trains_as_without_dray(
             train.report({"train/loss": loss})
     for mine, theirs in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
-    assert train.progress() == train.TrainingProgress(step=8, epoch=1, total_steps=8)
+    assert train.progress() == train.TrainingProgress(step=8, epoch=1, batch=4, total_steps=8)
     paths = [path for _, path in segments(tmp_path / "spool")]
     lines = [line for path in paths for line in path.read_text().splitlines()]
     bodies = [json.loads(line)["body"] for line in lines]

@@ -1,0 +1,137 @@
+"""The state of a batch, from which another process can go on while the batch is computed.
+
+An anchor is made when the loader hands a batch out. What is small is copied then. Weights and the
+optimizers' state stay as they are until a step, so most programs, whose only step follows the only
+exchange, need no copy of them. Where an exchange follows a step within a batch, the optimizers that
+stepped are copied before their first step of each later batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+COPIED_BYTES = 1 << 16
+"""Tensors of tracked objects up to this size are copied with each batch; larger ones, such as an
+average of the weights, may change only after the last exchange of the batch."""
+
+Result = Sequence[Tensor]
+"""The outcome of one operation, the same on every rank."""
+
+
+@dataclass(frozen=True)
+class LoaderPosition:
+    """Where a loader is: `batch` global batches of the epoch were handed out."""
+
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class KeptOptimizer:
+    """An optimizer as it was before its first step of the batch."""
+
+    weights: dict[int, Tensor]
+    """By the id of the parameter."""
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> KeptOptimizer:
+        weights = {id(p): p.detach().clone() for p in parameters_of([optimizer])}
+        return cls(weights, copied(optimizer.state_dict(), whole=True))
+
+
+@dataclass
+class Anchor:
+    """The state at the first batch after the last exchange."""
+
+    position: LoaderPosition
+    ops: int
+    steps: int
+    parts: int
+    """How often `prepare` was called again."""
+    tracked: dict[str, Any]
+    groups: list[list[dict[str, Any]]]
+    """Of each optimizer, its parameter groups without their parameters."""
+    buffers: list[Tensor]
+    gradients: list[Tensor | None] | None
+    """None where the next pass does not add to them."""
+    results: list[Result] = field(default_factory=list)
+    """Of the operations since."""
+    begun: set[int] = field(default_factory=set)
+    """Numbers of the optimizers that have begun a step since."""
+    kept: dict[int, KeptOptimizer] = field(default_factory=dict)
+    """Copies of optimizers that have begun a step since."""
+    watched: list[tuple[Tensor, int]] = field(default_factory=list)
+    """Tensors that are not copied, each with its version."""
+    uses_unkept: bool = False
+    """Whether the script has used gradients from before the anchor, which are not kept."""
+
+    is_handed_over: bool = False
+    """Whether another process has begun here."""
+
+    @property
+    def has_stepped(self) -> bool:
+        return bool(self.begun)
+
+    def is_whole(self) -> bool:
+        """Whether another process can begin the batch with what is kept and what has not
+        changed."""
+        if self.uses_unkept or not self.begun <= self.kept.keys():
+            return False
+        copies = {number for kept in self.kept.values() for number in kept.weights}
+        return all(
+            tensor._version == version
+            for tensor, version in self.watched
+            if id(tensor) not in copies
+        )
+
+    def weight(self, tensor: Tensor) -> Tensor:
+        """The value of a parameter or buffer at the anchor; of buffers, which are copied apart, any
+        value."""
+        for kept in self.kept.values():
+            if id(tensor) in kept.weights:
+                return kept.weights[id(tensor)]
+        return tensor.detach()
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
+    """Of the optimizers, each once."""
+    every = (p for one in optimizers for group in one.param_groups for p in group["params"])
+    return list(dict.fromkeys(every))
+
+
+def copied(value: Any, *, whole: bool = False) -> Any:
+    """A copy, but for tensors above `COPIED_BYTES` unless `whole`."""
+    if isinstance(value, Tensor):
+        is_copied = whole or value.nbytes <= COPIED_BYTES
+        return value.detach().clone() if is_copied else value.detach()
+    if isinstance(value, Mapping):
+        return {key: copied(one, whole=whole) for key, one in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)([copied(one, whole=whole) for one in value])
+    return copy.deepcopy(value)
+
+
+def large_tensors(value: Any) -> list[Tensor]:
+    """Those that `copied` leaves as they are."""
+    if isinstance(value, Tensor):
+        return [value] if value.nbytes > COPIED_BYTES else []
+    if isinstance(value, Mapping):
+        return [tensor for one in value.values() for tensor in large_tensors(one)]
+    if isinstance(value, list | tuple):
+        return [tensor for one in value for tensor in large_tensors(one)]
+    return []
+
+
+@torch.no_grad()
+def set_weights(weights: Mapping[int, Tensor], parameters: Iterable[Tensor]) -> None:
+    for parameter in parameters:
+        if id(parameter) in weights:
+            parameter.copy_(weights[id(parameter)])

@@ -1,0 +1,252 @@
+"""Scripts with several models and optimizers, and what can't be handed over."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dray import train
+from dray.train import preparing
+from dray.train.prepared.copies import digest
+from tests.marks import SOAK
+from tests.unit.training.prepared.programs import assert_same, final_state
+from tests.unit.training.ranks import frames, replaced, run_in_group, run_ranks
+
+GAN = """
+    import os
+    import torch
+    from torch import nn
+    from torch.nn import functional
+    from dray import train
+
+    FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+    def die(*point):
+        if FIRST and (int(os.environ["RANK"]), *point) in {kills!r}:
+            os.kill(os.getpid(), 9)
+
+    train.init(seed=1, checkpoint_every_s=None)
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    critic = nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+    optimizer_g = torch.optim.AdamW(generator.parameters(), lr=1e-2, betas=(0.5, 0.9))
+    optimizer_d = torch.optim.AdamW(critic.parameters(), lr=1e-2, betas=(0.5, 0.9))
+    data = torch.utils.data.TensorDataset(torch.randn(50, 2) + 3)
+    loader = torch.utils.data.DataLoader(data, batch_size=10, shuffle=True)
+    {prepare}
+    bce = functional.binary_cross_entropy_with_logits
+    for epoch in train.epochs(2):
+        for (real,) in loader:
+            at = (train.progress().epoch, train.progress().batch)
+            die(*at, "begins")
+            fake = generator(torch.randn(len(real), 4))
+            optimizer_d.zero_grad()
+            scores, faked = critic(real), critic(fake.detach())
+            loss_d = bce(scores, torch.ones_like(scores)) + bce(faked, torch.zeros_like(faked))
+            loss_d.backward()
+            die(*at, "between pass and step")
+            optimizer_d.step()
+            die(*at, "between the exchanges")
+            optimizer_g.zero_grad()
+            scores = critic(fake)
+            loss_g = bce(scores, torch.ones_like(scores))
+            loss_g.backward()
+            die(*at, "after the last pass")
+            optimizer_g.step()
+            die(*at, "ends")
+            train.report({{"train/loss_d": loss_d, "train/loss_g": loss_g}})
+    state = [part.state_dict() for part in (generator, critic, optimizer_g, optimizer_d)]
+    torch.save(state, {out!r} + f"/state-{{os.environ['RANK']}}.pt")
+"""
+
+LISTED = "_, _, loader = train.prepare([generator, critic], [optimizer_g, optimizer_d], loader)"
+AGAIN = """_, _, loader = train.prepare(generator, optimizer_g, loader)
+    train.prepare(critic, optimizer_d)"""
+TRACKED = """both = nn.ModuleList([generator, critic])
+    _, _, loader = train.prepare(both, optimizer_g, loader, optimizer_d=optimizer_d)"""
+
+
+def run_gan(home: Path, *kills: tuple[Any, ...], prepare: str = LISTED) -> list[Any]:
+    home.mkdir(exist_ok=True)
+    path = home / "gan.py"
+    text = textwrap.dedent(GAN)
+    path.write_text(
+        text.format(kills=set(kills), out=str(home), prepare=prepare.replace("    ", ""))
+    )
+    codes = run_ranks(home, {"script": {"entrypoint": str(path)}}, world_size=2, recovers=True)
+    assert codes == [0, 0]
+    return final_state(home, 2)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_gan(tmp_path_factory.mktemp("undisturbed"))
+
+
+POINTS = ("begins", "between pass and step", "between the exchanges", "after the last pass", "ends")
+
+
+@pytest.mark.parametrize(
+    ("point", "prepare"),
+    [
+        ("between the exchanges", LISTED),
+        *(pytest.param(point, LISTED, marks=SOAK) for point in POINTS),
+        pytest.param("between the exchanges", AGAIN, marks=SOAK),
+        pytest.param("ends", AGAIN, marks=SOAK),
+        pytest.param("between the exchanges", TRACKED, marks=SOAK),
+        pytest.param("after the last pass", TRACKED, marks=SOAK),
+    ],
+)
+def test_a_gan_that_loses_both_ranks_one_after_the_other_ends_with_the_same_bits(
+    tmp_path: Path, undisturbed: list[Any], point: str, prepare: str
+) -> None:
+    state = run_gan(tmp_path, (0, 0, 3, point), (1, 1, 1, point), prepare=prepare)
+    assert sorted(replaced(tmp_path)) == [0, 1]
+    assert_same(state, undisturbed)
+
+
+COUNTS_ITSELF = """
+    import os, torch
+    from dray import train
+    train.init(seed=1, checkpoint_every_s=None)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 3))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    model, optimizer, loader = train.prepare(model, optimizer, loader)
+    for number, (x,) in enumerate(loader):
+        if number == 5 and os.environ["RANK"] == "0":
+            os.kill(os.getpid(), 9)
+        model(x).square().mean().backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+CHANGES_DATA = """
+    import os, torch
+    from dray import train
+    train.init(seed=1, checkpoint_every_s=None)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 3))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    model, optimizer, loader = train.prepare(model, optimizer, loader)
+    for (x,) in loader:
+        now = train.progress().batch
+        model.weight.data.mul_(0.9)  # no optimizer's, and unknown to autograd
+        model(x).square().mean().backward()
+        if now == 5 and os.environ["RANK"] == "0" and FIRST:
+            os.kill(os.getpid(), 9)
+        optimizer.step()
+        optimizer.zero_grad()
+""".replace("FIRST", 'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"')
+
+
+@pytest.mark.parametrize("program", [COUNTS_ITSELF, CHANGES_DATA], ids=["counts", "changes"])
+def test_copies_that_differ_after_a_handover_end_the_attempt(tmp_path: Path, program: str) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(textwrap.dedent(program))
+    spec = {"script": {"entrypoint": str(path)}}
+    assert run_ranks(tmp_path, spec, world_size=2, recovers=True) == [1, 1]
+    errors = [error for rank in (0, 1) for error in frames(tmp_path, rank=rank, kind="error")]
+    assert {error["cause"] for error in errors} == {"worker_lost"}
+    assert all("after a rank was replaced the ranks had different" in e["message"] for e in errors)
+    recovered = [each["step"] for each in frames(tmp_path, kind="metrics")]
+    assert recovered == []
+
+
+@pytest.fixture
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "_state", preparing._State())
+
+
+def parts() -> tuple[list[nn.Module], list[torch.optim.Optimizer], DataLoader[Any]]:
+    torch.manual_seed(0)
+    models: list[nn.Module] = [nn.Linear(2, 2), nn.Linear(2, 1)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.SGD(model.parameters(), lr=0.1) for model in models
+    ]
+    return models, optimizers, DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4)
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_an_optimizer_that_prepare_was_not_given_is_refused_at_its_first_step() -> None:
+    models, optimizers, loader = parts()
+    train.init()
+    _, _, loader = train.prepare(models, optimizers[:1], loader)  # type: ignore[assignment]
+    for (x,) in loader:
+        models[1](models[0](x)).sum().backward()
+        optimizers[0].step()
+        with pytest.raises(ValueError, match="give prepare\\(\\) all optimizers"):
+            optimizers[1].step()
+        break
+    stranger = nn.Linear(2, 1)
+    other = torch.optim.SGD(stranger.parameters(), lr=0.1)
+    stranger(torch.ones(1, 2)).sum().backward()
+    other.step()  # of a model that is not prepared
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_what_a_second_call_can_not_have_is_refused() -> None:
+    models, optimizers, loader = parts()
+    train.init()
+    train.prepare(models[0], optimizers[0], loader)
+    with pytest.raises(RuntimeError, match="a second loader"):
+        train.prepare(models[1], optimizers[1], loader)
+    with pytest.raises(ValueError, match="only the first call takes objects to track"):
+        train.prepare(models[1], optimizers[1], scheduler=models[1])
+    prepared = preparing._state.prepared
+    assert prepared is not None
+    assert prepared.loader is not None
+    next(iter(prepared.loader))
+    with pytest.raises(RuntimeError, match="after the first batch"):
+        train.prepare(models[1], optimizers[1])
+
+
+def test_buffers_of_each_rank_stay_its_own_where_that_is_asked_for() -> None:
+    run_in_group(_own_buffers, 2)
+
+
+def _own_buffers(rank: int) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    torch.manual_seed(0)
+    model = nn.BatchNorm1d(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.arange(16.0).reshape(8, 2)), batch_size=4)
+    train.init()
+    model, optimizer, loader = train.prepare(model, optimizer, loader, broadcast_buffers=False)
+    for (x,) in loader:
+        model(x).square().sum().backward()
+        optimizer.step()
+    means = [torch.zeros(2) for _ in range(2)]
+    torch.distributed.all_gather(means, model.running_mean)
+    assert not torch.equal(*means)
+
+
+def test_a_digest_changes_with_every_bit_and_with_the_order() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(size, generator=generator) for size in (1, 5, 20_000)]
+    found = digest(tensors)
+    assert found == digest([tensor.clone() for tensor in tensors])
+    assert found != digest(tensors[::-1])
+    for tensor in tensors:
+        words = tensor.view(torch.int32)
+        for place in {0, len(words) // 2, len(words) - 1}:
+            for bit in (0, 13, 31):
+                words[place] ^= 1 << bit if bit < 31 else -(1 << 31)
+                assert digest(tensors) != found
+                words[place] ^= 1 << bit if bit < 31 else -(1 << 31)
+    big = tensors[2]
+    big[[3, 17_000]] = big[[17_000, 3]]
+    assert digest(tensors) != found
+    assert digest([torch.tensor([0.0])]) != digest([torch.tensor([-0.0])])
+    assert digest([torch.zeros(2, 3)]) != digest([torch.zeros(3, 2)])
+    assert digest([torch.zeros(3, dtype=torch.bool)]) != digest([torch.ones(3, dtype=torch.bool)])
