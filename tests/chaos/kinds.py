@@ -31,6 +31,45 @@ LONG = TICKS.replace("NUM_STEPS", "600")
 RAISES = SHORT + 'raise RuntimeError("on purpose")\n'
 
 
+TWO_OPTIMIZERS = """\
+import time
+import safetensors.torch
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+from dray import train
+
+train.init(seed=1, checkpoint_every_steps=100)
+torch.manual_seed(1)
+generator = nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
+critic = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
+optimizers = [torch.optim.AdamW(part.parameters(), lr=0.003) for part in (generator, critic)]
+data = torch.utils.data.TensorDataset(torch.randn(400, 2) + 2)
+loader = torch.utils.data.DataLoader(data, batch_size=40, shuffle=True)
+_, _, loader = train.prepare([generator, critic], optimizers, loader)
+for epoch in train.epochs(NUM_EPOCHS):
+    for (real,) in loader:
+        fake = generator(torch.randn(len(real), 4))
+        optimizers[1].zero_grad()
+        scores, faked = critic(real), critic(fake.detach())
+        (bce(scores, scores * 0 + 1) + bce(faked, faked * 0)).backward()
+        optimizers[1].step()
+        time.sleep(0.015)
+        optimizers[0].zero_grad()
+        scores = critic(fake)
+        loss = bce(scores, scores * 0 + 1)
+        loss.backward()
+        optimizers[0].step()
+        time.sleep(0.015)
+        train.report({"train/loss": loss})
+if train.context().rank == 0:
+    both = {**generator.state_dict(prefix="g."), **critic.state_dict(prefix="d.")}
+    safetensors.torch.save_file(both, "model.safetensors")
+    train.save_artifact("model.safetensors")
+"""
+EPOCHS_OF_TWO = 60
+
+
 @dataclass(frozen=True)
 class Kind:
     """A job, and what is known of it beforehand."""
@@ -41,7 +80,9 @@ class Kind:
     ends_as: JobState = JobState.SUCCEEDED
     is_recipe: bool = True
     keeps_weights: bool = True
-    """A recipe's weights must be those of a run without faults, to the bit."""
+    """The weights must be those of a run without faults, to the bit, if it has some."""
+    saves_model: bool = False
+    """A script whose result is `model.safetensors`, as a recipe's."""
     reports_all: bool = True
     """Each step has a `train/loss`; else those that one of several workers took."""
     repeats: tuple[str, ...] = ()
@@ -221,7 +262,9 @@ def _comes(name: str, path: Path, num_workers: int) -> Kind:
 
 def kinds(folder: Path) -> dict[str, Kind]:
     """All of them by name; their scripts are written into `folder`."""
-    for name, text in (("ticks", SHORT), ("long_ticks", LONG), ("raises", RAISES)):
+    of_two = TWO_OPTIMIZERS.replace("NUM_EPOCHS", str(EPOCHS_OF_TWO))
+    programs = {"ticks": SHORT, "long_ticks": LONG, "raises": RAISES, "of_two": of_two}
+    for name, text in programs.items():
         (folder / f"{name}.py").write_text(text)
     sources = silos.write_sources(folder, SILO_NAMES)
     scripts = (
@@ -233,6 +276,14 @@ def kinds(folder: Path) -> dict[str, Kind]:
             is_recipe=False,
         ),
         Kind("fails", script(folder / "raises.py"), 100, JobState.FAILED, is_recipe=False),
+        Kind(
+            "two optimizers",
+            script(folder / "of_two.py", resources={"num_workers": 2}, max_retries=20),
+            EPOCHS_OF_TWO * 10 * 2,  # batches of an epoch, and steps of a batch
+            is_recipe=False,
+            saves_model=True,
+            reports_all=False,
+        ),
     )
     found = (
         _digits("one rank", 1, 20, 25),

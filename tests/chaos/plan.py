@@ -25,11 +25,13 @@ RECIPES = READ_BY_LOADERS | {
     *("one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"),
     *(*GOSSIP, *SERVERS, *SILOS, OUTSIDE),
 }
-ANY = RECIPES | {"script"}
+PREPARED = frozenset({"two optimizers"})
+"""A script with two exchanges a batch, whose ranks are replaced in place."""
+ANY = RECIPES | PREPARED | {"script"}
 GROUPS = RECIPES - {"one rank", OUTSIDE}
 
 ON_BOTH: Mapping[Blow, frozenset[str]] = {
-    ("rank 0 killed",): RECIPES,
+    ("rank 0 killed",): RECIPES | PREPARED,
     ("rank killed",): ANY,
     ("rank segfaults",): ANY,
     ("rank out of memory",): ANY,
@@ -48,10 +50,10 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("drill preempt",): RECIPES,
     ("preempted",): ANY,
     ("preempted", "rank killed"): RECIPES,
-    ("rank killed", "replacement killed"): GROUPS,
+    ("rank killed", "replacement killed"): GROUPS | PREPARED,
     ("machine overloaded", "rank killed"): GROUPS,
     ("machine overloaded", "rank actor killed"): GROUPS,
-    ("rank killed", "survivor killed meanwhile"): GROUPS,
+    ("rank killed", "survivor killed meanwhile"): GROUPS | PREPARED,
     ("rank killed", "service killed"): ANY,
     ("supervisor killed", "service killed"): ANY,
     ("supervisor killed", "gateway killed"): ANY,
@@ -138,7 +140,7 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
 }
 VICTIMS_ON_BOTH = (
     *("two ranks", "long", "four ranks", "long script", "often saved", "elastic"),
-    *("read by loaders", "long", "one rank", "long", "script", "clients"),
+    *("read by loaders", "long", "one rank", "long", "two optimizers", "clients"),
     *(OUTSIDE, *GOSSIP, *SERVERS),
 )
 """Jobs that are long come at odd numbers, at which a turn may end early (`LAST`)."""

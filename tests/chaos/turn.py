@@ -193,7 +193,8 @@ class Runner:
 
     def _ensure_learned(self, client: Client, name: str) -> None:
         kind = self._kinds[name]
-        has_weights = kind.is_recipe and kind.keeps_weights and not kind.cancel
+        has_model = kind.is_recipe or kind.saves_model
+        has_weights = has_model and kind.keeps_weights and not kind.cancel
         if not has_weights or name in self._learned:
             return
         for job_id, each in submit(client, to_the_end(kind)):

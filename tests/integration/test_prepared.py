@@ -124,3 +124,62 @@ def test_an_elastic_script_that_is_not_prepared_says_what_to_call(
     assert job.state is JobState.FAILED
     assert job.reason is not None
     assert "dray.train.prepare()" in job.reason.message
+
+
+TWO_OPTIMIZERS = """
+import time
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+from dray import train
+
+train.init(seed=1, checkpoint_every_steps=200)
+torch.manual_seed(1)
+generator = nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
+critic = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
+optimizers = [torch.optim.AdamW(part.parameters(), lr=0.003) for part in (generator, critic)]
+data = torch.utils.data.TensorDataset(torch.randn(400, 2) + 2)
+loader = torch.utils.data.DataLoader(data, batch_size=40, shuffle=True)
+_, _, loader = train.prepare([generator, critic], optimizers, loader)
+for epoch in train.epochs(20):
+    for (real,) in loader:
+        fake = generator(torch.randn(len(real), 4))
+        optimizers[1].zero_grad()
+        scores, faked = critic(real), critic(fake.detach())
+        (bce(scores, scores * 0 + 1) + bce(faked, faked * 0)).backward()
+        optimizers[1].step()
+        time.sleep(0.01)
+        optimizers[0].zero_grad()
+        scores = critic(fake)
+        loss = bce(scores, scores * 0 + 1)
+        loss.backward()
+        optimizers[0].step()
+        time.sleep(0.01)
+        train.report({"train/loss_g": loss})
+if train.context().rank == 0:
+    torch.save([part.state_dict() for part in (generator, critic)], "model.pt")
+    train.save_artifact("model.pt")
+"""
+
+
+@SOAK
+def test_a_script_with_two_optimizers_loses_each_rank_in_turn_and_no_step(
+    embedded: Service, client: Client, tmp_path: Path
+) -> None:
+    path = tmp_path / "gan.py"
+    path.write_text(TWO_OPTIMIZERS)
+    found = []
+    for kills in ((), (0, 1), (1, 0)):
+        job = client.submit(document(path))
+        for number, rank in enumerate(kills):
+            wait_for_step(client, job.id, 60 + 120 * number)
+            os.kill(training_pids(job.id)[rank], signal.SIGKILL)
+        job = client.wait(job.id, timeout_s=180)
+        assert job.state is JobState.SUCCEEDED, job.reason
+        assert job.attempt == 1
+        recovered = [event for event in client.events(job.id) if event.code == "recovered"]
+        assert len(recovered) == len(kills)
+        folder = tmp_path / f"killed-{len(found)}"
+        found.append(weights_of(client, job, folder))
+        assert_promises(embedded, client, job.id)
+    assert len(set(found)) == 1
