@@ -60,7 +60,8 @@ def breaches(
     series = patiently(lambda: all_metrics(client, job_id))
     yield from of_series(series, job, kind)
     yield from rounds.breaches(ground, client, job, kind, series)
-    yield from of_newest_checkpoint(client, job_id, kind.num_steps)
+    if kind.is_recipe:
+        yield from of_newest_checkpoint(client, job_id, kind.num_steps)
     yield from of_what_is_left(ground, job, let_go_at)
 
 
