@@ -27,6 +27,13 @@ def steps_per_epoch(num_samples: int, samples_per_step: int) -> int:
     return -(-num_samples // samples_per_step)
 
 
+def samples_of(first: int, last: int, num_samples: int, samples_per_step: int) -> int:
+    """How many samples a batch of these steps has, which are of one epoch: the last step of an
+    epoch may have fewer than the others."""
+    start = (first - 1) % steps_per_epoch(num_samples, samples_per_step) * samples_per_step
+    return min((last - first + 1) * samples_per_step, num_samples - start)
+
+
 def position_after(step: int, steps_per_epoch: int, samples_per_step: int) -> dict[str, int]:
     """Where the data continue after a step: so many `samples` of the epoch's order are used, at any
     world size."""

@@ -29,7 +29,7 @@ from ray_workers.training.core.schedule import Calendar, lr_at, rate_factor, sca
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.data.prefetcher import Feed, Feeding
-from ray_workers.training.data.sampler import derive_seed, steps_per_epoch
+from ray_workers.training.data.sampler import derive_seed, samples_of, steps_per_epoch
 from ray_workers.training.elastic import process_group, unreported_steps
 from ray_workers.training.loop import result
 from ray_workers.training.loop.client_evaluation import evaluation_of
@@ -323,18 +323,22 @@ class Trainer:
 
     def tell(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
         """Report a step of which the process before this one may not have seen the end."""
-        lr = self._lr_of(step, self.options.samples_per_step)
+        lr = self._lr_of(step, step)
         epoch = self.calendar.epoch_of(step)
         self.reporter.tell(step, epoch, lr, loss.item(), grad_norm.item())
 
     def _lr_at(self, step: int) -> float:
         """Of the batch that ends with this step and is not committed yet."""
-        return self._lr_of(step, (step - self.progress.step) * self.options.samples_per_step)
+        return self._lr_of(self.progress.step + 1, step)
 
-    def _lr_of(self, step: int, batch_size: int) -> float:
+    def _lr_of(self, first: int, last: int) -> float:
+        """The rate for the batch of these steps."""
         total, options = self.calendar.total_steps, self.options
-        lr = lr_at(step, total_steps=total, lr=self.lr, schedule=options.schedule)
-        return lr * rate_factor(batch_size, options)
+        lr = lr_at(last, total_steps=total, lr=self.lr, schedule=options.schedule)
+        if options.batch_range is None:
+            return lr
+        size = samples_of(first, last, len(self.workload.train), options.samples_per_step)
+        return lr * rate_factor(size, options)
 
     # Evaluation and checkpoint after a step: metrics first, so that no checkpoint is ahead of them.
 

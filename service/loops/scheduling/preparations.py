@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -338,6 +339,8 @@ class EnvironmentGate:
         """Of the jobs and groups that are held."""
         self._ready: dict[str, tuple[NodeEnvironment, ...]] = {}
         self._told: set[str] = set()
+        self._not_planned: set[tuple[str, type[Exception]]] = set()
+        """Jobs, and their errors, that the log has already."""
         self.seen: policy.Snapshot | None = None
         """The snapshot of the last question to the policy, with the jobs that wait for a node."""
 
@@ -351,6 +354,7 @@ class EnvironmentGate:
         self._needs = {job_id: needs for job_id, needs in self._needs.items() if job_id in there}
         self._ready = {job_id: ready for job_id, ready in self._ready.items() if job_id in there}
         self._told &= there
+        self._not_planned = {each for each in self._not_planned if each[0] in there}
         self._preparations.keep(there)
 
     async def plan(
@@ -364,13 +368,20 @@ class EnvironmentGate:
         for _ in range(MAX_PLANS):
             self.seen = _without(snapshot, waiting)
             # A long queue takes long, and callers wait for this thread.
-            decisions = await asyncio.to_thread(policy.plan, self.seen, now)
+            plan = functools.partial(policy.plan, on_error=self._note_error)
+            decisions = await asyncio.to_thread(plan, self.seen, now)
             held = await self._held(decisions, attempts, names)
             if not held:
                 break
             decisions = [d for d in decisions if not _is_for(d, held)]
             waiting |= held
         return [*decisions, *_stays(snapshot.growing, waiting)]
+
+    def _note_error(self, job_id: str, error: Exception) -> None:
+        """Log why a job can't be planned, once for each job and kind of error."""
+        if (job_id, type(error)) not in self._not_planned:
+            self._not_planned.add((job_id, type(error)))
+            logger.error("%s can't be planned: %s", job_id, error, exc_info=error)
 
     async def _still_waiting(
         self, snapshot: policy.Snapshot, attempts: Mapping[str, int], names: Mapping[str, str]

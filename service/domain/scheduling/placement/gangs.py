@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ray_workers.shared.contracts import Slice, by_role
 from service.config.node_types import OPEN
 from service.domain.scheduling.placement.homes import Homes
+from service.domain.scheduling.placement.shared_gpus import ROOM_FOR, room_for
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     NUM_GPUS,
@@ -118,6 +119,8 @@ class Gangs:
         """Those that are known, so that no other one gets their identity."""
         self._gangs: dict[tuple[object, ...], Gang] = {}
         self._kinds: dict[tuple[object, ...], WorkerKind] = {}
+        self.parts: tuple[float, ...] = ()
+        """The parts of GPUs that are asked for."""
         self.names: tuple[str, ...] = ()
         """Resources in the order of the vectors."""
 
@@ -166,7 +169,9 @@ class Gangs:
         names |= dict.fromkeys(name for request in unlike for name in request.mean_bundle)
         shares_gpus = shares_gpus or any(is_part_of_gpu(k.bundle) for k in self._kinds.values())
         if "GPU" in names and shares_gpus:
-            names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS))
+            asked = {k.bundle["GPU"] for k in self._kinds.values() if is_part_of_gpu(k.bundle)}
+            self.parts = tuple(sorted(asked))
+            names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS, *map(room_for, self.parts)))
         if has_closed:
             names[OPEN] = None
         self.names = tuple(names)
@@ -178,12 +183,21 @@ class Gangs:
         return tuple([_amount(resources, name) for name in self.names])
 
     def _measure(self, kind: WorkerKind) -> None:
-        """No two workers of a job share a GPU: parts of GPUs need as many GPUs as workers, whole
-        ones need GPUs of which nobody has a part. A part may be the only one on its GPU."""
+        """No two workers of a job share a GPU: parts of GPUs need as many GPUs with room as
+        workers, whole ones need GPUs of which nobody has a part. A part may be the only one on its
+        GPU, and leaves room for another if both together are at most a whole one."""
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
-        taken = {**kind.bundle, NUM_GPUS: 0.0 if is_part else gpus, WHOLE_GPUS: gpus}
+        part = kind.bundle.get("GPU", 0.0)
+        rooms = {
+            room_for(each): gpus * (not is_part or part + each > 1.0 + EPSILON)
+            for each in self.parts
+        }
+        taken = {**kind.bundle, NUM_GPUS: 0.0 if is_part else gpus, WHOLE_GPUS: gpus, **rooms}
         kind.vector = tuple([taken.get(name, 0.0) for name in self.names])
-        needed = {**taken, NUM_GPUS: 1.0, WHOLE_GPUS: 0.0} if is_part else taken
+        needed = taken
+        if is_part:
+            none_of = dict.fromkeys((WHOLE_GPUS, *rooms), 0.0)
+            needed = {**taken, NUM_GPUS: 1.0, **none_of, room_for(part): 1.0}
         roles = () if kind.unlike is None else kind.unlike.roles
         kind.role_vectors = {
             role.first_rank: tuple([role.bundle.get(name, 0.0) for name in self.names])
@@ -202,7 +216,9 @@ def _amount(resources: Mapping[str, float], name: str) -> float:
     amount = resources.get(name)
     if amount is None and name == OPEN:
         return math.inf
-    if amount is None and name in (NUM_GPUS, WHOLE_GPUS):
+    if amount is None and (name in (NUM_GPUS, WHOLE_GPUS) or name.startswith(ROOM_FOR)):
         gpus = resources.get("GPU", 0.0)
-        return math.ceil(gpus - EPSILON) if name == NUM_GPUS else gpus
+        if name == WHOLE_GPUS:
+            return gpus
+        return resources.get(NUM_GPUS, math.ceil(gpus - EPSILON))
     return amount or 0.0

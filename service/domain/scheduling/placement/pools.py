@@ -20,15 +20,16 @@ from service.config.node_types import OPEN
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.homes import at_home
 from service.domain.scheduling.placement.placement import Placement
+from service.domain.scheduling.placement.shared_gpus import SharedGpus
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     WHOLE_GPUS,
     Holder,
     Node,
+    Parts,
     Request,
     count,
     is_part_of_gpu,
-    num_shared,
     parts_on,
     without_parts,
 )
@@ -122,10 +123,10 @@ class Stock:
         holders: what is to be expected to be free is theirs."""
         self.topology = topology
         self._holders = holders
-        self._whole_at = gangs.names.index(WHOLE_GPUS) if WHOLE_GPUS in gangs.names else None
-        """The place of these in amounts; None where no GPU is shared."""
-        self._parts: dict[str, list[tuple[float, int]]] = {}
-        """By node, the parts of GPUs that jobs will still have."""
+        self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
+        """None where no GPU is shared."""
+        self._parts: dict[tuple[When, str], list[tuple[float, int]]] = {}
+        """By node, the parts of GPUs that jobs have, or will have."""
         self.kind_of: dict[str, int] = {}
         """By node."""
         self.totals: list[Amounts] = []
@@ -136,9 +137,46 @@ class Stock:
         self._largest: dict[WorkerKind, int] = {}
         self._whole: dict[WorkerKind, int] = {}
         self._sort(nodes, gangs)
-        free = [(n.id, self.kind_of[n.id], gangs.vector(n.available_to_us)) for n in nodes]
+        free = [(n.id, self.kind_of[n.id], self._free_on(n, gangs)) for n in nodes]
         self.by_when = tuple(_Free(free, self.totals) for _ in When)
         self._now, self._soon = self.by_when[When.NOW], self.by_when[When.SOON]
+
+    def _free_on(self, node: Node, gangs: Gangs) -> Amounts:
+        free = gangs.vector(node.available_to_us)
+        if self._shared is None or WHOLE_GPUS not in node.available_to_us:
+            return free
+        return self._shared.exact(free, self.parts(When.FREE, node.id))
+
+    def parts(self, when: When, node_id: str) -> list[tuple[float, int]]:
+        """The parts of GPUs that jobs have on a node, or will have."""
+        found = self._parts.get((when, node_id))
+        if found is None:
+            found = self._parts[when, node_id] = parts_on(node_id, self._holders)
+        return found
+
+    def given_back(
+        self,
+        amounts: Sequence[float],
+        kind: WorkerKind,
+        vector: Sequence[float],
+        part: Slice,
+        parts: Parts,
+        sign: int = 1,
+    ) -> tuple[Amounts, list[tuple[float, int]]]:
+        """The amounts of a node on which these slots are left, and its parts of GPUs then; with
+        sign -1, on which they are taken. vector: of a worker. parts: of GPUs, before it."""
+        found = _plus(tuple(amounts), tuple(vector), sign * part.num_workers)
+        if self._shared is None or not is_part_of_gpu(kind.bundle):
+            return found, list(parts)
+        size = kind.bundle["GPU"]
+        after = [*parts, (size, part.num_workers)]
+        if sign > 0:
+            after = without_parts(parts, size, part.num_workers)
+        plain = tuple(
+            before if at in self._shared.places else each
+            for at, (before, each) in enumerate(zip(amounts, found, strict=True))
+        )
+        return self._shared.changed(plain, parts, after), after
 
     def _sort(self, nodes: Sequence[Node], gangs: Gangs) -> None:
         """Find the kinds of nodes. Those in a domain that is too small for some gang differ from
@@ -242,9 +280,22 @@ class Stock:
         """A job holds these slots from now on."""
         for part, vector in kind.vectors(slices):
             if part.node_id in self.kind_of:
-                for free in self.by_when:
-                    before = free.group_of[part.node_id].amounts
-                    free.set(part.node_id, _plus(before, vector, -part.num_workers))
+                for when in When:
+                    self._occupy(when, kind, part, vector)
+                if self._shared is not None:
+                    self._cap(part.node_id, self.by_when[When.FREE])
+
+    def _occupy(self, when: When, kind: WorkerKind, part: Slice, vector: Amounts) -> None:
+        """Take slots of one node. Of GPUs with parts no more is left than each counting has."""
+        free = self.by_when[when]
+        before = free.group_of[part.node_id].amounts
+        less = _plus(before, vector, -part.num_workers)
+        if self._shared is not None and is_part_of_gpu(kind.bundle):
+            parts = self.parts(when, part.node_id)
+            exact, after = self.given_back(before, kind, vector, part, parts, -1)
+            self._parts[when, part.node_id] = after
+            less = tuple(map(min, less, exact))
+        free.set(part.node_id, less)
 
     def expect(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """These slots will be free."""
@@ -252,32 +303,21 @@ class Stock:
         for part, vector in kind.vectors(slices):
             group = self._soon.group_of.get(part.node_id)
             if group is not None:
-                amounts = _plus(group.amounts, vector, part.num_workers)
-                if self._whole_at is not None and is_part_of_gpu(kind.bundle):
-                    amounts = self._with_left_gpus(amounts, kind.bundle["GPU"], part)
+                parts = self.parts(When.SOON, part.node_id)
+                amounts, after = self.given_back(group.amounts, kind, vector, part, parts)
+                self._parts[When.SOON, part.node_id] = after
                 self._soon.set(part.node_id, amounts)
-
-    def _with_left_gpus(self, amounts: Amounts, part_of_gpu: float, left: Slice) -> Amounts:
-        """The amounts of a node where parts of GPUs are left, each of which was counted as if it
-        were the only one on its GPU."""
-        assert self._whole_at is not None
-        parts = self._parts.get(left.node_id)
-        if parts is None:
-            parts = parts_on(left.node_id, self._holders)
-        others = without_parts(parts, part_of_gpu, left.num_workers)
-        self._parts[left.node_id] = others
-        num_left = num_shared(parts) - num_shared(others)
-        corrected = list(amounts)
-        corrected[self._whole_at] += num_left - left.num_workers
-        return tuple(corrected)
 
     def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots, of which some are not free yet."""
         for part, vector in kind.vectors(slices):
-            now, soon = self._now.group_of[part.node_id], self._soon.group_of[part.node_id]
-            less = _plus(soon.amounts, vector, -part.num_workers)
-            self._soon.set(part.node_id, less)
-            self._now.set(part.node_id, tuple(map(min, now.amounts, less)))
+            self._occupy(When.SOON, kind, part, vector)
+            self._cap(part.node_id, self._soon)
+
+    def _cap(self, node_id: str, most: _Free) -> None:
+        """What is promised to nobody is no more than this."""
+        now, limit = self._now.group_of[node_id], most.group_of[node_id]
+        self._now.set(node_id, tuple(map(min, now.amounts, limit.amounts)))
 
 
 def _plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
@@ -412,6 +452,22 @@ class Pool:
             return None
         aside = self._reserved.on[group.kind]
         return [a - b for a, b in zip(group.amounts, aside, strict=True)]
+
+    def given_back(
+        self,
+        free: Sequence[float],
+        kind: WorkerKind,
+        vector: Sequence[float],
+        part: Slice,
+        parts: Parts,
+        sign: int,
+    ) -> tuple[Amounts, list[tuple[float, int]]]:
+        """As `Stock.given_back`."""
+        return self._stock.given_back(free, kind, vector, part, parts, sign)
+
+    def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
+        """The parts of GPUs that jobs will have on a node."""
+        return self._stock.parts(When.SOON, node_id)
 
     def place_of(self, kind: WorkerKind, node_id: str) -> Place:
         """As `Stock.place_of`."""

@@ -32,7 +32,7 @@ or whose array runs as many jobs as it may, reserves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from service.config.node_types import OPEN
@@ -40,15 +40,24 @@ from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node
 from service.domain.scheduling.policy.ranking import Ranking, at_the_front
-from service.domain.scheduling.policy.records import Decision, Snapshot, Stay, Wait
+from service.domain.scheduling.policy.records import Decision, Growing, Snapshot, Stay, Wait
 from service.domain.scheduling.policy.round import Round, waits_for_jobs
 from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
+OnError = Callable[[str, Exception], None]
+"""Called with a job that can't be planned, and why."""
 
-def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
+
+def plan(
+    snapshot: Snapshot, now: datetime, *, on_error: OnError = lambda job_id, error: None
+) -> list[Decision]:
     """One decision for each waiting job, in the order of the queue, those that are held at its end;
-    then one for each group that could grow, and one for each job that is to leave its slots."""
+    then one for each group that could grow, and one for each job that is to leave its slots.
+
+    A job for which a rule raises an error waits as `not_planned`, and the others are planned
+    nevertheless.
+    """
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     gangs = Gangs(slots.total_of(node.total for node in accepted))
     of_queue = [gangs.of(job.request) for job in snapshot.queue]
@@ -77,8 +86,19 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     obstacle = _nothing_starts(snapshot, accepted)
     if obstacle is None and snapshot.elastic:
         waiting = [(snapshot.queue[at], of_queue[at], ranks[at]) for at in queue]
-        round_.departures.choose_sizes(waiting, now)
-    standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
+        try:
+            round_.departures.choose_sizes(waiting, now)
+        except Exception as error:  # then elastic jobs start at the sizes that fit
+            on_error("elastic jobs", error)
+
+    def of_group(decide: Callable[[Growing], Decision], group: Growing) -> Decision:
+        try:
+            return decide(group)
+        except Exception as error:
+            on_error(group.job_id, error)
+            return Stay(group.job_id, _not_planned(error))
+
+    standing_by = [of_group(round_.serve, group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
         waits = [
             waits_for_jobs(job, position) if job.after else Wait(job.job_id, obstacle, position)
@@ -89,13 +109,24 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     decisions: list[Decision] = []
     position = 1
     for at in queue:
-        decision = round_.decide(snapshot.queue[at], of_queue[at], ranks[at], position)
+        decision: Decision
+        try:
+            decision = round_.decide(snapshot.queue[at], of_queue[at], ranks[at], position)
+        except Exception as error:  # slots that it took are free again in the next plan
+            on_error(snapshot.queue[at].job_id, error)
+            decision = Wait(snapshot.queue[at].job_id, _not_planned(error), position)
         position += isinstance(decision, Wait)
         decisions.append(decision)
     round_.end_queue()
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
-    grown = [round_.grow(group) for group in groups if not group.lacking]
+    grown = [of_group(round_.grow, group) for group in groups if not group.lacking]
     return [*decisions, *kept, *standing_by, *grown, *round_.departures.asked]
+
+
+def _not_planned(error: Exception) -> Reason:
+    kind = type(error).__name__
+    message = f"can't be planned: the scheduler has an error ({kind}), which its log shows"
+    return Reason("not_planned", f"{message}; it is tried again in each round")
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:

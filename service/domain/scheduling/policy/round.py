@@ -122,7 +122,9 @@ class Round:
         if target:
             most = max(least, min(most, target))
             if not offer.now.has(kind, most) and offer.soon.has(kind, most):
-                return self._promise(job, gang, offer, most, position)
+                promised = self._promise(job, gang, offer, most, position)
+                if promised is not None:
+                    return promised
         slices = offer.now.pack_most(kind, least, most) if fits_soon else None
         if slices is None and self._backfill.may_pass(job.ends_within_s):
             slices = self._unreserved.pack_most(kind, least, most)
@@ -135,8 +137,10 @@ class Round:
         if limits is not None:
             limits.keep_place(job.job_id, kind, most)
         if fits_soon or self.departures.make_room(job, gang, rank, offer):
-            self._count_in_array(job)
-            return self._promise(job, gang, offer, most, position)
+            promised = self._promise(job, gang, offer, most, position)
+            if promised is not None:
+                self._count_in_array(job)
+                return promised
         reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
         if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
             reason, ahead = lacks, ()
@@ -189,10 +193,13 @@ class Round:
             self._too_large[gang] = reason
         return self._too_large[gang]
 
-    def _promise(self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int) -> Wait:
-        """Keep slots of which some are about to be left."""
+    def _promise(
+        self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int
+    ) -> Wait | None:
+        """Keep slots of which some are about to be left; None if they are not enough."""
         slices = offer.soon.pack_most(gang.kind, gang.least, most)
-        assert slices is not None, "the slots of those that leave are enough"
+        if slices is None:
+            return None
         self._stock.promise(gang.kind, slices)
         self._obstacles.block(job.job_id, gang.kind)
         leaving = self.departures.from_nodes(slices)

@@ -218,6 +218,8 @@ class SlotCheck:
         self._gangs = gangs
         self._nodes: dict[str, tuple[list[float], int] | None] = {}
         """The free resources of a node, and the room that they have."""
+        self._parts: dict[str, list[tuple[float, int]]] = {}
+        """The parts of GPUs that jobs have on a node then."""
         self._rooms = pool.rooms(kind)
 
     @property
@@ -232,10 +234,12 @@ class SlotCheck:
             if part.node_id not in self._nodes:
                 free = self._pool.at(part.node_id)
                 self._nodes[part.node_id] = None if free is None else (free, self._kind.fits(free))
+                self._parts[part.node_id] = self._pool.parts_soon(part.node_id)
             there = self._nodes[part.node_id]
             if there:
-                times = sign * part.num_workers
-                free = [a + times * b for a, b in zip(there[0], vector, strict=True)]
+                parts = self._parts[part.node_id]
+                found, left = self._pool.given_back(there[0], kind, vector, part, parts, sign)
+                self._parts[part.node_id], free = left, list(found)
                 fitting = self._kind.fits(free)
                 place = self._pool.place_of(self._kind, part.node_id)
                 self._rooms[place] = self._rooms.get(place, 0) + fitting - there[1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dray.views import JobState
 from service.domain.scheduling.policy import Decision, Snapshot, Start, Wait, WaitingJob, plan
+from service.domain.scheduling.policy.round import Round
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency, Prospect, prospect
 from tests.unit.service.domain.scheduling.policy.test_policy import NOW, job, node, started
 
@@ -106,3 +108,28 @@ Q, R, S, F, C = (
 )
 def test_how_a_dependency_stands(states: set[JobState], on_success: bool, then: Prospect) -> None:
     assert prospect(states, on_success=on_success) is then
+
+
+def test_a_job_that_can_not_be_planned_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided = Round.decide
+
+    def fail_for_b(self: Round, job: WaitingJob, *given: Any) -> Decision:
+        if job.job_id == "b":
+            raise AssertionError("on purpose")
+        return decided(self, job, *given)
+
+    monkeypatch.setattr(Round, "decide", fail_for_b)
+    failed: list[tuple[str, str]] = []
+    decisions = plan(
+        Snapshot((job("a"), job("b", seq=2), job("c", seq=3)), (node("n", 4.0),), True),
+        NOW,
+        on_error=lambda job_id, error: failed.append((job_id, str(error))),
+    )
+    assert started(decisions) == ["a", "c"]
+    assert failed == [("b", "on purpose")]
+    (waits,) = [one for one in decisions if isinstance(one, Wait)]
+    assert waits.reason.code == "not_planned"
+    assert waits.reason.message == (
+        "can't be planned: the scheduler has an error (AssertionError), which its log shows; it is "
+        "tried again in each round"
+    )
