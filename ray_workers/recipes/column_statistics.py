@@ -34,7 +34,7 @@ class ColumnStatistics:
     deviation: Numbers
     """1 for a column that never changes."""
     offsets: Numbers
-    """What is subtracted in float64: near the mean, or 0."""
+    """The numbers that are subtracted in float64: near the mean, or 0."""
     fill: Numbers | None
     """(F + C,): what stands for missing numbers and categories; None if nothing does."""
 

@@ -48,7 +48,7 @@ class TableForm:
     style: NumberStyle = PLAIN
     """The way in which text says numbers."""
     bases: Mapping[str, int] = field(default_factory=dict)
-    """What is subtracted from a column's numbers, which float64 does not hold."""
+    """By column, the number that is subtracted from its values, which float64 does not hold."""
     is_wide: bool = False
     """Whether the model takes float64, since float32 would round the table's numbers."""
 

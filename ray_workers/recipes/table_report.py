@@ -90,7 +90,7 @@ def _filled(table: Table, name: str, value: float) -> str:
 
 
 def _lost(table: Table, name: str, merged: Mapping[str, Merged]) -> str:
-    """What the model does not see of the values."""
+    """Describes the differences between values that the model does not see."""
     said = ""
     if count := table.num_rounded.get(name, 0):
         said = f", {_values(count)} of more digits than float64 holds were rounded to it"

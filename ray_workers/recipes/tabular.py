@@ -262,7 +262,7 @@ class Predictor:
     form: TableForm
     labels: Sequence[str] | None
     target_base: int = 0
-    """What the model's predictions of a number are less than that number."""
+    """The number to add to the model's predictions of a whole number."""
 
     @property
     def numeric(self) -> Sequence[str]:

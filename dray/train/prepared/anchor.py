@@ -1,9 +1,9 @@
 """The state of a batch, from which another process can go on while the batch is computed.
 
-An anchor is made when the loader hands a batch out. What is small is copied then. Weights and the
-optimizers' state stay as they are until a step, so most programs, whose only step follows the only
-exchange, need no copy of them. Where an exchange follows a step within a batch, the optimizers that
-stepped are copied before their first step of each later batch.
+An anchor is made when the loader hands a batch out. Small parts of the state are copied then.
+Weights and the optimizers' state stay as they are until a step, so most programs, whose only step
+follows the only exchange, need no copy of them. Where an exchange follows a step within a batch,
+the optimizers that stepped are copied before their first step of each later batch.
 """
 
 from __future__ import annotations

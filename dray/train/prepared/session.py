@@ -375,7 +375,7 @@ class TrainingSession:
         self._must_compare = False
 
     def _replicated(self) -> Iterator[Tensor]:
-        """What all ranks hold alike: the weights, and the state and rates of the optimizers."""
+        """Yields the state that all ranks share: the weights, and that of the optimizers."""
         yield from self._exchange.parameters
         for optimizer in self.optimizers:
             state = optimizer.state_dict()

@@ -82,14 +82,14 @@ class Table:
     ignored: Sequence[str] = ()
     """Columns that are there and neither the target nor features."""
     bases: Mapping[str, int] = field(default_factory=dict)
-    """What was subtracted from a column's whole numbers, which float64 does not hold; without
-    columns of which nothing was."""
+    """By column, the number that was subtracted from its whole numbers, which float64 does not
+    hold; columns from which nothing was subtracted are left out."""
     num_rounded: Mapping[str, int] = field(default_factory=dict)
     """Values that float64 does not hold all the same, by column; they were rounded."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """For columns of categories: options by which their values would be numbers."""
     shifts: Mapping[str, float] = field(default_factory=dict)
-    """What is to be added to a column, so that its values are less `bases`."""
+    """By column, the number to add to its values, so that they are less `bases`."""
 
     @property
     def numeric_sources(self) -> tuple[str, ...]:

@@ -113,8 +113,8 @@ class Column:
 
     @property
     def base(self) -> int:
-        """What is subtracted from every value, once all rows were seen: 0, but for whole numbers
-        beyond those that float64 holds."""
+        """The number that is subtracted from every value, once all rows were seen: 0, except for
+        whole numbers beyond those that float64 holds."""
         return base_of(self._lowest) if self._is_wide and self._lowest is not None else 0
 
     @property
@@ -345,7 +345,7 @@ def codes_of(names: Any, vocabulary: tuple[str, ...]) -> npt.NDArray[np.int64]:
 
 
 def base_of(lowest: int) -> int:
-    """What is subtracted from whole numbers that float64 does not hold, of which one is lowest."""
+    """The number to subtract from whole numbers that float64 does not hold. lowest: of them."""
     return (lowest >> BASE_BITS) << BASE_BITS
 
 

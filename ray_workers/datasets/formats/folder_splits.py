@@ -1,7 +1,7 @@
 """Folders that divide a set of images into training, validation and test.
 
 `set/{train,val,test}/{dark,light}/*` is a division, and so is `set/{dark,light}/{train,val}/*`.
-`set/{train,car,bus}/*` is none: these are classes. What may be either is refused.
+`set/{train,car,bus}/*` is none: these are classes. A layout that may be either is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_SUBFOLDERS = 6
 """Folders within a folder that an error shows."""
 
 
-class Role(StrEnum):
+class SplitName(StrEnum):
     TRAINING = "training"
     VALIDATION = "validation"
     TEST = "test"
@@ -31,31 +31,31 @@ class Role(StrEnum):
 
 
 _ROLES = {
-    **dict.fromkeys(("train", "training"), Role.TRAINING),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), Role.VALIDATION),
-    **dict.fromkeys(("test", "testing", "holdout", "hold-out", "hold_out"), Role.TEST),
+    **dict.fromkeys(("train", "training"), SplitName.TRAINING),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), SplitName.VALIDATION),
+    **dict.fromkeys(("test", "testing", "holdout", "hold-out", "hold_out"), SplitName.TEST),
 }
 _EVALUATION = ("eval", "evaluation")
 """Validation, or test where another folder is for validation."""
 
 NONE: Mapping[str, Any] = {"is_divided": False, "num_left_out": 0}
-"""What `read` takes for a set that no folders divide."""
+"""The arguments of `read` for a set that no folders divide."""
 
 Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Member:
+class SplitFile:
     """A file of the set."""
 
     file: SourceFile
     parts: Parts
     """Of its path, without the folder of the division."""
-    role: Role | None
+    role: SplitName | None
     """None where the set is not divided."""
 
 
-def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[Member]:
+def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[SplitFile]:
     """The files with their roles, in the same order. DataError if the folders may be classes as
     well as a division, or are a division without training."""
     every = list(files)
@@ -64,21 +64,21 @@ def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[Membe
         roles = _roles_at(level, paths, place)
         if roles:
             return [
-                Member(file, (*parts[:level], *parts[level + 1 :]), roles[parts[level]])
+                SplitFile(file, (*parts[:level], *parts[level + 1 :]), roles[parts[level]])
                 for file, parts in every
             ]
-    return [Member(file, parts, None) for file, parts in every]
+    return [SplitFile(file, parts, None) for file, parts in every]
 
 
-def kept(every: Sequence[Member]) -> list[Member]:
+def kept(every: Sequence[SplitFile]) -> list[SplitFile]:
     """Without those of test folders."""
-    return [member for member in every if member.role is not Role.TEST]
+    return [member for member in every if member.role is not SplitName.TEST]
 
 
-def write(every: Sequence[Member], shop: Workshop) -> Mapping[str, Any]:
+def write(every: Sequence[SplitFile], shop: Workshop) -> Mapping[str, Any]:
     """Write which of the kept files are for validation, if folders say so; the division as JSON
     data for `read`."""
-    flags = np.array([member.role is Role.VALIDATION for member in kept(every)])
+    flags = np.array([member.role is SplitName.VALIDATION for member in kept(every)])
     if flags.any():
         with ArrayWriter(shop.output, "is_validation", (), np.bool_, shop.budget) as written:
             written.append(flags)
@@ -117,7 +117,7 @@ def refuse_like_names(names: Iterable[str], place: str) -> None:
             )
 
 
-def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, Role]:
+def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, SplitName]:
     """The role of each folder at a depth, by name; empty if they are no division."""
     folders = {parts[level] for parts in paths if len(parts) > level + 1}
     named = {name for name in folders if is_named(name)}
@@ -126,9 +126,9 @@ def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, Ro
     num_of = Counter(roles.values())
     if verdict is False:
         return {}
-    if verdict is None or not num_of[Role.TRAINING]:
+    if verdict is None or not num_of[SplitName.TRAINING]:
         _refuse(paths, place)
-    if max(num_of[Role.TRAINING], num_of[Role.VALIDATION]) > 1:
+    if max(num_of[SplitName.TRAINING], num_of[SplitName.VALIDATION]) > 1:
         _refuse(paths, place)
     return roles
 
@@ -163,7 +163,7 @@ def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 def is_division(named: Set[str]) -> bool:
     """Whether names, each of which is one of a part, are those of a division."""
-    return len(named) > 1 and Role.TRAINING in resolved(named).values()
+    return len(named) > 1 and SplitName.TRAINING in resolved(named).values()
 
 
 def is_named(name: str) -> bool:
@@ -171,11 +171,11 @@ def is_named(name: str) -> bool:
     return name.casefold() in _ROLES or name.casefold() in _EVALUATION
 
 
-def resolved(named: Iterable[str]) -> Mapping[str, Role]:
+def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
     """The roles of names that are all of parts."""
     roles = {name: _ROLES.get(name.casefold()) for name in named}
-    has_validation = Role.VALIDATION in roles.values()
-    rest = Role.TEST if has_validation else Role.VALIDATION
+    has_validation = SplitName.VALIDATION in roles.values()
+    rest = SplitName.TEST if has_validation else SplitName.VALIDATION
     return {name: role or rest for name, role in roles.items()}
 
 

@@ -12,7 +12,7 @@ from dray import spec
 from ray_workers.datasets.core.errors import broken, listed, shortened
 from ray_workers.datasets.core.types import Images
 from ray_workers.datasets.formats import folder_splits, image_decoding, npz
-from ray_workers.datasets.formats.folder_splits import Member, Role
+from ray_workers.datasets.formats.folder_splits import SplitFile, SplitName
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
 from ray_workers.shared.node_needs import DataPolicy
 
@@ -53,7 +53,9 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
                 sample.file.place,
                 "is in no folder of its class: each class has a folder with its images",
             )
-    classes = tuple(sorted({_label(one) for one in samples if one.role is not Role.VALIDATION}))
+    classes = tuple(
+        sorted({_label(one) for one in samples if one.role is not SplitName.VALIDATION})
+    )
     for sample in samples:
         if _label(sample) not in classes:
             raise broken(
@@ -80,6 +82,6 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
     return {"classes": classes, "max_value": image_decoding.WHITE, "division": division}
 
 
-def _label(sample: Member) -> str:
+def _label(sample: SplitFile) -> str:
     """The first folder of its path."""
     return sample.parts[0]

@@ -15,7 +15,7 @@ from dray import spec
 from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.core.types import MaskedImages
 from ray_workers.datasets.formats import class_ids, folder_splits, image_decoding, npz
-from ray_workers.datasets.formats.folder_splits import Member, Role
+from ray_workers.datasets.formats.folder_splits import SplitFile, SplitName
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
 from ray_workers.datasets.sources.source import SourceFile
 from ray_workers.shared.node_needs import DataPolicy
@@ -96,9 +96,10 @@ def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
     return {"classes": classes, "max_value": image_decoding.WHITE, "division": division}
 
 
-def _pairs(members: Sequence[Member]) -> list[_Pair]:
+def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
     """Every image with the mask of the same path, endings apart. In the order of the images."""
-    found: dict[str, dict[tuple[Role | None, str], SourceFile]] = {"images": {}, "masks": {}}
+    found: dict[str, dict[tuple[SplitName | None, str], SourceFile]]
+    found = {"images": {}, "masks": {}}
     for member in members:
         file, parts = member.file, member.parts
         if len(parts) < 2 or parts[0] not in found:

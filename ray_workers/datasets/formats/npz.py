@@ -86,8 +86,8 @@ def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping
 
 
 def _bases(rows: Array) -> list[int]:
-    """What is subtracted from each column of (N, F) numbers: 0, but for whole numbers that float64
-    does not hold."""
+    """The number to subtract from each column of (N, F) numbers: 0, except for whole numbers that
+    float64 does not hold."""
     if rows.dtype.kind not in "iu" or rows.dtype.itemsize < 8:
         return [0] * rows.shape[1]
     extremes = [(block.min(axis=0), block.max(axis=0)) for _, block in _blocks(rows)]

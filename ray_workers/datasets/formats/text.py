@@ -15,7 +15,7 @@ from ray_workers.datasets.core.errors import broken, listed, reading, shortened
 from ray_workers.datasets.core.types import Tokens
 from ray_workers.datasets.formats import utf8
 from ray_workers.datasets.formats.archives import gunzipped
-from ray_workers.datasets.formats.folder_splits import Role, is_division, is_named, resolved
+from ray_workers.datasets.formats.folder_splits import SplitName, is_division, is_named, resolved
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare, read_small_file
 from ray_workers.datasets.sources.source import SourceFile, place_of
 from ray_workers.shared.node_needs import DataPolicy
@@ -84,7 +84,7 @@ def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
         )
     roles = resolved(named)
     training, validation, test = (
-        [file for file in shop.files if roles[names[file.name]] is role] for role in Role
+        [file for file in shop.files if roles[names[file.name]] is role] for role in SplitName
     )
     return training, validation, len(test)
 

@@ -133,7 +133,7 @@ def test_names_of_files_divide_a_text(tmp_path: Path, policy: DataPolicy) -> Non
     training, validation = splits.at_token(16, 3, (len(tokens.ids) - 1) // 3)
     text = bytes(tokens.ids)
     assert b"".join(text[at * 3 : at * 3 + 4] for at in training)[-4:] == b"ain\n"
-    assert text[validation[0] * 3 :].startswith(b"idvalid")
+    assert text[validation[0] * 3 :].startswith(b"lidvalid")
     (tmp_path / "notes.txt").write_text("?")
     with pytest.raises(
         DataError, match=r"named like a division, .* and others such as 'notes.txt'"

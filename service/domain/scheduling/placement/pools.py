@@ -315,7 +315,7 @@ class Stock:
             self._cap(part.node_id, self._soon)
 
     def _cap(self, node_id: str, most: _Free) -> None:
-        """What is promised to nobody is no more than this."""
+        """Leave no more to NOW than `most` has on the node."""
         now, limit = self._now.group_of[node_id], most.group_of[node_id]
         self._now.set(node_id, tuple(map(min, now.amounts, limit.amounts)))
 

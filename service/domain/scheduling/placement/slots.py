@@ -274,8 +274,8 @@ def num_shared(parts: Parts) -> int:
 
 
 def packed(parts: Parts) -> list[float]:
-    """What is left of each GPU on which these parts are, in their order: each goes to the fullest
-    that has room, as Ray has it, and workers of one job to different ones."""
+    """The share that is left of each GPU with these parts. In their order, each part goes to the
+    fullest GPU that has room, as Ray has it, and workers of one job to different ones."""
     left: list[float] = []
     for part, number in parts:
         fitting = sorted((free, at) for at, free in enumerate(left) if free >= part - EPSILON)

@@ -79,6 +79,7 @@ def test_a_large_body_is_taken_and_refused_by_the_same_rules(http: httpx.Client)
     assert taken.status_code == 201
     unset: dict[str, object] = {
         "module": None,
+        "parameters": {},
         "code": None,
         "framework": "torch",
         "roles": {},

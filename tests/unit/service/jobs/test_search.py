@@ -429,6 +429,7 @@ def _all(
         owner=None,
         project=None,
         name=None,
+        name_glob=None,
         text=None,
         id_prefix=id_prefix,
         array=None,

@@ -54,7 +54,9 @@ class Node:
         asked = {name: environment.get(name) for name in ("requirements", "index", "setup")}
         asked["python_packages"] = []
         key = overlay.key_of(asked, keeps_all=False)
-        Build(overlay.environments_dir(), key, asked, self.policy, keeps_all=False).run()
+        Build(
+            *(overlay.environments_dir(), key, asked, self.policy, lambda: True), keeps_all=False
+        ).run()
 
     def run(
         self, environment: dict[str, Any], program: str, *, world_size: int = 1, **more: Any

@@ -90,6 +90,7 @@ def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
         data_policy=DataPolicy.open("/c"),
         environment_policy=EnvironmentPolicy("/s", limit_bytes=7, build_limit_s=3.0, owner="ann"),
         spool_limit_bytes=77,
+        output_limit_bytes=88,
         furthest_step=12,
         worker_mtbf_s=345.0,
         array_index=5,

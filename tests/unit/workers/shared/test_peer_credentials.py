@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -178,6 +179,19 @@ def test_roots_connections_count_where_that_is_asked(monkeypatch: pytest.MonkeyP
             assert not is_own_tcp(*ends, or_roots=True)
 
 
+def bind_once_free(to_bind: socket.socket, address: tuple[str, int]) -> None:
+    """Bind as soon as the kernel has done with the connection that was reset."""
+    deadline = time.monotonic() + 10.0
+    while True:
+        try:
+            to_bind.bind(address)
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
 @pytest.mark.usefixtures("source")
 def test_a_caller_that_is_gone_is_not_taken_for_the_next_one_at_its_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -188,7 +202,7 @@ def test_a_caller_that_is_gone_is_not_taken_for_the_next_one_at_its_port() -> No
         gone.close()  # resets the connection
         with socket.socket() as after:
             after.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            after.bind(port)
+            bind_once_free(after, port)
             after.connect(listener.getsockname())
             first, theirs = listener.accept()
             second, _ = listener.accept()

@@ -121,7 +121,7 @@ def test_a_job_that_can_not_be_planned_stops_no_other(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Round, "decide", fail_for_b)
     failed: list[tuple[str, str]] = []
     decisions = plan(
-        Snapshot((job("a"), job("b", seq=2), job("c", seq=3)), (node("n", 4.0),), True),
+        Snapshot((job("a"), job("b", seq=2), job("c", seq=3)), (node("n", CPU=8.0),), True),
         NOW,
         on_error=lambda job_id, error: failed.append((job_id, str(error))),
     )
