@@ -36,6 +36,7 @@ from service.domain.attempts.retries import (
     Retry,
     RetryBudget,
     decide,
+    is_same_error,
 )
 from service.domain.costs.prices import Prices
 from service.domain.series import Points
@@ -286,6 +287,7 @@ class _Recorder:
                 runtime_left_s=runtime_left_s(job),
                 rolls_back=job.spec.get("train", {}).get("on_divergence") == "rollback",
                 rollbacks=max(0, ended - 1),
+                fails_alike=cause is Cause.USER_ERROR and self._fails_alike(message),
             ),
             by_drill=by_drill,
             by_overload=outcome.slowness > 1.0,
@@ -315,6 +317,13 @@ class _Recorder:
             },
             data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
         )
+
+    def _fails_alike(self, message: str) -> bool:
+        """Whether the attempt before ended in the same error of the user's code."""
+        before = attempts_repository.get(self.session, self.job.id, self.row.attempt - 1)
+        if before is None or before.reason_code != Cause.USER_ERROR:
+            return False
+        return is_same_error(message, before.reason_message or "")
 
     def _take_unreported(self, in_storage: Sequence[Frame]) -> None:
         """Store the checkpoints that no rank reported, with an event that names them."""

@@ -3,6 +3,7 @@ environment has another torch, or none, judges by these."""
 
 from __future__ import annotations
 
+import dis
 import re
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ class NotPreparedError(Exception):
     """An elastic script ended without `train.prepare`."""
 
 
+_REFUSALS = (ValueError, TypeError, RuntimeError)
 _DETERMINISTIC = (EntrypointError, NotPreparedError, SyntaxError, ModuleNotFoundError)
 NO_SUCH_NAME = "cannot import name"
 _SAID_OF_PLAIN_IMPORTS = (NO_SUCH_NAME, "No module named")  # the second one by `runpy`
@@ -51,4 +53,19 @@ def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[Base
 def is_deterministic(error: BaseException) -> bool:
     """Whether the same code ends in this error whenever it runs."""
     is_missing = type(error) is ImportError and str(error).startswith(_SAID_OF_PLAIN_IMPORTS)
-    return is_missing or isinstance(error, _DETERMINISTIC)
+    return is_missing or isinstance(error, _DETERMINISTIC) or is_refusal(error)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether `dray.train` raised the error by a statement of its own, because of a call that can't
+    be right, such as a second `init()`."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or type(error) not in _REFUSALS:
+        return False
+    frame = last.tb_frame
+    module = str(frame.f_globals.get("__name__", ""))
+    # An error that a function of C raised in there, such as one of torch, is none.
+    raises = dis.opname[frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
+    return raises and (module == "dray.train" or module.startswith("dray.train."))

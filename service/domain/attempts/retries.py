@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
@@ -40,6 +41,8 @@ class Budgets:
     rolls_back: bool = False
     """Whether the document asks for a rollback when training diverges."""
     rollbacks: int = 0
+    fails_alike: bool = False
+    """Whether the attempt before ended in the same error, at the same line of the user's code."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,18 @@ class GiveUp:
     budget: RetryBudget
     because: str
     """The end of a sentence that says why there is no other attempt."""
+
+
+_ERROR_OF_A_LINE = re.compile(r"\w[\w.]*(?:: .*)? \(.*\bline [0-9]+\)", re.DOTALL)
+"""`TypeName: message (file, line n)`, as ranks report an error of the user's code."""
+_ROLE = re.compile(r" \(rank [0-9]+ is [^()]*\)$")
+
+
+def is_same_error(message: str, before: str) -> bool:
+    """Whether two attempts ended in an exception of one type, with one message, raised at one line.
+    The ranks may differ."""
+    mine, theirs = _ROLE.sub("", message), _ROLE.sub("", before)
+    return mine == theirs and _ERROR_OF_A_LINE.fullmatch(mine) is not None
 
 
 def _backoff(first_s: float, before: int, cap_s: float) -> float:
@@ -95,6 +110,9 @@ def decide(
         )
     match cause:
         case Cause.USER_ERROR:
+            if budgets.fails_alike and budgets.user_failures < budgets.max_user_retries:
+                because = "the attempt before failed with the same error at the same line"
+                return GiveUp(cause, RetryBudget.USER, because)
             if budgets.user_failures >= budgets.max_user_retries:
                 because = f"max_retries is {budgets.max_user_retries}"
                 return GiveUp(cause, RetryBudget.USER, because)

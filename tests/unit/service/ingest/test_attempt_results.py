@@ -622,3 +622,41 @@ async def test_stragglers_are_named_with_the_time_they_cost(service: Service) ->
         "slower than the others: rank 1 by 2.0; the others waited 3.21 s in the last 20 steps"
     )
     assert told[1].message == "no rank is slower than the others any more"
+
+
+ERROR = "ValueError: no column 'age' in {} (train.py, line 12)"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "goes_on"),
+    [
+        (ERROR.format("a.csv"), ERROR.format("a.csv"), False),
+        (ERROR.format("a.csv"), ERROR.format("b.csv"), True),
+        (ERROR.format("a.csv"), ERROR.format("a.csv").replace("12", "13"), True),
+        (f"{ERROR} (rank 1 is ps 0)", f"{ERROR} (rank 3 is worker 1)", False),
+        ("rank 0 exited with code 1", "rank 0 exited with code 1", True),  # no exception is known
+    ],
+)
+async def test_an_error_that_comes_again_at_the_same_line_ends_the_job(
+    service: Service, first: str, second: str, goes_on: bool
+) -> None:
+    job_id = await service.running(max_retries=5)
+    service.end(job_id, 1, Cause.USER_ERROR, first)
+    service.advance(3600)
+    assert service.claim(job_id, 1) is not None
+    service.end(job_id, 2, Cause.USER_ERROR, second)
+    job = await service.jobs.get(job_id)
+    assert job.state is (JobState.QUEUED if goes_on else JobState.FAILED)
+    if not goes_on:
+        assert job.reason.message == (
+            f"{second} (the attempt before failed with the same error at the same line)"
+        )
+
+
+async def test_an_error_that_comes_again_after_a_lost_node_is_tried_again(service: Service) -> None:
+    job_id = await service.running(max_retries=5)
+    for attempt, cause in enumerate((Cause.USER_ERROR, Cause.NODE_LOST, Cause.USER_ERROR), 1):
+        service.end(job_id, attempt, cause, ERROR)
+        service.advance(3600)
+        assert (await service.jobs.get(job_id)).state is JobState.QUEUED
+        assert service.claim(job_id, attempt) is not None

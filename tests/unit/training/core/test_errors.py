@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from torch import multiprocessing
 
-from dray.train import storage_room
+from dray.train import preparing, storage_room
 from ray_workers.shared.contracts import Cause
 from ray_workers.training.core.errors import (
     DataError,
@@ -186,3 +186,15 @@ def test_a_source_that_does_not_answer_is_not_the_jobs_fault() -> None:
     wrapped.__cause__ = gone
     assert cause_of(gone) is Cause.DATA_UNREACHABLE
     assert cause_of(wrapped) is Cause.DATA_UNREACHABLE
+
+
+def test_a_call_that_dray_refuses_is_refused_in_every_attempt() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        preparing.checkpoint()
+    assert cause_of(refused.value) is Cause.CANNOT_RUN
+    with pytest.raises(TypeError) as given:
+        preparing.report({"a": 1}, {"b": 2})  # type: ignore[call-overload]
+    assert cause_of(given.value) is Cause.CANNOT_RUN
+    with pytest.raises(ValueError, match="own") as own:
+        raise ValueError("its own")
+    assert cause_of(own.value) is Cause.USER_ERROR
