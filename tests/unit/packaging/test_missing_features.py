@@ -1,0 +1,39 @@
+"""README's list of what is missing is true: each document that it names is refused for that."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.documents import parse_yaml, validate
+from dray.errors import SpecError
+
+README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+DATA = {"source": "file:///text.txt"}
+
+
+def rows() -> list[dict[str, Any]]:
+    section = README.split("## What this version does not have", 1)[1].split("\n## ", 1)[0]
+    found = re.findall(r"^\| .+ \| `(\{.+\})` \|$", section, re.MULTILINE)
+    return [parse_yaml(text, source="README") for text in found]
+
+
+def test_the_table_is_read() -> None:
+    assert len(rows()) >= 4
+
+
+@pytest.mark.parametrize("document", rows(), ids=str)
+def test_what_readme_calls_missing_is_refused_by_the_field_that_asks_for_it(
+    document: dict[str, Any],
+) -> None:
+    runs_script = "script" in document
+    whole = document if runs_script else {"recipe": "language_model", "data": DATA, **document}
+    with pytest.raises(SpecError) as refused:
+        validate(whole)
+    asked = [*document][-1]  # the last field of a row asks for what is missing
+    assert str(refused.value.pointer).startswith(f"/{asked}"), refused.value
+    if asked != "recipe":
+        validate({name: value for name, value in whole.items() if name != asked})
