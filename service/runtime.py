@@ -356,6 +356,9 @@ class Runtime:
             checks["loops"] = f"standing by: {leader.other.holder} runs them"
         if (seen := self._watched()) is not None:
             checks["nodes"] = "; ".join(refused_nodes(seen)) or "ok"
+            there = seen.nodes
+            if any(n.is_starting for n in there) and not any(n.accepted for n in there):
+                ok = False  # in a moment jobs can run; now none can
         if leader is not None and leader.leads and self._exporter is not None:
             checks["mlflow"] = "does not answer" if self._exporter.is_away else "ok"
         problem = (full.problem if full else None) or await self.jobs.storage_watch.full_folders()

@@ -75,4 +75,9 @@ def _seen(
         free = with_shared_gpus(free, parts)
     kept = quarantine.with_kept({}, stuck)
     seen = (node.node_id, node.resources, free)
-    return policy.Node.labelled(*seen, node.labels, accepted=node.accepted, quarantined=kept)
+    return policy.Node.labelled(
+        *(*seen, node.labels),
+        accepted=node.accepted,
+        quarantined=kept,
+        is_starting=node.is_starting,
+    )

@@ -8,7 +8,9 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 
@@ -86,3 +88,26 @@ def test_only_nodes_that_get_no_work_are_refused_each_with_its_reason() -> None:
         "b.local: its node agent has not answered",
         "c.local: it is drained",
     ]
+
+
+async def test_a_service_whose_only_node_starts_is_not_ready_yet(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, storage_url="", ray_address="10.0.0.1:6379")
+    runtime = await Runtime.open(settings, loops=False)
+    starting = replace(node("a", "its node agent starts"), is_starting=True)
+    refused = node("b", "its version differs")
+    try:
+        for nodes, is_ready in (
+            ((starting,), False),
+            ((starting, refused), False),
+            ((starting, node("c")), True),
+            ((), True),  # an autoscaler may add some
+        ):
+            snapshot = ClusterSnapshot("s", "head:6379", None, shared=False, nodes=nodes)
+            runtime.watch = SimpleNamespace(latest=snapshot, problem=None)  # type: ignore[assignment]
+            found = await runtime.ready()
+            assert found.ok is is_ready, nodes
+            if not is_ready:
+                assert "a.local: its node agent starts" in found.checks["nodes"]
+    finally:
+        runtime.watch = None
+        await runtime.stop()

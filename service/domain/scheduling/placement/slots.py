@@ -131,6 +131,8 @@ class Node:
     quarantined: Mapping[str, float] = field(default_factory=dict)
     """Resources of slots in which processes of ended attempts are stuck: no end of a job frees
     them."""
+    is_starting: bool = False
+    """It is not accepted yet, because its agent starts."""
 
     @classmethod
     def labelled(
@@ -142,11 +144,12 @@ class Node:
         *,
         accepted: bool = True,
         quarantined: Mapping[str, float] | None = None,
+        is_starting: bool = False,
     ) -> Node:
         """With its labels among its resources."""
         found = resources_of_node(labels)
         here, free = {**total, **found}, {**available_to_us, **found}
-        return cls(node_id, here, free, accepted, quarantined or {})
+        return cls(node_id, here, free, accepted, quarantined or {}, is_starting)
 
 
 def is_open(resources: Mapping[str, float]) -> bool:

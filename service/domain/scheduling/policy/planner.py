@@ -133,6 +133,10 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     if not snapshot.connected:
         return Reason("cluster_unavailable", "waits for the Ray cluster, which does not answer")
     may_come = bool(snapshot.to_come)
+    starting = sum(node.is_starting for node in snapshot.nodes)
+    if starting and not accepted and not may_come:
+        number = slots.number_of_nodes(starting)
+        return Reason("no_nodes", f"waits for a node: dray's agent starts on {number}")
     if snapshot.nodes and not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
     if not accepted and not may_come:

@@ -133,3 +133,18 @@ def test_a_job_that_can_not_be_planned_stops_no_other(monkeypatch: pytest.Monkey
         "can't be planned: the scheduler has an error (AssertionError), which its log shows; it is "
         "tried again in each round"
     )
+
+
+def test_a_job_waits_for_an_agent_that_starts_and_not_for_a_refused_node() -> None:
+    there = node("n", CPU=8.0)
+    for nodes, message in (
+        ([replace(there, accepted=False, is_starting=True)], "dray's agent starts on 1 node"),
+        ([replace(there, accepted=False)], "every node of the cluster is refused"),
+        ([], "the cluster has none yet"),
+    ):
+        (wait,) = plan(Snapshot((job("a"),), tuple(nodes), True), NOW)
+        assert isinstance(wait, Wait)
+        assert (wait.reason.code, wait.reason.message) == (
+            "no_nodes",
+            f"waits for a node: {message}",
+        )
