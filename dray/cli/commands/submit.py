@@ -355,6 +355,8 @@ def _upload(client: Client, document: dict[str, Any], packed: PackedCode) -> Non
     from dray.cli.display.output import size, warn
     from dray.code.packing import USELESS
 
+    for note in packed.notes:
+        warn(note)
     for entry in packed.left_out:
         if entry.why != USELESS:
             warn(f"not uploaded: {entry.path} {entry.why}")
@@ -383,11 +385,13 @@ def _name_code(document: dict[str, Any], identity: str) -> None:
 
 
 def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_json: bool) -> None:
-    from dray.cli.display.output import say, size, write_json
+    from dray.cli.display.output import say, size, warn, write_json
     from dray.documents import check
 
     if packed is not None:
         _name_code(document, packed.id)
+        for note in packed.notes:
+            warn(note)
     spec = check(document, source=source)
     if as_json:
         write_json(spec)
