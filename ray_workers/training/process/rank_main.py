@@ -27,6 +27,7 @@ from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.clients.silo_ranks import is_silo, run_silo
 from ray_workers.training.core import compat_torch, elastic_error, gpu_memory_cap
 from ray_workers.training.core.errors import cause_of
+from ray_workers.training.core.exits import children_leave
 from ray_workers.training.devices import is_gpu, module_of
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop.run import run
@@ -72,7 +73,8 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
                 compat_torch.cap_memory_when_used(share)
             run_script(program, task, page)
         else:
-            run_recipe(task, spec, page)
+            with children_leave():  # a model of the job's code may fork
+                run_recipe(task, spec, page)
     except Preempted:
         return LEFT_EXIT_CODE
     except SystemExit as leaving:
