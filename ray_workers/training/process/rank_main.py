@@ -18,6 +18,7 @@ import torch
 from dray import train
 from dray.spec import Imported, JobSpec, ParameterServer, Script
 from dray.spec.sweep import as_text, variable
+from dray.train.seeding import seed_from
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
@@ -71,6 +72,9 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
         if program is not None:
             if 0 < (share := spec.resources.gpus_per_worker) < 1:
                 compat_torch.cap_memory_when_used(share)
+            # The forkserver's generators are the same in each process that it forks. A process that
+            # takes this rank's place draws the same numbers.
+            seed_from("rank", task.job_id, task.attempt, task.rank)
             run_script(program, task, page)
         else:
             with children_leave():  # a model of the job's code may fork
