@@ -1,31 +1,29 @@
 """Which files of a folder are uploaded, and their parts.
 
-Git's rules decide what is ignored: `.gitignore` in every folder from the repository's root on, and
-then `.drayignore`, which has the same syntax and the last word. Some files are left out whatever
-these say, because they are large and of no use elsewhere (`.git`, virtual environments) or secret
-(`.env`, private keys); who needs one of them names it.
+In a repository Git itself lists them: what is tracked, and what no rule ignores. Elsewhere the same
+rules hold, of the `.gitignore` in every folder. `.drayignore` has the same syntax and the last
+word. Some files are left out whatever these state, also if they are tracked, because they are large
+and of no use elsewhere (`.git`, virtual environments) or secret (`.env`, private keys); `include`
+names the exceptions.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
+from dray.code import git_files, ignore_rules
+from dray.code.git_files import GitFiles
+from dray.code.ignore_rules import Rules
 from dray.code.manifest import MAX_FILES, PART_BYTES, FileEntry, code_id, fault_of, part_size
 from dray.errors import SpecError
 
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
-
-IGNORE_FILES = (".gitignore", ".drayignore")
 LARGE_BYTES = 50 << 20
 """A file as large as this is mentioned: it may be data that should not travel with the code."""
 _FOLDERS = frozenset(
@@ -66,6 +64,8 @@ class PackedCode:
     left_out: tuple[LeftOut, ...] = ()
     large: tuple[FileEntry, ...] = ()
     """Files of LARGE_BYTES or more, which were packed."""
+    notes: tuple[str, ...] = ()
+    """Repositories whose files Git did not list, with the reason."""
 
     @property
     def id(self) -> str:
@@ -111,10 +111,15 @@ def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
     root = root.absolute()
     if not root.is_dir():
         raise SpecError(f"{root} is no folder: --code names the folder with the job's files")
-    walk = _Walk(root, include)
+    named_paths = [_relative(root, path) for path in include]
+    root = root.resolve()  # as Git names it, whichever link led here
+    walk = _Walk(root, named_paths)
     found = sorted(walk.files())
     if not found:
-        raise SpecError(f"{root} has no file to upload; see its .gitignore and .drayignore")
+        raise SpecError(
+            f"{root} has no file to upload; see its .gitignore and .drayignore, and those of the "
+            "folders above in its repository"
+        )
     with ThreadPoolExecutor(_HASHERS) as hashers:
         entries = list(hashers.map(lambda path: _entry(root, path), found))
     named = walk.named
@@ -125,7 +130,7 @@ def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
         else:
             files.append(entry)
     large = tuple(file for file in files if file.size_bytes >= LARGE_BYTES)
-    return PackedCode(root, tuple(files), tuple(left_out), large)
+    return PackedCode(root, tuple(files), tuple(left_out), large, tuple(walk.notes))
 
 
 def _entry(root: Path, path: str) -> tuple[FileEntry, bool]:
@@ -144,13 +149,72 @@ def _entry(root: Path, path: str) -> tuple[FileEntry, bool]:
     return FileEntry(path, size, executable, tuple(parts)), is_key and not path.endswith(".py")
 
 
+@dataclass(frozen=True)
+class _Selection:
+    """The rules and the list that decide which entries of a folder are packed."""
+
+    rules: tuple[Rules, ...]
+    """The ones with the last word come last."""
+    listed: GitFiles | None = None
+    """Git's list, by paths relative to `start`; None where the rules alone decide."""
+    start: str = ""
+    """The path of the listed repository's folder in the walk."""
+    ignores_all: bool = False
+    """Whether the folder is ignored, and entered for what `include` names in it."""
+
+    @property
+    def last_words(self) -> tuple[Rules, ...]:
+        return tuple(each for each in self.rules if each.is_last_word)
+
+    def with_rules(self, more: Sequence[Rules]) -> _Selection:
+        """The selection with the rules of a folder inside."""
+        rules = sorted([*self.rules, *more], key=lambda each: each.is_last_word)
+        return replace(self, rules=tuple(rules))
+
+    def is_overruled(self, folder: str) -> bool:
+        """Whether Git's rules ignore a folder that the last word includes."""
+        by_git = [each for each in self.rules if not each.is_last_word]
+        return (
+            ignore_rules.decision(by_git, folder, is_folder=True) is True
+            and ignore_rules.decision(self.last_words, folder, is_folder=True) is False
+        )
+
+    def below(self, folder: str, path: str = "", *, is_ignored: bool) -> _Selection:
+        """The selection in a folder. Git lists nothing in a folder that it ignores, so the rules
+        decide in one that the last word includes all the same."""
+        if is_ignored:
+            return replace(self, ignores_all=True)
+        if self.listed is None or self._is_listed(path, is_folder=True):
+            return self
+        return replace(self, listed=None) if self.is_overruled(folder) else self
+
+    def ignores(self, place: str, path: str, *, is_folder: bool = True) -> bool:
+        """Whether an entry is left out; `path` is its path in the walk."""
+        last_word = ignore_rules.decision(self.last_words, place, is_folder=is_folder)
+        if last_word is not None or self.ignores_all:
+            return self.ignores_all or last_word is True
+        if self.listed is not None:
+            if self._is_listed(path, is_folder=is_folder):
+                return False
+            if not is_folder:
+                return True
+        # A folder of which Git lists no file is ignored, or its files are.
+        return ignore_rules.decision(self.rules, place, is_folder=is_folder) is True
+
+    def _is_listed(self, path: str, *, is_folder: bool) -> bool:
+        assert self.listed is not None
+        relative = path[len(self.start) + 1 :] if self.start else path
+        return relative in self.listed.files or (is_folder and relative in self.listed.folders)
+
+
 class _Walk:
     """One walk through a folder; `left_out` is complete when `files` has come to its end."""
 
     def __init__(self, root: Path, include: Sequence[str]) -> None:
         self._root = root
-        self._include = [_relative(root, path) for path in include]
+        self._include = include
         self.left_out: list[LeftOut] = []
+        self.notes: list[str] = []
         self._num_files = 0
 
     def named(self, path: str) -> bool:
@@ -161,10 +225,35 @@ class _Walk:
         return any(one.startswith(f"{folder}/") for one in self._include)
 
     def files(self) -> Iterator[str]:
-        yield from self._below(self._root, "", _rules_above(self._root))
+        yield from self._below(self._root, "", self._begin(self._root, ""))
 
-    def _below(self, folder: Path, at: str, rules: list[_Rules]) -> Iterator[str]:
-        rules = sorted([*rules, *_rules_of(folder)], key=lambda each: each.is_last_word)
+    def _begin(self, folder: Path, at: str, last_words: Sequence[Rules] = ()) -> _Selection:
+        """The selection where a repository, or the whole walk, begins; `at` is the folder's path
+        in the walk. The rules of a repository hold for no repository inside of it."""
+        root = git_files.repository_above(folder)
+        if root is None:
+            return _Selection(tuple(last_words))
+        selection = _Selection((*git_files.further_rules(root), *last_words))
+        place, is_overruled = root, False
+        for name in folder.relative_to(root).parts:
+            selection = selection.with_rules(ignore_rules.rules_in(place))
+            place /= name
+            is_overruled = is_overruled or selection.is_overruled(str(place))
+            selection = selection.below(str(place), is_ignored=selection.ignores(str(place), ""))
+        try:
+            listed = git_files.list_files(folder)
+        except git_files.GitUnavailable as error:
+            self.notes.append(
+                f"Git did not list the files of {folder}, so its ignore files alone decided: "
+                f"{error}"
+            )
+            return selection
+        if is_overruled and not listed.files:
+            return selection
+        return _Selection(selection.rules, listed, at, selection.ignores_all and not listed.files)
+
+    def _below(self, folder: Path, at: str, selection: _Selection) -> Iterator[str]:
+        selection = selection.with_rules(ignore_rules.rules_in(folder))
         try:
             with os.scandir(folder) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
@@ -173,15 +262,12 @@ class _Walk:
         for entry in entries:
             path = f"{at}/{entry.name}" if at else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
-            is_named = self.named(path)
-            if not is_named and not (is_folder and self._leads_to_a_named_one(path)):
-                if (why := _never(Path(entry.path), is_folder=is_folder)) is not None:
-                    self.left_out.append(LeftOut(path, why))
-                    continue
-                if _is_ignored(rules, Path(entry.path), is_folder=is_folder):
-                    continue
+            is_left_out = not self.named(path) and self._leaves_out(entry, path, selection)
+            if is_left_out and not (is_folder and self._leads_to_a_named_one(path)):
+                continue
             if is_folder:
-                yield from self._below(Path(entry.path), path, rules)
+                inner = self._selection_in(Path(entry.path), path, selection, is_left_out)
+                yield from self._below(Path(entry.path), path, inner)
             elif self._is_file(entry, path):
                 self._num_files += 1
                 if self._num_files > MAX_FILES:
@@ -190,6 +276,23 @@ class _Walk:
                         "code in .drayignore, or give a smaller folder"
                     )
                 yield path
+
+    def _leaves_out(self, entry: os.DirEntry[str], path: str, selection: _Selection) -> bool:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if selection.ignores_all:
+            return True
+        if (why := _never(Path(entry.path), is_folder=is_folder)) is not None:
+            if not (is_folder and self._leads_to_a_named_one(path)):
+                self.left_out.append(LeftOut(path, why))
+            return True
+        return selection.ignores(entry.path, path, is_folder=is_folder)
+
+    def _selection_in(
+        self, folder: Path, path: str, selection: _Selection, is_ignored: bool
+    ) -> _Selection:
+        if not is_ignored and git_files.is_root(folder):
+            return self._begin(folder, path, selection.last_words)
+        return selection.below(str(folder), path, is_ignored=is_ignored)
 
     def _is_file(self, entry: os.DirEntry[str], path: str) -> bool:
         if (fault := fault_of(path)) is not None:
@@ -215,63 +318,6 @@ class _Walk:
             if _never(place, is_folder=place != target) is not None:
                 return f"is a link to {target.relative_to(root)}, which is not uploaded"
         return None
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """One ignore file."""
-
-    folder: Path
-    spec: GitIgnoreSpec
-    is_last_word: bool
-    """Whether it is a `.drayignore`, which overrules the `.gitignore` of every folder."""
-
-
-def _rules_of(folder: Path) -> list[_Rules]:
-    from pathspec import GitIgnoreSpec
-
-    found = []
-    for name in IGNORE_FILES:
-        try:
-            text = (folder / name).read_text(encoding="utf-8-sig", errors="replace")
-        except OSError:
-            continue
-        lines = [line for line in re.split("\r?\n", text) if _is_pattern(line)]
-        # Not by RE2, where that is installed: it takes no name that is not UTF-8.
-        spec = GitIgnoreSpec.from_lines(lines, backend="simple")
-        found.append(_Rules(folder, spec, name == ".drayignore"))
-    return found
-
-
-def _is_pattern(line: str) -> bool:
-    """Whether a line of an ignore file can be understood; Git passes over others, such as `!`."""
-    from pathspec import GitIgnoreSpec
-
-    try:
-        GitIgnoreSpec.from_lines([line], backend="simple")
-    except (ValueError, re.error):
-        return False
-    return True
-
-
-def _rules_above(root: Path) -> list[_Rules]:
-    """Those of the folders above, up to the root of the Git repository that this one is in."""
-    above: list[Path] = []
-    for folder in [root, *root.parents]:
-        if (folder / ".git").exists():
-            return [rules for each in reversed(above) for rules in _rules_of(each)]
-        if folder.parent != folder:
-            above.append(folder.parent)
-    return []
-
-
-def _is_ignored(rules: Sequence[_Rules], path: Path, *, is_folder: bool) -> bool:
-    """By the last rule that matches."""
-    for each in reversed(rules):
-        relative = path.relative_to(each.folder).as_posix() + ("/" if is_folder else "")
-        if (matched := each.spec.check_file(relative).include) is not None:
-            return matched
-    return False
 
 
 def _never(path: Path, *, is_folder: bool) -> str | None:

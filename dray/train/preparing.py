@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeVar, ov
 
 from dray.train import reporting
 from dray.train.reporting import Context
+from dray.train.seeding import seed_from
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,10 +90,11 @@ def init(
 ) -> Context:
     """Have this script recover in place: call it first, and `prepare` before the loop.
 
-    seed: from which the order of the data and all random numbers follow; torch's initial seed if
-    not given. checkpoint_every_steps, checkpoint_every_s: a checkpoint is saved beside the training
-    after so many steps or seconds, whichever comes first; None for never. keep: the newest
-    checkpoints to keep.
+    seed: the order of the data and all random numbers follow from it: the global generators of
+    Python, NumPy and torch are seeded here by the seed and the rank, and at each batch again; by
+    default the order follows from torch's initial seed. checkpoint_every_steps,
+    checkpoint_every_s: a checkpoint is saved beside the training after so many steps or seconds,
+    whichever comes first; None for never. keep: the newest checkpoints to keep.
 
     Raises ValueError for a number that makes no sense, RuntimeError if it is called twice.
     """
@@ -105,7 +107,10 @@ def init(
     if keep < 1:
         raise ValueError(f"keep is {keep}: give 1 or more")
     _state.options = InitOptions(seed, checkpoint_every_steps, checkpoint_every_s, keep)
-    return reporting.context()
+    context = reporting.context()
+    if seed is not None:
+        seed_from("script", seed, context.rank)
+    return context
 
 
 def track(name: str, tracked: Any) -> None:

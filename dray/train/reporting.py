@@ -295,11 +295,15 @@ def _checkpoints_of_the_job() -> ScriptCheckpoints:
         earlier = [CheckpointRef(**ref) for ref in reversed(refs)]
         _job_checkpoints = ScriptCheckpoints(earlier, tell, known)
         # The writer may be closed first, but still writes frames that are appended later.
-        atexit.register(_tidy, _job_checkpoints)
+        atexit.register(_tidy, os.getpid(), _job_checkpoints)
     return _job_checkpoints
 
 
-def _tidy(checkpoints: ScriptCheckpoints) -> None:
+def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
+    """Tidy at the end of the process that saved; a child may end with the handlers of its
+    parent."""
+    if os.getpid() != pid:
+        return
     with _storing():
         checkpoints.tidy()
 

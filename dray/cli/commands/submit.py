@@ -86,6 +86,14 @@ def submit(
         Path | None,
         typer.Option(metavar="FILE", help="Install what this requirements file lists."),
     ] = None,
+    no_packages: Annotated[
+        bool,
+        typer.Option(
+            "--no-packages",
+            help="Install nothing, though the program's folder has a requirements.txt, uv.lock or "
+            "pyproject.toml.",
+        ),
+    ] = False,
     env: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Set an environment variable of every worker."),
@@ -140,6 +148,8 @@ def submit(
     document = _with_metrics(document, metric or [])
     if git is None and commit is None:
         packed = packed_folder(document, source, code, include or [])
+        if packed is not None and _is_program(source) and not no_packages:
+            document = _with_found_packages(document, packed)
     else:
         packed = None
         document = _with_git(document, git, commit, uploads=bool(code or include))
@@ -191,10 +201,12 @@ def _with_environment(
     document: dict[str, Any], requirements: Path | None, variables: list[str]
 ) -> dict[str, Any]:
     """The document with the packages and variables of the options."""
+    from dray.code.packages import read_requirements
+
     found: dict[str, Any] = dict(document.get("environment") or {})
     if requirements is not None:
         try:
-            found["requirements"] = requirements.read_text()
+            found["requirements"] = read_requirements(requirements)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
             raise typer.BadParameter(f"{requirements} can't be read: {reason}") from None
@@ -204,6 +216,42 @@ def _with_environment(
             raise typer.BadParameter(f"--env takes NAME=VALUE, and {given!r} has no =")
         found["env"] = {**found.get("env", {}), name: value}
     return {**document, "environment": found} if found else document
+
+
+def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[str, Any]:
+    """The document with the packages that the uploaded folder lists, unless the document or an
+    option names some."""
+    from dray.cli.display.output import warn
+    from dray.code.packages import PackagesUnreadable, find_packages
+
+    environment = dict(document.get("environment") or {})
+    if environment.get("requirements") is not None or environment.get("python_packages"):
+        return document
+    try:
+        found = find_packages(packed.root, {file.path for file in packed.files})
+        if found is None:
+            return document
+        _check_requirements(found.source, found.requirements)
+    except PackagesUnreadable as error:
+        warn(f"no packages are installed for the job: {error}; --requirements FILE names others")
+        return document
+    count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
+    warn(f"{count} of {found.source} will be installed for the job (--no-packages: none)")
+    return {**document, "environment": {**environment, "requirements": found.requirements}}
+
+
+def _check_requirements(source: str, text: str) -> None:
+    """PackagesUnreadable if a job may not have these requirements."""
+    from pydantic import ValidationError
+
+    from dray.code.packages import PackagesUnreadable
+    from dray.spec import Environment
+
+    try:
+        Environment(requirements=text)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise PackagesUnreadable(f"{source}: {why}") from None
 
 
 def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
@@ -288,6 +336,11 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     return load_document(first), first
 
 
+def _is_program(source: str) -> bool:
+    """Whether the command line names a program, and no document."""
+    return source.endswith(".py") or source.startswith(MODULE)
+
+
 def packed_folder(
     document: dict[str, Any], source: str, code: Path | None, include: list[str]
 ) -> PackedCode | None:
@@ -308,7 +361,7 @@ def packed_folder(
                 f"{source} has no script, and no model.import: --code is for jobs with one of them"
             )
         return pack(code.absolute(), include)
-    if code is None and not source.endswith(".py") and not source.startswith(MODULE):
+    if code is None and not _is_program(source):
         if include:
             raise typer.BadParameter(
                 "--include needs --code, or a document with `code: FOLDER`: nothing is uploaded"
@@ -355,6 +408,8 @@ def _upload(client: Client, document: dict[str, Any], packed: PackedCode) -> Non
     from dray.cli.display.output import size, warn
     from dray.code.packing import USELESS
 
+    for note in packed.notes:
+        warn(note)
     for entry in packed.left_out:
         if entry.why != USELESS:
             warn(f"not uploaded: {entry.path} {entry.why}")
@@ -383,11 +438,13 @@ def _name_code(document: dict[str, Any], identity: str) -> None:
 
 
 def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_json: bool) -> None:
-    from dray.cli.display.output import say, size, write_json
+    from dray.cli.display.output import say, size, warn, write_json
     from dray.documents import check
 
     if packed is not None:
         _name_code(document, packed.id)
+        for note in packed.notes:
+            warn(note)
     spec = check(document, source=source)
     if as_json:
         write_json(spec)

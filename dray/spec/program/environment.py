@@ -73,7 +73,9 @@ def _no_nul(value: str) -> str:
 
 
 def _travels(text: str) -> str:
-    """Refuse lines of requirements that name a file, or would show a variable of the node."""
+    """Refuse lines of requirements that name a file, or would show a variable of the node. Returns
+    the text without a byte order mark, which editors put at the begin of a file."""
+    text = text.removeprefix("\ufeff")
     for line in _joined(text):
         if "${" in line:
             raise ValueError("a requirement has ${...}, and no variable is filled in on the nodes")

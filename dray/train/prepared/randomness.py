@@ -6,17 +6,12 @@ one's place draws the same numbers, and no generator's state has to be kept or h
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sys
 
 import torch
 
-
-def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**63) from the parts, independent of Python's hash randomisation."""
-    text = "/".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+from dray.train.seeding import derive_seed as derive_seed
 
 
 def seed_generators(seed: int) -> None:

@@ -10,6 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 from ray_workers.training.core.error_chain import chain_of
 
@@ -51,8 +52,13 @@ def reason_of(error: BaseException, masked: Callable[[str], str] = str) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The error's traceback as Python prints it. If a script raised the error, it begins in the
-    script, without the frames of dray and runpy that called it."""
+    """The error's traceback as Python prints it."""
+    return "".join(traceback.format_exception(type(error), error, traceback_from_script(error)))
+
+
+def traceback_from_script(error: BaseException) -> TracebackType | None:
+    """The error's traceback. If a script raised the error, it begins in the script, without the
+    frames of dray and runpy that called it."""
     whole = error.__traceback__
     first, in_runpy = whole, False
     while first is not None:
@@ -61,7 +67,7 @@ def traceback_of(error: BaseException) -> str:
             break
         in_runpy = in_runpy or is_runpy
         first = first.tb_next
-    return "".join(traceback.format_exception(type(error), error, first or whole))
+    return first or whole
 
 
 def _is_ours(error: BaseException) -> bool:

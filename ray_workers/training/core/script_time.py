@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
+from ray_workers.training.core.exits import status_of
 
 MAX_STEP = 2**63 - 1
 """The page holds no higher one, and the service refuses it."""
@@ -40,7 +41,7 @@ class ScriptTime:
         try:
             yield
         except SystemExit as leaving:
-            if leaving.code in (None, 0):
+            if status_of(leaving) == 0:
                 self._end()
             raise
         self._end()

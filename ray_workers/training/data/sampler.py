@@ -9,18 +9,13 @@ world size decides which rank computes a sample, and not which samples are compu
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**63) from the parts, independent of Python's hash randomisation."""
-    text = "/".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+from dray.train.seeding import derive_seed as derive_seed
 
 
 def steps_per_epoch(num_samples: int, samples_per_step: int) -> int:

@@ -17,6 +17,7 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, STORAGE_EXIT_CODE, Caus
 from ray_workers.shared.frames import ErrorReport
 from ray_workers.training.core import elastic_error
 from ray_workers.training.core.error_chain import chain_of
+from ray_workers.training.core.exits import status_of, words_of
 from ray_workers.training.core.failure_reason import MAX_CHARS, reason_of, traceback_of
 from ray_workers.training.core.missing_module import advised
 from ray_workers.training.scripts.script import Left
@@ -62,12 +63,11 @@ class RankEnd:
         """The code that Python would exit with; a non-zero one leaves an ERROR frame too."""
         if isinstance(leaving, Left):
             return LEFT_EXIT_CODE
-        code = leaving.code
-        if code is None or code == 0:
+        status = status_of(leaving)
+        if status == 0:
             return 0
         raised_at = time.time()
-        if not isinstance(code, int):
-            _print(f"{code}\n")
+        _print(words_of(leaving))
         # An exit from the handler of an error that a lost peer caused is an echo of that loss, too.
         is_echo = any(self.cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving))
         reason, text = reason_of(leaving, self.masked), traceback_of(leaving)
@@ -77,7 +77,7 @@ class RankEnd:
             reason, text = f"{words} (then {reason})", stack or text
         cause = Cause.WORKER_LOST if is_echo else Cause.USER_ERROR
         self._report(cause, leaving, reason, text, raised_at)
-        return code & 0xFF if isinstance(code, int) else 1
+        return status
 
     def _report(
         self, cause: Cause, error: BaseException, reason: str, text: str, raised_at: float

@@ -18,6 +18,7 @@ import torch
 from dray import train
 from dray.spec import Imported, JobSpec, ParameterServer, Script
 from dray.spec.sweep import as_text, variable
+from dray.train.seeding import seed_from
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
@@ -27,6 +28,7 @@ from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.clients.silo_ranks import is_silo, run_silo
 from ray_workers.training.core import compat_torch, elastic_error, gpu_memory_cap
 from ray_workers.training.core.errors import cause_of
+from ray_workers.training.core.exits import children_leave
 from ray_workers.training.devices import is_gpu, module_of
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop.run import run
@@ -70,9 +72,13 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
         if program is not None:
             if 0 < (share := spec.resources.gpus_per_worker) < 1:
                 compat_torch.cap_memory_when_used(share)
+            # The forkserver's generators are the same in each process that it forks. A process that
+            # takes this rank's place draws the same numbers.
+            seed_from("rank", task.job_id, task.attempt, task.rank)
             run_script(program, task, page)
         else:
-            run_recipe(task, spec, page)
+            with children_leave():  # a model of the job's code may fork
+                run_recipe(task, spec, page)
     except Preempted:
         return LEFT_EXIT_CODE
     except SystemExit as leaving:

@@ -20,6 +20,7 @@ from ray_workers.shared.contracts import AWAITING, LEFT_EXIT_CODE, NOT_PREPARED,
 from ray_workers.shared.folders import work_dir
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.core.error_chain import EntrypointError, NotPreparedError
+from ray_workers.training.core.exits import children_leave, status_of
 from ray_workers.training.core.script_time import ScriptTime
 from ray_workers.training.elastic.kept_groups import keep_groups
 
@@ -49,7 +50,7 @@ def run_script(program: Program, task: RankTask, page: HeartbeatPage) -> None:
     script_time = ScriptTime(page, task.furthest_step)
     with following(task, page):
         train.observe(script_time)
-        with script_time.running():
+        with script_time.running(), children_leave():
             if path is not None:
                 runpy.run_path(str(path), run_name="__main__")
             else:
@@ -115,7 +116,7 @@ def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
     except Left:
         raise
     except SystemExit as leaving:
-        if leaving.code in (None, 0):
+        if status_of(leaving) == 0:
             _finish(task)
         raise
     _finish(task)

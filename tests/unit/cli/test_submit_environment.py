@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.unit.cli.running import Cli
 
 
@@ -31,3 +33,23 @@ def test_a_mistake_in_the_options_sends_nothing(cli: Cli, tmp_path: Path) -> Non
     cli("submit", str(document), "--env", "RANK=3", exits=2)
     assert "set by dray itself" in cli.err
     assert cli.json("ls") == before
+
+
+def test_the_packages_of_a_programs_folder_come_along(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "requirements.txt").write_bytes(b"\xef\xbb\xbfeinops>=0.8\ntqdm\n")
+    monkeypatch.chdir(tmp_path)
+    job = json.loads(cli("submit", "--json", "--", "train.py"))
+    assert job["spec"]["environment"]["requirements"] == "einops>=0.8\ntqdm\n"
+    assert "2 packages of requirements.txt will be installed" in cli.err
+    job = json.loads(cli("submit", "--json", "--no-packages", "--", "train.py"))
+    assert job["spec"].get("environment") is None
+    (tmp_path / "other.txt").write_text("numpy\n")
+    job = json.loads(cli("submit", "--json", "--requirements", "other.txt", "--", "train.py"))
+    assert job["spec"]["environment"]["requirements"] == "numpy\n"
+    (tmp_path / "requirements.txt").write_text("-r other.txt\n")
+    job = json.loads(cli("submit", "--json", "--", "train.py"))
+    assert job["spec"].get("environment") is None
+    assert "no packages are installed for the job: requirements.txt: -r names a file" in cli.err

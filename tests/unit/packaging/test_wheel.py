@@ -120,7 +120,7 @@ def test_the_wheel_asks_for_nothing_of_the_servers(wheel: Path) -> None:
         if line.startswith("Requires-Dist: ") and "extra ==" not in line
     ]
     names = {line.partition(">")[0].strip() for line in required}
-    assert names == {"httpx", "pathspec", "pydantic", "pyyaml", "rich", "typer"}
+    assert names == {"httpx", "pydantic", "pyyaml", "rich", "typer"}
 
 
 @pytest.mark.parametrize("name", ["numpy", "ray", "torch"])
