@@ -9,7 +9,8 @@ probability of about 2**-31. It protects against faults, not against an adversar
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,20 @@ def digest(tensors: Iterable[Tensor]) -> int:
         found = _wrapped(found * _STEP + int.from_bytes(kind, "little") % _LARGE)
         found = _wrapped(found * _STEP + _of_words(tensor))
     return found
+
+
+def tensors_in(state: Any) -> Iterator[Tensor]:
+    """The tensors of an optimizer's state, and its numbers as tensors, in a fixed order."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for key in sorted(state, key=str):
+            yield from tensors_in(state[key])
+    elif isinstance(state, list | tuple):
+        for one in state:
+            yield from tensors_in(one)
+    elif isinstance(state, int | float):
+        yield torch.tensor([float(state)], dtype=torch.float64)
 
 
 _STEP = 0x9E3779B97F4A7C15

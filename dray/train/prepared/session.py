@@ -38,7 +38,7 @@ from dray.train.prepared.anchor import (
     parameters_of,
     set_weights,
 )
-from dray.train.prepared.copies import digest
+from dray.train.prepared.copies import digest, tensors_in
 from dray.train.prepared.exchange import GradientExchange
 from dray.train.prepared.group import Group, LoopPhase, everyones
 from dray.train.prepared.randomness import derive_seed, seed_generators
@@ -379,7 +379,7 @@ class TrainingSession:
         yield from self._exchange.parameters
         for optimizer in self.optimizers:
             state = optimizer.state_dict()
-            yield from _tensors(state["state"])
+            yield from tensors_in(state["state"])
             numbers = [
                 float(value)
                 for group in state["param_groups"]
@@ -764,17 +764,3 @@ def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any
         "unstepped": [],
         "keeps_gradients": False,
     }
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors of an optimizer's state, and its numbers as tensors, in a fixed order."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, Mapping):
-        for key in sorted(state, key=str):
-            yield from _tensors(state[key])
-    elif isinstance(state, list | tuple):
-        for one in state:
-            yield from _tensors(one)
-    elif isinstance(state, int | float):
-        yield torch.tensor([float(state)], dtype=torch.float64)

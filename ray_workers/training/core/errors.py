@@ -57,6 +57,17 @@ class PartsLostError(Exception):
         )
 
 
+class CopiesDifferError(PartsLostError):
+    """Ranks that should have equal copies of the model have different ones."""
+
+    def __init__(self) -> None:
+        Exception.__init__(
+            self,
+            "after a rank was replaced the ranks had different copies of the weights or of the "
+            "optimizer's state; the job goes back to its newest checkpoint",
+        )
+
+
 def cause_of(error: BaseException) -> Cause:
     """Why an attempt ended that raised this error: INFRASTRUCTURE where a disk or a store is at
     fault, WORKER_LOST where it only echoes a peer's death.

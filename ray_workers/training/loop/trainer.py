@@ -135,6 +135,7 @@ class Trainer:
             if peer_state is not None:
                 self.state.load_peer_state(peer_state)
             self.state.progress = Progress(newest)
+            self.strategy.compare_copies()
         if self.place.batch_size is not None:
             self.state.batch_size = self.place.batch_size
         self.prefetcher.end_batches(self._last_of, self.progress.step + 1)

@@ -145,6 +145,10 @@ class Strategy(ABC):
         state: what a rank that lacks it needs, for `load`.
         """
 
+    def compare_copies(self) -> None:  # noqa: B027
+        """After a handover: CopiesDifferError if ranks that should have equal weights and optimizer
+        states have different ones. A collective. Nothing where each rank has its own."""
+
     @abstractmethod
     def prepare(self, feed: Feed, step: int) -> None:
         """Be ready for the step after `step`; all ranks have the state of that."""

@@ -18,7 +18,7 @@ from dray import train
 from dray.train.prepared.group import LoopPhase
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
-from ray_workers.training.core.errors import PartsLostError
+from ray_workers.training.core.errors import CopiesDifferError, PartsLostError
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
@@ -46,7 +46,7 @@ class BatchLostError(PartsLostError):
         )
 
 
-class CopiesDifferError(PartsLostError):
+class ScriptDiffersError(CopiesDifferError):
     """The script, run anew by the process that took another's place, came to other weights."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class RankGroup:
         return BatchLostError()
 
     def copies_differ(self) -> Exception:
-        return CopiesDifferError()
+        return ScriptDiffersError()
 
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int

@@ -12,11 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dray.train.prepared.copies import digest
+from ray_workers.training.core.errors import CopiesDifferError
 from ray_workers.training.core.progress import NOTHING
 from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.data.sampler import share
-from ray_workers.training.elastic import state_transfer
+from ray_workers.training.elastic import process_group, state_transfer
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.data_parallel.compression import (
     compressed_or_plain,
@@ -140,6 +142,14 @@ class Ddp(Strategy):
         if newest != NOTHING and not all_have_it:
             handed = state_transfer.broadcast(state, source, self.rank, self.device)
         return newest, handed if progress < newest else None
+
+    def compare_copies(self) -> None:
+        if self.world_size == 1 or self.given.spec.copies_differ:
+            return
+        # Buffers are those of rank 0 from the next forward pass on.
+        mine = digest([*self.model.parameters(), *self.update.replicated()]) % 2**62
+        if not process_group.all_same(mine, self.device, self.world_size):
+            raise CopiesDifferError
 
     def prepare(self, feed: Feed, step: int) -> None:
         self.gradients.form(self.world_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dray import spec
+from dray.train.prepared.copies import tensors_in
 from ray_workers.training.core import compat_torch
 from ray_workers.training.core.divergence import DivergedError
 from ray_workers.training.parallel.dtensor import like, local, part_of
@@ -118,6 +119,12 @@ class OptimizerStep:
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer_state(), **self._rest()}
+
+    def replicated(self) -> Iterator[Tensor]:
+        """The tensors that replicas have alike, besides the model's."""
+        yield from tensors_in(self._optimizer.state_dict()["state"])
+        if self._average is not None:
+            yield from self._average.parameters()
 
     def _optimizer_state(self) -> dict[str, Any]:
         return named_state(self._optimizer, self._names)

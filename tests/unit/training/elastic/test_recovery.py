@@ -444,3 +444,29 @@ class Raising:
 
 def _raise() -> None:
     raise ZeroDivisionError("the user's own")
+
+
+class FlipsABit:
+    """Rank 0 dies, and the weights of rank 1 have changed in one bit when it joins the next
+    group."""
+
+    def __call__(self, task: RankTask) -> None:
+        Fault(0, "in the backward pass")(task)
+        if task.rank == 1 and task.incarnation == 0:
+            arm_with(FaultPoint.GROUP_JOINED, self.flip)
+
+    def flip(self, trainer: Trainer) -> None:
+        if trainer.place.generation:
+            weight = next(iter(trainer.strategy.model.parameters())).detach()
+            weight.view(torch.int32)[0, 0] ^= 1
+
+
+def test_replicas_that_differ_after_a_handover_go_back_to_the_checkpoint(tmp_path: Path) -> None:
+    """Of three ranks one has another bit; the newcomer has the state of the lowest survivor."""
+    codes = run_ranks(tmp_path, small(3), world_size=3, before=FlipsABit(), recovers=True)
+    assert codes == [1, 1, 1]
+    for rank in range(3):
+        (error,) = frames(tmp_path, rank=rank, kind="error")
+        assert error["cause"] == "worker_lost"
+        assert "had different copies of the weights" in error["message"]
+        assert last_status(tmp_path, rank).step < STEP, "no step was done in the new group"
