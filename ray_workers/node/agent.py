@@ -484,7 +484,8 @@ class NodeAgent:
             return None
         masker = self._masker(job_id, attempt)
         problem = kept.problem and masker.text(kept.problem)
-        return replace(kept, problem=problem, left_out=masker.text(kept.left_out))
+        left_out, left_behind = map(masker.text, (kept.left_out, kept.left_behind))
+        return replace(kept, problem=problem, left_out=left_out, left_behind=left_behind)
 
     async def kept_jobs(self) -> list[str]:
         """The jobs that have a directory on this machine."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome, attempt_prefix, folder_url
+from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.node_clients import CodeUnavailable, NodeClients
 from ray_workers.supervision.rules.timings import Timings
 
@@ -102,9 +103,16 @@ def plans_of(spec: AttemptSpec) -> dict[str, FolderPlan]:
                 folder_url=folder_url(spec.storage_url, spec.job_id),
                 spool_limit_bytes=spec.spool_limit_bytes,
                 limit_bytes=spec.output_limit_bytes,
+                code=_digest_of(spec.code),
             )
         rank += part.num_workers
     return plans
+
+
+def _digest_of(code: CodeRef | RemoteCodeRef | None) -> str:
+    if code is None:
+        return ""
+    return code.digest if isinstance(code, RemoteCodeRef) else code.manifest_sha256
 
 
 def with_files(outcome: Outcome, ends: list[FilesKept | None]) -> Outcome:
@@ -112,6 +120,8 @@ def with_files(outcome: Outcome, ends: list[FilesKept | None]) -> Outcome:
     lost = ["a node that had some is gone" if e is None else e.problem for e in ends]
     problems = [problem for problem in lost if problem]
     left_out = [end.left_out for end in ends if end is not None and end.left_out]
+    if outcome.cause is Cause.SUCCEEDED:  # others have an error to report
+        left_out += dict.fromkeys(end.left_behind for end in ends if end and end.left_behind)
     if problems:
         said = f"the files in the script's folders were not all kept: {'; '.join(problems)}"
         if outcome.cause is Cause.SUCCEEDED:

@@ -64,3 +64,30 @@ def test_files_are_kept_and_the_ranks_to_blame_are_named(client: Client, tmp_pat
     assert first.reason.message.startswith("the process of rank 1 was killed by signal 9")
     found = {one.path for one in client.artifacts(job.id)}
     assert found == {"rank0/attempt.txt", "rank1/attempt.txt"}
+
+
+LEAVES_A_RESULT = """
+import os, sys
+from pathlib import Path
+
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+Path("model.pt").write_bytes(bytes(1500))
+"""
+
+
+def test_a_success_names_the_result_that_was_left_in_the_working_directory(
+    client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(LEAVES_A_RESULT)
+    (tmp_path / "words.txt").write_text("a part of the code")
+    script = {"entrypoint": "train.py", "code": client.upload_code(tmp_path).id}
+    job = client.submit({"script": script})
+    ended = client.wait(job.id, timeout_s=120)
+    assert ended.reason is not None
+    assert ended.reason.message.endswith(
+        "; 1 file was left in the working directory and not kept as artifacts: 'model.pt' "
+        "(1.5 KB); write results to the folder DRAY_OUTPUT_DIR"
+    )

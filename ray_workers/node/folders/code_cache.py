@@ -104,6 +104,11 @@ class CodeCache:
         """Whether there is a copy."""
         return self._copy_of(digest).is_dir()
 
+    def files_of(self, digest: str) -> Path | None:
+        """The folder with the files of the copy; None if there is no copy."""
+        files_ = self._copy_of(digest) / _FILES
+        return files_ if files_.is_dir() else None
+
     def _copy_of(self, digest: str) -> Path:
         # A copy of an earlier boot is not used: a power cut may have emptied its files.
         return self._root / f"{digest}-{boot_id()}"

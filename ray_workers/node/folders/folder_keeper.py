@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from dray.train import files
@@ -90,12 +91,13 @@ class FolderKeeper:
         problem = await self._end_mirror(key)
         node = (*self._node, *key)
         where = (self._folder(key), paths.spool_dir(*node))
+        work = paths.work_root(self._node[0]) / key[0]
         try:
-            kept = await asyncio.to_thread(job_folders.keep_output, *where, taken, num_bytes)
+            kept = await asyncio.to_thread(job_folders.keep_output, *where, taken, num_bytes, work)
         except Exception as error:  # of the node's disk
             traceback.print_exc()
             kept = FilesKept(0, f"{type(error).__name__}: {error}", "")
-        return kept if problem is None else FilesKept(kept.num_kept, problem, kept.left_out)
+        return kept if problem is None else replace(kept, problem=problem)
 
     async def _end_mirror(self, key: Key) -> str | None:
         """Copy the rest of the checkpoint folder. An agent that was started again since has copied

@@ -11,6 +11,7 @@ other storage `ray_workers.node.folders.folder_mirror` keeps a copy.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -20,15 +21,18 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dray.input.names import unfit
 from dray.train import files, storage_room
 from dray.train.spool import SpoolWriter
+from ray_workers.node.folders.code_cache import CodeCache
+from ray_workers.node.folders.left_behind import left_behind
 from ray_workers.shared import spool_reader
 from ray_workers.shared.folders.script_paths import checkpoint_dir, output_dir
 from ray_workers.shared.frames import ArtifactReport
+from ray_workers.shared.paths import code_dir
 from ray_workers.shared.spool_reader import spool_key
 
 MAX_FILES = 20_000
@@ -39,6 +43,8 @@ LIMIT = "DRAY_OUTPUT_LIMIT_BYTES"
 TOLD = 5
 """Files that a sentence names."""
 THREADS = 4
+_BEGAN = "began"
+"""An empty file, written when the attempt began on this node."""
 _PLAIN = re.compile(r"[A-Za-z0-9._/=+-]+", re.ASCII)
 
 
@@ -56,6 +62,8 @@ class FolderPlan:
     spool_limit_bytes: int
     limit_bytes: int
     """Most bytes that the files of the attempt's output folders may have together."""
+    code: str = ""
+    """The digest of the code in the job's directory; empty for a script that nodes have."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,16 @@ class FilesKept:
     """Why files are lost that the storage should have taken; None if all that may be kept are."""
     left_out: str
     """A sentence on files that are never kept; empty if there are none."""
+    left_behind: str = ""
+    """A sentence on files in the working directory; empty if there are none."""
 
 
 def begin(folder: Path, plan: FolderPlan) -> None:
     """Make the folders of an attempt on this node. folder: for all of them."""
     output_dir(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     checkpoint_dir(folder, plan.folder_url).mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileExistsError):  # the attempt may come to the node again
+        (folder / _BEGAN).touch(exist_ok=False)
     partial = folder / "plan.partial"
     partial.write_text(json.dumps(asdict(plan)))
     partial.replace(folder / "plan.json")
@@ -172,13 +184,17 @@ def sizes_in(folder: Path) -> dict[str, int]:
 
 
 def keep_output(
-    folder: Path, spool_dir: Path, taken: Collection[str], num_bytes: int = 0
+    folder: Path,
+    spool_dir: Path,
+    taken: Collection[str],
+    num_bytes: int = 0,
+    work_dir: Path | None = None,
 ) -> FilesKept:
     """Copy the files of the output folder to the storage, and report them; does so once.
 
     spool_dir: of the attempt on this node. taken: names that files of other nodes have; here they
-    get `node-N/` before them. num_bytes: of the files of nodes that come first. Blocks; waits for
-    room in the storage as `save_artifact` does.
+    get `node-N/` before them. num_bytes: of the files of nodes that come first. work_dir: the
+    directory that the script ran in. Blocks; waits for room in the storage as `save_artifact` does.
     """
     plan, done = plan_in(folder), folder / "kept.json"
     if plan is None:
@@ -187,10 +203,22 @@ def keep_output(
         return FilesKept(**json.loads(done.read_text()))
     listing = OutputFiles(output_dir(folder), max(0, plan.limit_bytes - num_bytes))
     kept = _keep(plan, listing, spool_dir, frozenset(taken))
+    if work_dir is not None:
+        kept = replace(kept, left_behind=_left_behind(folder, plan, work_dir))
     partial = folder / "kept.partial"
     partial.write_text(json.dumps(asdict(kept)))
     partial.replace(done)
     return kept
+
+
+def _left_behind(folder: Path, plan: FolderPlan, work_dir: Path) -> str:
+    code = CodeCache(code_dir()).files_of(plan.code) if plan.code else None
+    if plan.code and code is None:
+        return ""  # nothing shows which files the script wrote
+    try:
+        return left_behind(work_dir, (folder / _BEGAN).stat().st_mtime_ns, code)
+    except OSError:
+        return ""
 
 
 def _keep(

@@ -124,3 +124,9 @@ def test_files_that_are_lost_end_a_success_and_those_left_out_are_told() -> None
     told = with_files(DONE, [FilesKept(0, None, "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'")])
     assert told.cause is Cause.SUCCEEDED
     assert told.message == f"{DONE.message}; 1 file of DRAY_OUTPUT_DIR can't be kept: 'x'"
+
+
+def test_a_success_names_the_results_that_were_left_behind() -> None:
+    left = FilesKept(1, None, "", "1 file was left")
+    assert with_files(DONE, [left, KEPT, left]).message == f"{DONE.message}; 1 file was left"
+    assert with_files(FAILED, [left]).message == FAILED.message
