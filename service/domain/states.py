@@ -185,3 +185,10 @@ def render_page() -> str:
             "",
         ]
     )
+
+
+def cancelled_while_queued(attempt: int) -> str:
+    """The reason of a job that is cancelled while it waits. attempt: its last one, or 0."""
+    if attempt:
+        return f"cancelled by the user while it waited for attempt {attempt + 1}"
+    return "cancelled by the user before it started"

@@ -96,7 +96,9 @@ class Round:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
-            message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
+            message = (
+                f"is tried again at {job.not_before:%H:%M:%S} UTC, after its last attempt has ended"
+            )
             return Wait(job.job_id, Reason("backing_off", message), position)
         if job.array is not None and self._is_full(job.array):
             return Wait(job.job_id, Reason("array_limit", job.array.sentence), position)

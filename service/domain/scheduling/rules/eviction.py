@@ -107,7 +107,9 @@ def because(coming: Rank, rank: Rank) -> str:
         return "has a higher priority"
     if coming.user_is_ahead < rank.user_is_ahead:
         return "is of a user that has used less of their share"
-    return "has less work left"
+    if coming.work < rank.work:
+        return "has less work left"
+    return "waits, while the group has more workers than it needs at least"
 
 
 def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> list[RunningJob]:
