@@ -403,8 +403,8 @@ def report(
 
     step: optimizer steps done, 1 for the first. Report a key once for a step. A prepared script
         gives the values alone: the step, the epoch and the total are known.
-    values: real numbers by key; NaN and infinities are kept. A key is lower-case words joined
-        by `/`, such as `val/accuracy`.
+    values: real numbers by key; NaN and infinities are kept. A key has 1 to 128 printable
+        characters, such as `val/accuracy`.
     epoch, total_steps, samples_per_s: rank 0's are shown as the job's progress.
 
     A call costs one small write to a file on this node and never waits for the network. Raises

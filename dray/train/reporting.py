@@ -29,8 +29,11 @@ from dray.train.storage_room import StorageError, log, wait_for_room
 DEFAULT_SPOOL_LIMIT_BYTES = 64 << 20
 MAX_KEY_CHARS = 128
 MAX_KEYS = 1024
+MAX_STEP = 2**53
+"""Larger integers are not exact in every reader of JSON."""
+RESERVED_KEY = "@time"
+"""Name of the service's series of times."""
 
-_KEY = re.compile(r"[a-z0-9_]+(/[a-z0-9_.]+)*")
 _ARTIFACT_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -88,9 +91,7 @@ def report(
     samples_per_s: float | None = None,
 ) -> None:
     """As `dray.train.report` with a step."""
-    number = operator.index(step)
-    if number < 0:
-        raise ValueError(f"report() was given step {number}; steps count from 0 upwards")
+    number = _checked_count("step", step)
     if len(values) > MAX_KEYS:
         raise ValueError(f"report() was given {len(values)} keys; at most {MAX_KEYS} fit a step")
     body: dict[str, Any] = {
@@ -98,11 +99,11 @@ def report(
         "values": {_checked_key(key): _checked_number(key, value) for key, value in values.items()},
     }
     if epoch is not None:
-        body["epoch"] = epoch
+        body["epoch"] = _checked_count("epoch", epoch)
     if total_steps is not None:
-        body["total_steps"] = total_steps
+        body["total_steps"] = _checked_count("total_steps", total_steps)
     if samples_per_s is not None:
-        body["samples_per_s"] = samples_per_s
+        body["samples_per_s"] = _checked_number("samples_per_s", samples_per_s)
     emit("metrics", body)
     if _observer is not None:
         _observer.stepped(number)
@@ -184,9 +185,9 @@ def save_checkpoint(
     ValueError for a folder without files. Outside of dray the files stay in place, and the result
     names that folder.
     """
-    number = operator.index(step)
-    if number < 0 or keep < 1:
-        raise ValueError(f"step is {number} and keep {keep}; they count from 0 and 1 upwards")
+    number = _checked_count("step", step)
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least one checkpoint is kept")
     source = Path(folder)
     values = {_checked_key(k): _checked_number(k, v) for k, v in (metrics or {}).items()}
     found = files_of(source)
@@ -351,14 +352,26 @@ def _log_missing(number: int) -> None:
 def _checked_key(key: str) -> str:
     if key in _known_keys:
         return key
-    if not isinstance(key, str) or len(key) > MAX_KEY_CHARS or not _KEY.fullmatch(key):
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
         raise ValueError(
-            f"metric key {key!r} must be at most {MAX_KEY_CHARS} characters: lower-case letters, "
-            "digits and _, in parts joined by /, such as train/loss"
+            f"metric key {key!r} must be a text of 1 to {MAX_KEY_CHARS} printable characters, such "
+            "as train/loss"
         )
+    if key == RESERVED_KEY:
+        raise ValueError(f"metric key {key!r} is reserved for dray")
     if len(_known_keys) < MAX_KEYS:
         _known_keys.add(key)
     return key
+
+
+def _checked_count(name: str, value: SupportsIndex) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r}; give it as an integer") from error
+    if not 0 <= number <= MAX_STEP:
+        raise ValueError(f"{name} is {number}; it counts from 0 upwards, up to 2**53")
+    return number
 
 
 def _checked_number(key: str, value: SupportsFloat) -> float:
@@ -366,5 +379,5 @@ def _checked_number(key: str, value: SupportsFloat) -> float:
         raise ValueError(f"metric {key} is the text {value!r}; give it as a number")
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"metric {key} is not one real number: {error}") from error

@@ -43,6 +43,7 @@ from ray_workers.shared.frames import (
 )
 from ray_workers.shared.round_files import UPDATE, number_of
 from service.domain.attempts import ledger
+from service.domain.series import TIMES
 from service.domain.text import clean
 from service.ingest.frame_checks import (
     MAX_STEP,
@@ -87,6 +88,8 @@ def decode(frame: Frame) -> Report:
 def metric_key(key: Any) -> str:
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
         raise BadFrame(f"not a metric's name: {key!r}")
+    if key == TIMES:
+        raise BadFrame(f"{key!r} is the name of dray's own series")
     return key
 
 

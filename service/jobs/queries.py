@@ -71,17 +71,18 @@ class Queries:
         times: bool = False,
     ) -> views.Metrics:
         """Every step of a series once, over all attempts; only steps above `after_step`, and none
-        above `until_step`.
+        above `until_step`. A text of `keys` that names no series of the job is read as several
+        keys, separated by commas.
 
         At most `max_points` points of each series: with its first, its last and its extremes, or
         with `in_order` the first ones without a gap. With `times` also when they were reported.
         """
         after = -1 if after_step is None else after_step
         points = max(1, min(max_points, MAX_POINTS))
-        wanted = None if keys is None else [key for key in keys if storable(key)]
 
         def work(session: Session) -> views.Metrics:
             state = _must_exist(session, job_id)
+            wanted = None if keys is None else metric_reader.asked_keys(session, job_id, keys)
             steps = {
                 "after_step": after,
                 "until_step": NO_END if until_step is None else until_step,

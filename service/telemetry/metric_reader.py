@@ -16,6 +16,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories.telemetry import chunks as repository
 from service.db.repositories.telemetry import recent_metrics
 from service.db.repositories.telemetry.chunks import MetricChunk
+from service.db.types import storable
 from service.domain.attempts.lineage import NO_END, last_steps
 from service.domain.series import (
     BLOCK_POINTS,
@@ -38,6 +39,15 @@ Piece = tuple[MetricChunk, int]
 Recent = Mapping[int, tuple[MetricChunk, bytes]]
 """The points that no chunk has taken yet, as if there were a chunk of them for each series and
 attempt; by their ids, which are negative."""
+
+
+def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str]:
+    """The keys in texts: each is a series of the job, which may have commas in its name, or several
+    keys separated by commas."""
+    has_commas = any("," in text for text in texts)
+    known = repository.metric_keys(session, job_id) if has_commas else frozenset()
+    keys = [key for text in texts for key in ([text] if text in known else text.split(",")) if key]
+    return [key for key in keys if storable(key)]
 
 
 def read(

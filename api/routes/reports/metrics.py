@@ -19,7 +19,8 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["metrics"])
 
 class MetricsQuery(Query):
     keys: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
-    """Series to answer, repeated or separated by commas; by default all."""
+    """Series to answer, repeated or separated by commas; by default all. A text that is the name of
+    a series, commas included, is that series."""
     rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
     after_step: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     """Only steps after this one; pass `next_step` of the previous answer."""
@@ -50,7 +51,7 @@ async def metrics(
     """Read series over all attempts; each (key, rank, step) appears once."""
     found = await reading.metrics(
         job_id,
-        keys=_divided(query.keys),
+        keys=query.keys if any(text.strip(",") for text in query.keys) else None,
         rank=query.rank,
         after_step=query.after_step,
         until_step=query.until_step,

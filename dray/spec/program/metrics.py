@@ -35,8 +35,16 @@ Pattern = Annotated[
     StringConstraints(min_length=1, max_length=MAX_PATTERN_CHARS),
     AfterValidator(_checked_pattern),
 ]
+
+
+def _checked_key(key: str) -> str:
+    if not key.isprintable():
+        raise ValueError("must be printable: no control characters")
+    return key
+
+
 MetricKey = Annotated[
-    str, StringConstraints(max_length=128, pattern=r"^[a-z0-9_]+(/[a-z0-9_.]+)*$")
+    str, StringConstraints(min_length=1, max_length=128), AfterValidator(_checked_key)
 ]
 
 

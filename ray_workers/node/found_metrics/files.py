@@ -12,10 +12,11 @@ from pathlib import Path
 from dray.tensorboard.event_files import Damaged, records
 from ray_workers.node.found_metrics.event_files import scalars
 from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in, step_in
+from ray_workers.node.found_metrics.runs import Run, RunNames
 
 MAX_ENTRIES = 20_000
 """Entries that one look at the folders goes through, those nearest to the top first."""
-MAX_FILES = 200
+MAX_FILES = 1000
 READ_BYTES = 2 << 20
 """Bytes of one file that one look reads; more than the longest record."""
 POINTS_PER_LOOK = 20_000
@@ -26,6 +27,8 @@ EVENTS = ".tfevents."
 TABLES = ("metrics.csv", "results.csv")
 """Of lightning's CSVLogger, and of ultralytics."""
 STEP_COLUMNS = ("step", "epoch")
+TOP = "job"
+"""Stands for the job's directory in the names of series."""
 
 
 class MetricFiles:
@@ -41,8 +44,10 @@ class MetricFiles:
         self._sources = sources
         self._since = since
         self._files: dict[str, _EventFile | _Table] = {}
-        self._runs: dict[str, str] = {}
-        """The folder that each tag was first found in."""
+        self._names = RunNames()
+        self._runs: dict[str, Run] = {}
+        """The run of each file that is followed."""
+        self._passed_over: set[str] = set()
         self._turn = 0
         self.has_more = False
         """Whether the last look left something to read."""
@@ -50,11 +55,10 @@ class MetricFiles:
     def read(self) -> list[FoundPoint]:
         """The numbers that were written since the last call, file by file."""
         for path in self._found():
-            if path not in self._files and len(self._files) < MAX_FILES:
-                kind = _EventFile if EVENTS in os.path.basename(path) else _Table  # noqa: PTH119
-                with contextlib.suppress(OSError):
-                    self._files[path] = kind(path, self._since)
-        points: list[FoundPoint] = []
+            if path not in self._files:
+                self._follow(path)
+        found: list[tuple[Run, Sequence[FoundPoint]]] = []
+        num_points = 0
         self.has_more = False
         paths = list(self._files)
         turn, self._turn = self._turn, 0
@@ -63,12 +67,43 @@ class MetricFiles:
             with contextlib.suppress(OSError):
                 read = file.read()
                 self.has_more = self.has_more or file.has_more
-                points += self._by_run(read, path) if isinstance(file, _EventFile) else read
-            if len(points) >= POINTS_PER_LOOK:
+                if read:
+                    found.append((self._runs[path], read))
+                    num_points += len(read)
+            if num_points >= POINTS_PER_LOOK:
                 self._turn = (paths.index(path) + 1) % len(paths)
                 self.has_more = True
                 break
-        return points
+        return self._names.named(found)
+
+    @property
+    def num_passed_over(self) -> int:
+        """Files of loggers that are not followed, since there are too many."""
+        return len(self._passed_over)
+
+    def _follow(self, path: str) -> None:
+        if len(self._files) >= MAX_FILES:
+            if len(self._passed_over) < MAX_ENTRIES:
+                self._passed_over.add(path)
+            return
+        kind = _EventFile if EVENTS in os.path.basename(path) else _Table  # noqa: PTH119
+        with contextlib.suppress(OSError):
+            self._files[path] = kind(path, self._since)
+            self._runs[path] = self._run_of(Path(path))
+            self._names.add(self._runs[path])
+
+    def _run_of(self, path: Path) -> Run:
+        """A run's event files and its table are in one folder; a second table is another run."""
+        at, top = next(
+            (at, folder) for at, folder in enumerate(self._folders) if path.is_relative_to(folder)
+        )
+        run = (top.name if at else TOP, *path.parent.relative_to(top).parts)
+        tables = [other for other in map(Path, self._files) if other.name in TABLES]
+        if path.name in TABLES and any(
+            other.parent == path.parent and other != path for other in tables
+        ):
+            return (*run, path.stem)
+        return run
 
     def _found(self) -> Iterator[str]:
         """Files of loggers."""
@@ -93,17 +128,6 @@ class MetricFiles:
         if "tensorboard" in self._sources and EVENTS in name:
             return True
         return "csv" in self._sources and name in TABLES
-
-    def _by_run(self, points: Sequence[FoundPoint], path: str) -> Iterator[FoundPoint]:
-        """A tag that several folders have is named after its folder in all but the first."""
-        folder = os.path.dirname(path)  # noqa: PTH120
-        for point in points:
-            if self._runs.setdefault(point.key, folder) == folder:
-                yield point
-            else:
-                named = f"{Path(folder).name}/{point.key}"
-                if is_key(named):
-                    yield point._replace(key=named)
 
 
 class _Followed:

@@ -44,6 +44,7 @@ class MetricFinder:
         self._limit_bytes = task.spool_limit_bytes
         self._spool: SpoolWriter | None = None
         self._newest: dict[str, int] = {}
+        self._refused_keys: set[str] = set()
         patterns = [metric for metric in _of_rank(given, task.rank) if metric["pattern"]]
         self._patterns = LinePatterns(patterns) if patterns else None
         self._trainer = TrainerLines() if "transformers" in sources else None
@@ -65,8 +66,8 @@ class MetricFinder:
             self._report(self._trainer.take(line))
 
     async def finish(self) -> str | None:
-        """Report the rest, once the process is gone; a line for its log if some of its lines were
-        not searched."""
+        """Report the rest, once the process is gone; a line for its log if something was not
+        searched or taken."""
         if self._trainer is not None:
             self._report(self._trainer.finish())
         self._has_ended.set()
@@ -75,9 +76,15 @@ class MetricFinder:
         if self._spool is not None:
             self._spool.close()
         skipped = 0 if self._patterns is None else self._patterns.num_skipped
-        if not skipped:
-            return None
-        return f"dray: {skipped} lines were not searched for metrics: too many came at once"
+        passed_over = 0 if self._files is None else self._files.num_passed_over
+        reasons = [
+            skipped and f"{skipped} lines were not searched for metrics: too many came at once",
+            passed_over and f"{passed_over} files of loggers were not read: there are too many",
+            self._refused_keys
+            and f"{len(self._refused_keys)} metrics were not taken: there are more than {MAX_KEYS}",
+        ]
+        said = "; ".join(reason for reason in reasons if isinstance(reason, str))
+        return f"dray: {said}" if said else None
 
     async def _read_until_the_end(self, files: MetricFiles) -> None:
         while not self._has_ended.is_set():
@@ -110,6 +117,8 @@ class MetricFinder:
         """Whether the step is above those before it, as steps of a key must rise."""
         newest = self._newest.get(point.key)
         if newest is None and len(self._newest) >= MAX_KEYS:
+            if len(self._refused_keys) < MAX_KEYS:
+                self._refused_keys.add(point.key)
             return False
         if newest is not None and point.step <= newest:
             return False

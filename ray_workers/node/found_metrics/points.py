@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MAX_KEY_CHARS = 128
-MAX_STEP = 2**53
+from dray.train.reporting import MAX_KEY_CHARS, MAX_STEP, RESERVED_KEY
+
+__all__ = ["MAX_KEY_CHARS", "MAX_STEP", "FoundPoint", "is_key", "number_in", "step_in"]
 
 
 class FoundPoint(NamedTuple):
@@ -36,4 +37,4 @@ def step_of(number: float) -> int | None:
 
 def is_key(text: str) -> bool:
     """Whether a metric may have this name."""
-    return 0 < len(text) <= MAX_KEY_CHARS and text.isprintable()
+    return 0 < len(text) <= MAX_KEY_CHARS and text.isprintable() and text != RESERVED_KEY

@@ -31,7 +31,7 @@ def refused(document: dict[str, Any]) -> errors.SpecError:
         ({**PATTERN, "pattern": "(a)" + "b" * 500}, "/metrics/0/pattern", "500 characters"),
         ({**PATTERN, "pattern": r"(\pL{900})"}, "/metrics/0/pattern", "too large"),
         ({**PATTERN, "step": "(a)(b)"}, "/metrics/0/step", "one group .* and has 2"),
-        ({**PATTERN, "name": "Train Loss"}, "/metrics/0/name", "pattern"),
+        ({**PATTERN, "name": "train\tloss"}, "/metrics/0/name", "printable"),
         ({"name": "x"}, "/metrics/0", "needs a name and a pattern, or a source"),
         ({**PATTERN, "source": "csv"}, "/metrics/0", "give that alone"),
         ({**PATTERN, "rank": 1}, "/metrics/0/rank", "below resources.num_workers, which is 1"),

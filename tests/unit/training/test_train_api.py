@@ -8,14 +8,21 @@ import math
 import os
 import subprocess
 import sys
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from pydantic import TypeAdapter
 
 from dray import train
+from dray.spec.program.metrics import MetricKey
 from dray.train import reporting, storage_room
 from dray.train.spool import segments
+from service.ingest.decoding import metric_key
 
 
 @pytest.fixture
@@ -53,14 +60,44 @@ def test_nan_and_infinity_survive(spool: Path) -> None:
     assert values["b"] == -math.inf
 
 
-@pytest.mark.parametrize("key", ["", "Loss", "a b", "/a", "a/", "a//b", "x" * 129, "a\n", 3])
+@pytest.mark.parametrize("key", ["", "x" * 129, "a\n", "\ud800", "@time", 3])
 def test_a_key_that_cannot_be_served_is_refused(spool: Path, key: Any) -> None:
     with pytest.raises(ValueError, match="metric key"):
         train.report(1, {key: 1.0})
     assert written(spool) == []
 
 
-@pytest.mark.parametrize("value", ["0.5", None, [1.0], 1j])
+@pytest.mark.parametrize("key", ["train/loss_D", "mAP50(B)", "precision, recall", "é", 'a"b', "/a"])
+def test_keys_that_tensorboard_has_are_taken(spool: Path, key: str) -> None:
+    train.report(1, {key: 1.0})
+    assert written(spool)[0]["body"]["values"] == {key: 1.0}
+    assert metric_key(key) == key, "the service takes what the caller may report"
+    assert TypeAdapter(MetricKey).validate_python(key) == key
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "total_steps"])
+def test_counts_beyond_what_is_stored_are_refused(spool: Path, name: str) -> None:
+    for wrong in (-1, 2**53 + 1, 2**63, 10**400):
+        with pytest.raises(ValueError, match=f"{name} is .*from 0"):
+            train.report(**{"step": 1, "values": {"a": 1.0}, name: wrong})
+    with pytest.raises(TypeError, match=f"{name} is 1.5"):
+        train.report(**{"step": 1, "values": {"a": 1.0}, name: 1.5})
+    assert written(spool) == []
+    train.report(**{"step": 1, "values": {"a": 1.0}, name: np.int64(2**53)})
+    assert written(spool)[0]["body"][name] == 2**53
+
+
+def test_every_kind_of_real_number_is_taken(spool: Path) -> None:
+    values = [True, np.float32(0.5), np.int64(3), Decimal("0.25"), Fraction(1, 2), torch.tensor(2)]
+    train.report(
+        1, {f"k{at}": value for at, value in enumerate(values)}, samples_per_s=np.float32(7)
+    )
+    body = written(spool)[0]["body"]
+    assert list(body["values"].values()) == [1.0, 0.5, 3.0, 0.25, 0.5, 2.0]
+    assert body["samples_per_s"] == 7.0
+
+
+@pytest.mark.parametrize("value", ["0.5", None, [1.0], 1j, 10**400])
 def test_a_value_that_is_no_number_is_refused_by_its_key(spool: Path, value: Any) -> None:
     with pytest.raises(ValueError, match="train/loss"):
         train.report(1, {"train/loss": value})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     ColumnElement,
@@ -25,7 +26,7 @@ from sqlalchemy import (
     true,
     union,
 )
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from dray.views import JobState
 from service.db.models import JobAnnotationRow, JobLabelRow, JobRow, JobTagRow
@@ -142,37 +143,55 @@ class _Compiler:
                 return self._column(one.key)
 
     def _metric(self, key: str) -> ColumnElement[Any]:
-        """The metric's last value; NULL if it is not finite, which is a text in JSON."""
-        value = JobRow.summary[key].as_string()
+        """The metric's last value; NULL if it is NaN. JSON has infinities and NaN as texts."""
+        if self._is_sqlite:
+            value: ColumnElement[Any] = _entry(JobRow.summary, (key,), "value")
+        else:
+            value = JobRow.summary[key].as_string()
+        number = case((value.in_(("NaN", *_INFINITIES)), None), else_=cast(value, Float(53)))
         return case(
-            (value.in_(("NaN", "Infinity", "-Infinity")), None), else_=cast(value, Float(53))
+            *((value == name, cast(infinity, Float(53))) for name, infinity in _INFINITIES.items()),
+            else_=number,
         )
 
     def _metric_holds(self, one: Condition) -> ColumnElement[bool]:
         return self.compare(self._metric(one.key), one)
 
     def _param_path(self, key: str) -> tuple[str, ...] | None:
-        """As the database has it; None for a name that no field of a document has."""
+        """As PostgreSQL has it; None for a name that no field of a document has."""
         parts = tuple(key.split("."))
-        if any(not part or '"' in part or "\\" in part for part in parts):
+        if not all(parts):
             return None
+        if self._is_sqlite:
+            return parts
         # SQLAlchemy writes PostgreSQL's array without quotes.
-        return parts if self._is_sqlite else tuple(f'"{part}"' for part in parts)
+        quoted = (part.replace("\\", "\\\\").replace('"', '\\"') for part in parts)
+        return tuple(f'"{part}"' for part in quoted)
 
     def _param_text(self, key: str) -> ColumnElement[str]:
         path = self._param_path(key)
-        return JobRow.spec[path].as_string() if path else cast(None, Text)
+        return self._as_text(path) if path else cast(None, Text)
+
+    def _as_text(self, path: tuple[str, ...]) -> ColumnElement[str]:
+        if self._is_sqlite and _needs_each(path):
+            return cast(_entry(JobRow.spec, path, "value"), Text)
+        text: ColumnElement[str] = JobRow.spec[path].as_string()
+        return text
 
     def _param_holds(self, one: Condition) -> ColumnElement[bool]:
         path = self._param_path(one.key)
         if path is None:
             return false()
         if one.operator in ("LIKE", "ILIKE"):
-            return self.compare(cast(JobRow.spec[path].as_string(), Text), one)
+            return self.compare(cast(self._as_text(path), Text), one)
         in_json = self._as_json(path)
         values = one.value if isinstance(one.value, tuple) else (str(one.value),)
         # A parameter's text may stand for a string of the document, or for a number or list.
-        forms = [form for value in values for form in (json.dumps(value), value)]
+        forms = [
+            form
+            for value in values
+            for form in (json.dumps(value), json.dumps(value, ensure_ascii=False), value)
+        ]
         there = and_(in_json.is_not(None), in_json != "null")
         if one.operator in ("!=", "NOT IN"):
             return and_(there, in_json.not_in(forms))
@@ -180,6 +199,8 @@ class _Compiler:
 
     def _as_json(self, path: tuple[str, ...]) -> ColumnElement[str]:
         """The field's JSON as it is stored."""
+        if self._is_sqlite and _needs_each(path):
+            return _entry(JobRow.spec, path, "json")
         if self._is_sqlite:
             quoted = "$" + "".join(f'."{part}"' for part in path)
             return JobRow.spec.op("->", return_type=Text())(quoted)
@@ -237,12 +258,43 @@ class _Compiler:
         return _OPERATORS[one.operator](column, one.value)
 
 
+def _needs_each(path: tuple[str, ...]) -> bool:
+    """Whether SQLite's paths into JSON miss one of these names: they are compared with the text as
+    it is stored, where other letters than ASCII's are escaped, and know no quotes."""
+    return not all(part.isascii() and part.isprintable() for part in path) or any(
+        character in part for part in path for character in '"\\'
+    )
+
+
+def _entry(
+    column: InstrumentedAttribute[Any], path: tuple[str, ...], form: Literal["value", "json"]
+) -> ColumnElement[Any]:
+    """The entry at a path into SQLite's JSON; NULL if there is none."""
+    each = func.json_each(column).table_valued("key", "value", "type", name="each_0")
+    conditions = [each.c.key == path[0]]
+    for depth, part in enumerate(path[1:], 1):
+        is_nested = each.c.type.in_(("object", "array"))
+        inner = func.json_each(case((is_nested, each.c.value), else_="{}"))
+        each = inner.table_valued("key", "value", "type", name=f"each_{depth}")
+        conditions.append(each.c.key == part)
+    kind, value = each.c.type, each.c.value
+    found: ColumnElement[Any] = value
+    if form == "json":
+        found = case(
+            (kind == "text", func.json_quote(value)),
+            (kind.in_(("true", "false", "null")), kind),
+            else_=cast(value, Text),
+        )
+    return select(found).where(*conditions).correlate(JobRow).scalar_subquery()
+
+
 def _as_glob(pattern: str) -> str:
     """A pattern of LIKE as one of GLOB."""
     quoted = re.sub(r"[*?[]", r"[\g<0>]", pattern)
     return quoted.replace("%", "*").replace("_", "?")
 
 
+_INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
 _OPERATORS: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
     "=": lambda column, value: column == value,
     "!=": lambda column, value: column != value,

@@ -6,8 +6,11 @@ import math
 from typing import Any
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from dray.requests import MAX_NOTES, AnnotationRequest
+from service.db.models import JobRow
 from service.db.repositories.catalog import search as searches
 from service.domain.errors import BadCursor, InvalidSearch, NotFound
 from service.domain.tracking.mlflow_search import MAX_PATTERN
@@ -46,8 +49,9 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
     for filter_, found in {
         "": [3, 2, 1, 0],
         "metrics.`val/loss` < 10": [3, 0],
+        "metrics.`val/loss` > 1e308": [2],
         "metrics.`val/loss` = 1.5": [0],
-        "metrics.`val/loss` != 1.5": [3],
+        "metrics.`val/loss` != 1.5": [3, 2],
         "metrics.none > 0": [],
         "params.train.optimizer.lr = '0.5'": [2, 1],
         "params.train.optimizer.lr = '1e-05'": [0],
@@ -81,14 +85,44 @@ async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
         "start_time > 1e300": [],
     }.items():
         assert await search(filter_) == found, filter_
-    assert await search("", "metrics.`val/loss` DESC") == [0, 3, 2, 1]
-    assert await search("", "metrics.`val/loss`", "run_name") == [3, 0, 1, 2]
+    assert await search("", "metrics.`val/loss` DESC") == [2, 0, 3, 1]
+    assert await search("", "metrics.`val/loss`", "run_name") == [3, 0, 2, 1]
     assert await search("", "params.train.optimizer.lr", "run_name DESC")
     assert await search("", "tags.experiment DESC", "start_time") == [2, 1, 0, 3]
     assert await search("", "status", "end_time", "params.`{`")
     assert await search("", within=[experiment_id("a")]) == [1, 0]
     assert await search("", within=["0"]) == [3]
     assert await search("", within=["none"]) == []
+
+
+PARAMS = ("clé", 'a"b', "a\\b", "plain")
+
+
+async def test_names_with_any_letters_and_quotes_are_found(
+    service: Service, mlflow: MlflowQueries
+) -> None:
+    names = ["précision", 'a"b', "a\\b", "it's", "precision, recall", "日本", "a.b", "$[0]", '"']
+    jobs = [await service.running(name=f"run_{at}") for at in range(2)]
+    with Session(service.database.engine) as session, session.begin():
+        for at, job_id in enumerate(jobs):
+            row = session.scalars(select(JobRow).where(JobRow.id == job_id)).one()
+            row.spec = {**row.spec, "labels": dict.fromkeys(PARAMS, f"é{at}")}
+    for job_id, value in zip(jobs, (-math.inf, 0.5), strict=True):
+        service.report(job_id, 1, [metrics(1, dict.fromkeys(names, value))])
+    for name in names:
+        for filter_, found in {
+            f"metrics.`{name}` < 0": [0],
+            f"metrics.`{name}` = 0.5": [1],
+        }.items():
+            page = await mlflow.search([experiment_id("Default")], filter_, (), 100, None)
+            assert [jobs.index(job.id) for job in page.jobs] == found, filter_
+        order = [f"metrics.`{name}` DESC"]
+        page = await mlflow.search([experiment_id("Default")], "", order, 100, None)
+        assert [jobs.index(job.id) for job in page.jobs] == [1, 0], name
+    answer = await service.reading.metrics(jobs[1], keys=["precision, recall"])
+    assert answer.series.keys() == {"precision, recall"}
+    answer = await service.reading.metrics(jobs[1], keys=["a.b,it's"])
+    assert answer.series.keys() == {"a.b", "it's"}
 
 
 async def test_pages_stay_as_they_are_while_jobs_are_submitted(

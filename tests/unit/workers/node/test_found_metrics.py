@@ -7,6 +7,7 @@ import math
 import os
 import struct
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ray_workers.node.found_metrics.files import MetricFiles
 from ray_workers.node.found_metrics.finder import MetricFinder, sources_of
 from ray_workers.node.found_metrics.lines import LinePatterns, TrainerLines
 from ray_workers.node.found_metrics.points import FoundPoint
+from ray_workers.node.found_metrics.runs import RunNames
 from ray_workers.shared import spool_reader
 from ray_workers.shared.folders.script_paths import output_dir
 from tests.wire import rank_task
@@ -157,7 +159,88 @@ def test_a_tag_of_several_runs_is_named_after_its_folder(tmp_path: Path) -> None
     for name in ("train", "validation"):
         event_file(tmp_path / "logs" / name).write_bytes(event("epoch_loss", 3, 1.5))
     points = MetricFiles([tmp_path], BOTH, since=0.0).read()
-    assert [point.key for point in points] == ["epoch_loss", "validation/epoch_loss"]
+    assert [point.key for point in points] == ["train/epoch_loss", "validation/epoch_loss"]
+
+
+def by_key(points: Iterable[FoundPoint]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for point in points:
+        found.setdefault(point.key, []).append(point.value)
+    return found
+
+
+def test_tables_of_several_folds_are_a_series_each(tmp_path: Path) -> None:
+    for fold in range(3):
+        (tmp_path / f"fold{fold}").mkdir()
+        rows = "".join(f"{step},{fold}.{step}\n" for step in range(3))
+        (tmp_path / f"fold{fold}" / "metrics.csv").write_text(f"epoch,acc\n{rows}")
+    found = by_key(MetricFiles([tmp_path], BOTH, since=0.0).read())
+    expected = {f"fold{n}/acc": [float(f"{n}.{step}") for step in range(3)] for n in range(3)}
+    assert found == expected
+
+
+def test_event_files_of_nested_folds_are_a_series_each(tmp_path: Path) -> None:
+    runs = [f"fold{fold}/{part}" for fold in range(3) for part in ("train", "validation")]
+    for number, run in enumerate(runs):
+        event_file(tmp_path / "logs" / run).write_bytes(event("loss", 1, float(number)))
+    found = by_key(MetricFiles([tmp_path], BOTH, since=0.0).read())
+    assert found == {f"{run}/loss": [float(number)] for number, run in enumerate(runs)}
+
+
+def test_a_run_that_was_alone_keeps_its_name_and_others_get_their_own(tmp_path: Path) -> None:
+    found = MetricFiles([tmp_path], BOTH, since=0.0)
+    expected = {"a/fold": "acc", "b/fold": "b/fold/acc", "a/Fold": "Fold/acc", "b": "b/acc"}
+    for number, (run, name) in enumerate(expected.items()):
+        (tmp_path / run).mkdir(parents=True, exist_ok=True)
+        (tmp_path / run / "metrics.csv").write_text(f"step,acc\n1,{number}\n")
+        assert found.read() == [FoundPoint(name, 1, float(number))]
+    with (tmp_path / "a/fold/metrics.csv").open("a") as file:
+        file.write("2,9\n")
+    assert found.read() == [FoundPoint("acc", 2, 9.0)]
+
+
+def test_two_tables_of_one_folder_and_equal_folders_of_two_roots_stay_apart(
+    tmp_path: Path,
+) -> None:
+    for at, root in enumerate(("work", "output")):
+        (tmp_path / root).mkdir()
+        for name in ("metrics", "results"):
+            (tmp_path / root / f"{name}.csv").write_text(f"step,acc\n1,{at}{len(name)}\n")
+    found = by_key(MetricFiles([tmp_path / "work", tmp_path / "output"], BOTH, since=0.0).read())
+    assert len(found) == 4
+    assert len({values[0] for values in found.values()}) == 2
+    assert {"job/acc", "output/acc"} <= found.keys()
+
+
+def test_long_and_unprintable_folders_give_short_names_that_differ(tmp_path: Path) -> None:
+    folders = ["x" * 200 + end for end in ("1", "2")] + ["new\nline", "new\tline"]
+    for number, folder in enumerate(folders):
+        event_file(tmp_path / folder).write_bytes(event("k" * 90, 1, float(number)))
+    found = by_key(MetricFiles([tmp_path], BOTH, since=0.0).read())
+    assert sorted(value for (value,) in found.values()) == [0.0, 1.0, 2.0, 3.0]
+    assert all(key.endswith("k" * 90) and len(key) <= 128 for key in found)
+    assert all(key.isprintable() for key in found)
+
+
+def test_names_never_collide_with_tags_that_look_like_them() -> None:
+    names = RunNames()
+    point = FoundPoint("loss", 1, 1.0)
+    first, second = ("job", "fold0"), ("job", "fold1")
+    assert names.named([(first, [point])])[0].key == "loss"
+    assert names.named([(second, [point])])[0].key == "fold1/loss"
+    odd = names.named([(first, [point._replace(key="fold1/loss")])])[0].key
+    assert odd not in ("loss", "fold1/loss")
+
+
+def test_files_beyond_the_limit_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_FILES", 2)
+    for name in "abc":
+        event_file(tmp_path / name).write_bytes(event("loss", 1, 1.0))
+    found = MetricFiles([tmp_path], BOTH, since=0.0)
+    assert len(found.read()) == 2
+    assert found.num_passed_over == 1
 
 
 def test_long_records_are_passed_over_and_damaged_files_left(
