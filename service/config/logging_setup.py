@@ -81,10 +81,5 @@ def configure(log_format: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # Alembic names the kind of database twice at each start.
-    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
-    logging.getLogger("alembic.runtime.migration").addFilter(_is_a_migration)
-
-
-def _is_a_migration(record: logging.LogRecord) -> bool:
-    return str(record.msg).startswith("Running") or record.levelno >= logging.WARNING
+    # `service.db.migrate` logs a line for all migrations; Alembic logs several at each start.
+    logging.getLogger("alembic").setLevel(logging.WARNING)

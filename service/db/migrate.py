@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from alembic import command
@@ -14,6 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from service.config.start_refusals import StartRefused
 from service.db.damage import DatabaseUnusable, sentence
 from service.db.session import Database
+
+logger = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 ADVISORY_LOCK = 0x64726179
@@ -55,4 +58,9 @@ def _migrate(database: Database) -> None:
                 "this dray does not know: run the newer dray that migrated it, or restore a backup "
                 "of before"
             )
+        head = ScriptDirectory.from_config(config).get_current_head()
+        if current is None:
+            logger.info("creating the database's schema, revision %s", head)
+        elif current != head:
+            logger.info("migrating the database from revision %s to %s", current, head)
         command.upgrade(config, "head")

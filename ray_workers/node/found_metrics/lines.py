@@ -105,6 +105,8 @@ class _LinePattern:
 
 
 _ENTRY = re.compile(r"'([^']{1,100})': '?([^',{}]{1,40})")
+_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""Sequences by which a terminal moves its cursor, or changes colours."""
 _BAR = re.compile(r"\s*\d{1,3}%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[")
 """A bar of tqdm that has no description, as that of the Trainer."""
 
@@ -126,6 +128,7 @@ class TrainerLines:
         return [point for part in line.split("\r") for point in self._take(part)]
 
     def _take(self, part: str) -> Iterator[FoundPoint]:
+        part = _CONTROLS.sub("", part)  # tqdm moves the cursor up before others print
         text = part.strip()
         if text.startswith("{'") and text.endswith("}") and len(text) <= MAX_DICT_CHARS:
             entries = dict(_ENTRY.findall(text))

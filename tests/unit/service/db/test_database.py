@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -498,3 +499,18 @@ def test_json_is_read_as_python_reads_it(value: object) -> None:
 def test_half_of_a_surrogate_pair_is_read_as_it_was_stored() -> None:
     for stored in ('"\\ud800"', '{"a": [1, 2.5, null, NaN], "b": "\\u00e9"}'):
         assert repr(from_json(stored)) == repr(json.loads(stored))
+
+
+def test_a_start_logs_one_line_for_the_schema(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(f"sqlite:///{tmp_path}/new.db")
+    try:
+        with caplog.at_level("INFO", logger="service.db.migrate"):
+            for _ in range(2):
+                migrate(database)
+    finally:
+        database.close()
+    lines = [each.getMessage() for each in caplog.records if each.name == "service.db.migrate"]
+    assert len(lines) == 1
+    assert lines[0].startswith("creating the database's schema, revision ")

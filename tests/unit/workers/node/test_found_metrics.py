@@ -127,6 +127,16 @@ def test_records_of_the_trainer_get_the_step_of_its_bar() -> None:
     assert found.take("\r 10%|#   | 10/100 [00:01<]") == [FoundPoint("eval/loss", 10, 0.4)]
 
 
+def test_a_record_after_a_cursor_that_moved_up_is_read() -> None:
+    """tqdm moves the cursor out of the bar of an evaluation, which is nested in another."""
+    found = TrainerLines()
+    assert found.take("\r 10%|#         | 10/100 [00:01<00:09, 9.9it/s]") == []
+    assert found.take("\x1b[A{'eval_loss': 0.4, 'epoch': 0.1}") == []
+    assert found.take("\r 10%|#   | 10/100 [00:01<]") == [FoundPoint("eval/loss", 10, 0.4)]
+    assert found.take("\x1b[A\x1b[K\x1b[32m{'eval_loss': 0.3, 'epoch': 0.2}\x1b[0m") == []
+    assert found.take("\r 20%|#   | 20/100 [00:01<]") == [FoundPoint("eval/loss", 20, 0.3)]
+
+
 def test_records_of_a_trainer_without_a_bar_are_numbered() -> None:
     found = TrainerLines()
     points = [
