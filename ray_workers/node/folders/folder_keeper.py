@@ -96,7 +96,7 @@ class FolderKeeper:
             kept = await asyncio.to_thread(job_folders.keep_output, *where, taken, num_bytes, work)
         except Exception as error:  # of the node's disk
             traceback.print_exc()
-            kept = FilesKept(0, f"{type(error).__name__}: {error}", "")
+            kept = FilesKept(0, f"{type(error).__name__}: {error}", "", "")
         return kept if problem is None else replace(kept, problem=problem)
 
     async def _end_mirror(self, key: Key) -> str | None:

@@ -62,7 +62,7 @@ class FolderPlan:
     spool_limit_bytes: int
     limit_bytes: int
     """Most bytes that the files of the attempt's output folders may have together."""
-    code: str = ""
+    code: str
     """The digest of the code in the job's directory; empty for a script that nodes have."""
 
 
@@ -75,7 +75,7 @@ class FilesKept:
     """Why files are lost that the storage should have taken; None if all that may be kept are."""
     left_out: str
     """A sentence on files that are never kept; empty if there are none."""
-    left_behind: str = ""
+    left_behind: str
     """A sentence on files in the working directory; empty if there are none."""
 
 
@@ -198,7 +198,7 @@ def keep_output(
     """
     plan, done = plan_in(folder), folder / "kept.json"
     if plan is None:
-        return FilesKept(0, None, "")
+        return FilesKept(0, None, "", "")
     if done.exists():
         return FilesKept(**json.loads(done.read_text()))
     listing = OutputFiles(output_dir(folder), max(0, plan.limit_bytes - num_bytes))
@@ -245,7 +245,7 @@ def _keep(
                 break
     if not _report(plan, reports, spool_dir):
         problem = "the disk of the node has no room for the reports"
-    return FilesKept(len(reports), problem, listing.left_out)
+    return FilesKept(len(reports), problem, listing.left_out, "")
 
 
 def _key_of(name: str) -> str:

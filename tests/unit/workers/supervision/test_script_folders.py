@@ -20,7 +20,7 @@ SPEC = attempt_spec(
 )
 DONE = Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")
 FAILED = Outcome.of(Cause.USER_ERROR, "KeyError", 1, 1)
-KEPT = FilesKept(1, None, "")
+KEPT = FilesKept(1, None, "", "")
 
 
 class Nodes:
@@ -114,14 +114,16 @@ async def test_a_recipe_and_a_script_without_slots_have_no_files() -> None:
 
 
 def test_files_that_are_lost_end_a_success_and_those_left_out_are_told() -> None:
-    full = FilesKept(1, "no space left", "")
+    full = FilesKept(1, "no space left", "", "")
     outcome = with_files(DONE, [KEPT, full])
     assert outcome.cause is Cause.INFRASTRUCTURE
     assert outcome.message.endswith("were not all kept: no space left")
     failed = with_files(FAILED, [full])
     assert (failed.cause, failed.rank) == (Cause.USER_ERROR, 1)
     assert failed.message.startswith("KeyError; the files in the script's folders")
-    told = with_files(DONE, [FilesKept(0, None, "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'")])
+    told = with_files(
+        DONE, [FilesKept(0, None, "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'", "")]
+    )
     assert told.cause is Cause.SUCCEEDED
     assert told.message == f"{DONE.message}; 1 file of DRAY_OUTPUT_DIR can't be kept: 'x'"
 

@@ -39,7 +39,7 @@ class Node:
         self.storage = Storage((home / "storage").as_uri())
         base = f"{self.storage.url}/jobs/j/attempts/1/output"
         self.plan = FolderPlan(
-            rank, node_rank, base, f"{self.storage.url}/jobs/j/f", 1 << 20, limit_bytes
+            *(rank, node_rank, base, f"{self.storage.url}/jobs/j/f", 1 << 20, limit_bytes), code=""
         )
         job_folders.begin(self.folder, self.plan)
         self.output = output_dir(self.folder)
@@ -70,7 +70,7 @@ def test_every_file_is_an_artifact_by_its_relative_path(tmp_path: Path) -> None:
     texts = {"model.pt": "abc", "logs/run 1/a#b?c%41.txt": "odd", "é/ü.txt": "u", "empty": ""}
     for name, text in texts.items():
         node.write(name, text)
-    assert node.keep() == FilesKept(4, None, "")
+    assert node.keep() == FilesKept(4, None, "", "")
     found = node.reported()
     assert {name: node.text_of(report) for name, report in found.items()} == texts
     assert found["model.pt"]["size_bytes"] == 3
@@ -192,9 +192,9 @@ def test_an_agent_that_died_while_it_reported_does_so_again(tmp_path: Path) -> N
 def test_a_folder_that_the_script_removed_has_no_files(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.output.rmdir()
-    assert node.keep() == FilesKept(0, None, "")
+    assert node.keep() == FilesKept(0, None, "", "")
     assert OutputFiles(node.output).files == {}
-    assert keep_output(tmp_path / "no attempt", node.spools, ()) == FilesKept(0, None, "")
+    assert keep_output(tmp_path / "no attempt", node.spools, ()) == FilesKept(0, None, "", "")
 
 
 def test_a_link_in_the_place_of_the_output_folder_is_not_followed(tmp_path: Path) -> None:
@@ -248,10 +248,10 @@ async def test_a_node_makes_keeps_and_drops_the_folders_of_an_attempt(
     assert checkpoint_dir(folder, plan.folder_url) == tmp_path / "storage" / "jobs" / "j" / "f"
     while (kept := await keeper.keep(key, [])) is None:
         pass
-    assert kept == FilesKept(1, None, "")
+    assert kept == FilesKept(1, None, "", "")
     await keeper.drop(key)
     assert not folder.exists()
-    broken = FolderPlan(0, 0, plan.output_url, "nonesuch://x", 1, 1)
+    broken = FolderPlan(0, 0, plan.output_url, "nonesuch://x", 1, 1, "")
     assert "nonesuch" in str(await keeper.begin(key, broken))
 
 
@@ -382,7 +382,7 @@ async def test_an_attempt_that_is_dropped_while_its_folder_is_fetched_leaves_not
         return fetch(place, target)
 
     monkeypatch.setattr(files, "fetch", slow)
-    plan = FolderPlan(0, 0, f"{url}/output", url, 1 << 20, 1 << 40)
+    plan = FolderPlan(0, 0, f"{url}/output", url, 1 << 20, 1 << 40, "")
     beginning = asyncio.ensure_future(keeper.begin(key, plan))
     await asyncio.to_thread(is_fetching.wait, 30)
     await keeper.drop(key)
