@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dray.train.prepared import division
 from dray.train.prepared.anchor import parameters_of
@@ -71,6 +71,9 @@ class DividedSession(TrainingSession):
 
     def _hook_gradients(self) -> None:
         """torch exchanges them."""
+
+    def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
+        """No process goes on in the middle of a job, so gradients are never kept."""
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
