@@ -16,10 +16,15 @@ from service.db.migrate import migrate
 from service.db.models import Base
 from service.db.session import Database
 from tests.integration.fixtures import client, embedded, script_path
-from tests.marks import RULES, SOAK
+from tests.marks import FRESH_SEEDS, RULES, SOAK
 from tests.postgres import new_postgres
 
-settings.register_profile("dray", deadline=None)  # a busy machine is not a wrong answer
+settings.register_profile(
+    "dray",
+    deadline=None,  # a busy machine is not a wrong answer
+    derandomize=not FRESH_SEEDS,
+    print_blob=True,
+)
 settings.load_profile("dray")
 
 __all__ = ["client", "embedded", "script_path"]

@@ -7,6 +7,7 @@ where another one adds nothing. The others are marked `soak`.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 SOAK = pytest.mark.soak
+FRESH_SEEDS = bool(os.environ.get("DRAY_FRESH_SEEDS"))
+"""Whether drawn cases are drawn anew, as `make soak` does. `make test` draws the same ones each
+time, so that a change is judged by what it changed."""
 
 
 def soak(*values: Any) -> Any:

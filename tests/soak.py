@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / ".soak.json"
 """`{"tree": hash, "passed": {part: seconds}}`"""
 EVERY_TEST = ("-m", "")
+FRESH_SEEDS = {"DRAY_FRESH_SEEDS": "1"}
 NUM_STORMS = 2000
 PROCESSES = str(min(os.cpu_count() or 1, 4))
 
@@ -37,7 +38,8 @@ class Part:
     def run(self) -> int:
         """The exit code of pytest, which prints to the terminal."""
         command = [sys.executable, "-m", "pytest", *EVERY_TEST, *self.options, *self.paths]
-        return subprocess.run(command, cwd=ROOT, env=os.environ | self.environment).returncode
+        environment = os.environ | FRESH_SEEDS | self.environment
+        return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
 def parts() -> list[Part]:

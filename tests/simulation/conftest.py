@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import FRESH_SEEDS
+
 NUM_SEEDS = 40
 """Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
 
-# Fresh ones in every run. The processes of pytest-xdist inherit those of the first.
-os.environ.setdefault("DRAY_FIRST_SEED", str(secrets.randbelow(10**9)))
+# The processes of pytest-xdist inherit the seed of the first.
+os.environ.setdefault("DRAY_FIRST_SEED", str(secrets.randbelow(10**9) if FRESH_SEEDS else 0))
 
 TIMEOUT_S = 1500
 """Of a test: beside others its process is given what they leave."""
