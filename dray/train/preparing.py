@@ -432,7 +432,7 @@ def finish() -> None:
     prepared = _state.prepared
     if prepared is not None:
         prepared.session.finish()
-        prepared.saver.wait()
+        prepared.saver.end()
 
 
 def _report_values(values: Mapping[str, SupportsFloat]) -> None:

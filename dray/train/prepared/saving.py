@@ -1,10 +1,15 @@
-"""Checkpoints of a prepared script: copied between two batches, and written beside the training."""
+"""Checkpoints of a prepared script: copied between two batches, and written while training goes on.
+
+After a handover the ranks verify in each exchange that their weights are equal. A copy is then
+written once an exchange has verified it, so that no checkpoint has the state of ranks that differ.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,14 @@ from dray.train.prepared.session import TrainingSession
 from dray.train.storage_room import log
 
 FILE = "prepared.pt"
+
+
+@dataclass(frozen=True)
+class _Copy:
+    state: dict[str, Any]
+    step: int
+    num_ops: int
+    """Operations before it."""
 
 
 class Saver:
@@ -29,8 +42,11 @@ class Saver:
         self._every_s = every_s
         self._keep = keep
         self._is_asked = False
+        self._is_leaving = False
         self._writer = ThreadPoolExecutor(1, "dray-checkpoint")
         self._writing: Future[None] | None = None
+        self._held: _Copy | None = None
+        """A copy that no exchange has verified yet."""
         self._saved_step = session.steps
         self._saved_at = time.monotonic()
 
@@ -41,15 +57,19 @@ class Saver:
     def at_batch(self) -> None:
         """Save if that is due; the state is that of the batch that comes."""
         session = self._session
+        self._write_if(session.num_ops)
         is_due, self._is_asked = self._is_asked or self._is_due(), False
         is_due, is_leaving = session.agreed(is_due, session.group.is_asked_to_leave)
         if not session.takes_part_in_saves:
             return
         if is_leaving:
-            self.save()
-            self.wait()
-            session.agreed(False, True)  # the others leave once rank 0 has saved
-            session.group.leave()
+            if not self._is_leaving:
+                self._is_leaving = True
+                self.save()
+            if self._held is None:  # else after the exchange that verifies it
+                self.wait()
+                session.agreed(False, True)  # the others leave once rank 0 has saved
+                session.group.leave()
         elif is_due:
             self.save()
 
@@ -70,10 +90,20 @@ class Saver:
             return
         self.wait()
         session.enter_save()
-        state = on_host(session.state())
+        copy = _Copy(on_host(session.state()), session.steps, session.num_ops)
         self._saved_step, self._saved_at = session.steps, time.monotonic()
         if session.group.rank == 0:
-            self._writing = self._writer.submit(self._write, state, session.steps)
+            self._held = copy
+            if not session.verifies:
+                self._write_if(session.num_ops + 1)
+
+    def _write_if(self, num_ops: int) -> None:
+        """Begin to write the copy that is held if it was made before the last of these
+        operations."""
+        held = self._held
+        if held is not None and held.num_ops < num_ops:
+            self._held = None
+            self._writing = self._writer.submit(self._write, held.state, held.step)
 
     def _write(self, state: dict[str, Any], step: int) -> None:
         try:
@@ -82,6 +112,11 @@ class Saver:
                 reporting.save_checkpoint(folder, step, keep=self._keep)
         except Exception as error:  # a disk or a storage may raise anything, and the job goes on
             log(f"the checkpoint of step {step} could not be saved: {error}. Training goes on")
+
+    def end(self) -> None:
+        """Return once the last copy is written. The ranks have compared their weights."""
+        self._write_if(self._session.num_ops + 1)
+        self.wait()
 
     def wait(self) -> None:
         """Return once no save is in flight."""

@@ -8,8 +8,9 @@ ended since. Its loop computes its own gradients of that batch, gets these resul
 first exchanges, and meets the others in the next one.
 
 There the ranks compare digests of their weights and of the optimizers' state before they exchange
-anything. A program that depends on what was not handed over ends in other weights, and its group is
-then not called recovered: the job goes back to its checkpoint.
+anything. From then on each exchange carries a sample of the weights, and the ranks compare digests
+again at the end: a program that depends on what was not handed over may come to other weights much
+later. Its group then ends, and the job goes back to its checkpoint.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from dray.train.prepared.anchor import (
     parameters_of,
     set_weights,
 )
-from dray.train.prepared.copies import digest, tensors_in
 from dray.train.prepared.exchange import GradientExchange
 from dray.train.prepared.group import Group, LoopPhase, everyones
 from dray.train.prepared.randomness import derive_seed, seed_generators
+from dray.train.prepared.trained import Trained
 
 NO_STATE = -1
 """The number of operations of a rank that has no state yet."""
@@ -64,9 +65,8 @@ class TrainingSession:
         are trained as those of `optimizers`. broadcast_buffers: whether all ranks take rank 0's
         buffers, as in DDP."""
         self.group = group
-        self.models = list(models)
         named = {name: one for name, one in tracked.items() if isinstance(one, Optimizer)}
-        self.optimizers = [*optimizers, *named.values()]
+        self.trained = Trained(models, [*optimizers, *named.values()])
         self.tracked = {name: one for name, one in tracked.items() if name not in named}
         self._names_of_optimizers = list(named)
         self.seed = derive_seed("job", torch.initial_seed() if seed is None else seed)
@@ -126,12 +126,28 @@ class TrainingSession:
         """Steps of each optimizer since the batch began."""
         self._must_compare = False
         """Whether the copies of the ranks are to be compared in the next operation."""
+        self.verifies = False
+        """Whether the ranks formed another group in the midst of the training, so that each
+        exchange verifies that their weights are equal."""
         self._is_queued = False
         self._hooked: set[int] = set()
         """Ids of the parameters that report their gradients."""
         self._exchanges = True
         self._must_restore = False
         self._anchor = self._new_anchor()
+
+    @property
+    def models(self) -> list[nn.Module]:
+        return self.trained.models
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return self.trained.optimizers
+
+    @property
+    def num_ops(self) -> int:
+        """Operations that this rank's script has ended."""
+        return self._ops
 
     @property
     def model(self) -> nn.Module:
@@ -181,8 +197,8 @@ class TrainingSession:
         that of the others, or rank 0's. An operation, unless there is such a state."""
         self._parts += 1
         first_optimizer = len(self.optimizers)
-        self.models += models
-        self.optimizers += optimizers
+        self.models.extend(models)
+        self.optimizers.extend(optimizers)
         self._steps_of += [0] * len(optimizers)
         for model in models:
             self._exchange.add(model)
@@ -218,7 +234,8 @@ class TrainingSession:
         if self.group.world_size == 1 and not self.group.may_grow:
             return
         for parameter in self._exchange.parameters:
-            if id(parameter) in self._hooked or not parameter.is_floating_point():
+            has_gradients = parameter.is_floating_point() or parameter.is_complex()
+            if id(parameter) in self._hooked or not has_gradients:
                 continue
             self._hooked.add(id(parameter))
             # One that is frozen now may be thawed later.
@@ -329,13 +346,25 @@ class TrainingSession:
     def _exchanged(self, weight: float) -> Result:
         """The gradients of all ranks together. Raises an error that ends the attempt if the ranks
         are at different places of the script, as where it counts batches by itself, which a process
-        that takes another's place has not done."""
+        that takes another's place has not done, or if their weights differ."""
         done = (self._ops, self.steps, self.position.epoch, self.position.batch)
-        mark = derive_seed(*done, *self._steps_of, int(self._has_misled)) % 2**32
+        sample = self.trained.sample(self._ops) if self.verifies else 0
+        mark = derive_seed(*done, *self._steps_of, int(self._has_misled), sample) % 2**32
         result = self._exchange.run(weight, self.group.rank, mark)
         if not self._exchange.has_mark(result, mark, self.group.world_size):
-            raise self.group.copies_differ()
+            raise self._differing()
         return result
+
+    def _differing(self) -> Exception:
+        """The error to raise where the ranks' weights or places in the script differ."""
+        if self.verifies:
+            return self.group.copies_differ()
+        return ValueError(
+            "the ranks have different weights or optimizer states, or are at different batches, "
+            "though prepare() gave all of them the state of rank 0: since then the script did not "
+            "do the same on all ranks. Load or change weights before prepare(), or on all ranks "
+            "alike, and have all ranks take each step"
+        )
 
     def _operate(self, run: Callable[[], Result], *, compares: bool = True) -> Result | None:
         """The result of this operation; empty where this rank is alone, None where the batch is
@@ -365,28 +394,14 @@ class TrainingSession:
             self._is_pending = False
 
     def _compare(self) -> None:
-        """After a handover: have the ranks compare their copies. Raises an error that ends the
-        attempt if they differ. A collective, in the first operation of a group."""
+        """Have the ranks of a new group compare their copies. Raises an error that ends the attempt
+        if they differ. A collective, in the first operation of a group, and at the end."""
         if not self._must_compare:
             return
-        mine = digest(self._replicated())
-        if len({found for (found,) in everyones(self.group, [mine], self._exchange.device)}) > 1:
-            raise self.group.copies_differ()
+        mine = [self.trained.digest()]
+        if len({found for (found,) in everyones(self.group, mine, self._exchange.device)}) > 1:
+            raise self._differing()
         self._must_compare = False
-
-    def _replicated(self) -> Iterator[Tensor]:
-        """Yields the state that all ranks share: the weights, and that of the optimizers."""
-        yield from self._exchange.parameters
-        for optimizer in self.optimizers:
-            state = optimizer.state_dict()
-            yield from tensors_in(state["state"])
-            numbers = [
-                float(value)
-                for group in state["param_groups"]
-                for _, value in sorted(group.items())
-                if isinstance(value, int | float)
-            ]
-            yield torch.tensor(numbers, dtype=torch.float64)
 
     def _ended(self, result: Result) -> Result:
         self._ops += 1
@@ -448,10 +463,11 @@ class TrainingSession:
         table = everyones(group, [int(one) for one in mine], self._exchange.device)
         known = [row[0] for row in table]
         newest = max(known)
+        self._must_compare = group.world_size > 1
+        self.verifies = self._must_compare and newest != NO_STATE
         if newest == NO_STATE:
             self._begin_together()
         else:
-            self._must_compare = group.world_size > 1
             self._catch_up(known, newest)
             self._rewind(table, newest)
             self._hand_over(table, newest)
@@ -599,9 +615,9 @@ class TrainingSession:
             "steps": anchor.steps,
             "parts": anchor.parts,
             "position": [anchor.position.epoch, anchor.position.batch],
-            "models": [self._saved_model(model) for model in self.models],
-            "optimizers": [self._saved_optimizer(n) for n in range(len(self.optimizers))],
-            "others": [anchor.weight(parameter) for parameter in self._others],
+            "models": self.trained.saved_models(anchor),
+            "optimizers": self.trained.saved_optimizers(anchor),
+            "others": [anchor.weight(parameter) for parameter in self.trained.others],
             "groups": anchor.groups,
             "buffers": anchor.buffers,
             "gradients": anchor.gradients,
@@ -611,28 +627,6 @@ class TrainingSession:
             "unstepped": sorted(self._unstepped),
             "keeps_gradients": self._keeps_gradients,
         }
-
-    def _saved_model(self, model: nn.Module) -> dict[str, Any]:
-        live = model.state_dict(keep_vars=True)
-        return {
-            name: self._anchor.weight(one) if isinstance(one, Tensor) else one
-            for name, one in live.items()
-        }
-
-    def _saved_optimizer(self, number: int) -> dict[str, Any]:
-        kept = self._anchor.kept.get(number)
-        saved = self.optimizers[number].state_dict() if kept is None else kept.state
-        groups = zip(saved["param_groups"], self._anchor.groups[number], strict=True)
-        return {
-            **saved,
-            "param_groups": [{**values, "params": own["params"]} for own, values in groups],
-        }
-
-    @property
-    def _others(self) -> list[Tensor]:
-        """Parameters of the optimizers that no model has."""
-        in_models = {id(p) for model in self.models for p in model.parameters()}
-        return [p for p in parameters_of(self.optimizers) if id(p) not in in_models]
 
     def _take(self, state: Mapping[str, Any]) -> None:
         """Go on from another process's `state`, or from a saved one."""
@@ -655,7 +649,7 @@ class TrainingSession:
         for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
             optimizer.load_state_dict(of_one)
         with torch.no_grad():
-            for parameter, value in zip(self._others, state["others"], strict=False):
+            for parameter, value in zip(self.trained.others, state["others"], strict=False):
                 parameter.copy_(value)
         self._anchor = Anchor(
             position=self.position,
@@ -732,6 +726,7 @@ class TrainingSession:
         """Return once the scripts of all ranks have ended well; until then this rank hands its
         state over where it is asked for."""
         self.group.enter(LoopPhase.FINISH, self.steps)
+        self._must_compare |= self.verifies
         while True:
             try:
                 self._compare()

@@ -1,0 +1,95 @@
+"""The models and optimizers of a prepared script, of which each rank has a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dray.train.prepared.anchor import Anchor, parameters_of
+from dray.train.prepared.copies import digest, tensors_in
+
+SAMPLED = 64
+"""Elements of each parameter that a sample has."""
+
+
+class Trained:
+    """What the ranks have equal copies of: the models' parameters, and the optimizers' state."""
+
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        self.models = list(models)
+        self.optimizers = list(optimizers)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Of the models and of the optimizers, each once."""
+        of_models = (parameter for model in self.models for parameter in model.parameters())
+        return list(dict.fromkeys((*of_models, *parameters_of(self.optimizers))))
+
+    @property
+    def others(self) -> list[Tensor]:
+        """Parameters of the optimizers that no model has."""
+        in_models = {id(p) for model in self.models for p in model.parameters()}
+        return [p for p in parameters_of(self.optimizers) if id(p) not in in_models]
+
+    def digest(self) -> int:
+        """The same number on ranks with equal parameters and optimizer states."""
+        return digest(self._replicated())
+
+    def _replicated(self) -> Iterator[Tensor]:
+        yield from self.parameters
+        for optimizer in self.optimizers:
+            state = optimizer.state_dict()
+            yield from tensors_in(state["state"])
+            numbers = [
+                float(value)
+                for group in state["param_groups"]
+                for _, value in sorted(group.items())
+                if isinstance(value, int | float)
+            ]
+            yield torch.tensor(numbers, dtype=torch.float64)
+
+    @torch.no_grad()
+    def sample(self, number: int) -> int:
+        """A digest of `SAMPLED` elements of each parameter. Each number selects other elements, so
+        a difference that stays is found after some numbers."""
+        parts = []
+        for parameter in self.parameters:
+            flat = _flat(parameter.detach())
+            count = min(flat.numel(), SAMPLED)
+            first = number * SAMPLED % (flat.numel() - count + 1)
+            parts.append(flat[first : first + count].view(torch.uint8))
+        return digest([torch.cat(parts)])
+
+    def saved_models(self, anchor: Anchor) -> list[dict[str, Any]]:
+        """The state of each model at the anchor."""
+        return [
+            {
+                name: anchor.weight(one) if isinstance(one, Tensor) else one
+                for name, one in model.state_dict(keep_vars=True).items()
+            }
+            for model in self.models
+        ]
+
+    def saved_optimizers(self, anchor: Anchor) -> list[dict[str, Any]]:
+        """The state of each optimizer at the anchor."""
+        saved = []
+        for number, (optimizer, own_groups) in enumerate(
+            zip(self.optimizers, anchor.groups, strict=True)
+        ):
+            kept = anchor.kept.get(number)
+            state = optimizer.state_dict() if kept is None else kept.state
+            groups = zip(state["param_groups"], own_groups, strict=True)
+            param_groups = [{**values, "params": own["params"]} for own, values in groups]
+            saved.append({**state, "param_groups": param_groups})
+        return saved
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements in the order in which they lie in memory, without a copy where they are dense,
+    as those of a transposed or channels-last tensor are."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(order).reshape(-1)
