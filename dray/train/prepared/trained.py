@@ -54,14 +54,13 @@ class Trained:
 
     @torch.no_grad()
     def sample(self, number: int) -> int:
-        """A digest of `SAMPLED` elements of each parameter. Each number selects other elements, so
-        a difference that stays is found after some numbers."""
+        """A digest of `SAMPLED` elements of each parameter. Successive numbers go through all
+        elements, so a difference that stays is found."""
         parts = []
         for parameter in self.parameters:
             flat = _flat(parameter.detach())
-            count = min(flat.numel(), SAMPLED)
-            first = number * SAMPLED % (flat.numel() - count + 1)
-            parts.append(flat[first : first + count].view(torch.uint8))
+            first = number * SAMPLED % (flat.numel() or 1) // SAMPLED * SAMPLED
+            parts.append(flat[first : first + SAMPLED].view(torch.uint8))
         return digest([torch.cat(parts)])
 
     def saved_models(self, anchor: Anchor) -> list[dict[str, Any]]:
@@ -91,5 +90,7 @@ class Trained:
 def _flat(tensor: Tensor) -> Tensor:
     """The elements in the order in which they lie in memory, without a copy where they are dense,
     as those of a transposed or channels-last tensor are."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     return tensor.permute(order).reshape(-1)

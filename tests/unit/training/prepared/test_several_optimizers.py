@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,9 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from dray import train
 from dray.train import preparing
 from dray.train.prepared.copies import digest
+from dray.train.prepared.trained import Trained
 from tests.marks import SOAK
 from tests.unit.training.prepared.programs import assert_same, final_state
-from tests.unit.training.ranks import frames, replaced, run_in_group, run_ranks
+from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_in_group, run_ranks
 
 GAN = """
     import os
@@ -161,6 +163,107 @@ def test_copies_that_differ_after_a_handover_end_the_attempt(tmp_path: Path, pro
     assert all("after a rank was replaced the ranks had different" in e["message"] for e in errors)
     recovered = [each["step"] for each in frames(tmp_path, kind="metrics")]
     assert recovered == []
+
+
+TARGET = """
+    import os, torch
+    from dray import train
+    train.init(seed=1, checkpoint_every_steps=2)
+    torch.manual_seed(0)
+    model, target = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(80, 3))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    _, _, loader = train.prepare([model, target], optimizer, loader)
+    updates = 0  # a count that prepare() does not know of
+    for (x,) in loader:
+        now = train.progress().batch
+        if now == 5 and os.environ["RANK"] == "0" and FIRST:
+            os.kill(os.getpid(), 9)
+        with torch.no_grad():
+            goal = x.sum(1, keepdim=True) + 0.5 * target(x)
+        optimizer.zero_grad()
+        (model(x) - goal).square().mean().backward()
+        optimizer.step()
+        updates += 1
+        if updates % 8 == 0:
+            target.load_state_dict(model.state_dict())
+""".replace("FIRST", 'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"')
+
+
+def test_copies_that_differ_some_batches_after_a_handover_end_the_attempt(tmp_path: Path) -> None:
+    path = tmp_path / "target.py"
+    path.write_text(textwrap.dedent(TARGET))
+    spec = {"script": {"entrypoint": str(path)}}
+    assert run_ranks(tmp_path, spec, world_size=2, recovers=True) == [1, 1]
+    errors = [error for rank in (0, 1) for error in frames(tmp_path, rank=rank, kind="error")]
+    assert {error["cause"] for error in errors} == {"worker_lost"}
+    assert replaced(tmp_path) == [0]
+    # Batch 8 is the first one after which the ranks differ; it ends with step 8.
+    assert max(ref.step for ref in checkpoint_refs(tmp_path)) <= 8
+
+
+OWN_WEIGHTS = """
+    import os, torch
+    from dray import train
+    train.init(seed=1)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.randn(40, 3), batch_size=4)
+    model, optimizer, loader = train.prepare(model, optimizer, loader)
+    torch.nn.init.constant_(model.weight, float(os.environ["RANK"]))
+    for x in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_weights_that_a_script_makes_different_before_its_first_exchange_are_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(textwrap.dedent(OWN_WEIGHTS))
+    spec = {"script": {"entrypoint": str(path)}}
+    assert run_ranks(tmp_path, spec, world_size=2, recovers=True) == [1, 1]
+    errors = [error for rank in (0, 1) for error in frames(tmp_path, rank=rank, kind="error")]
+    assert all("did not do the same on all ranks" in error["message"] for error in errors)
+    assert "worker_lost" not in {error["cause"] for error in errors}
+
+
+def test_complex_parameters_are_exchanged() -> None:
+    run_in_group(_complex_parameters, 2)
+
+
+def _complex_parameters(rank: int) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    train.init()
+    train.prepare(model, optimizer)
+    (model.weight * (1 + rank)).abs().square().sum().backward()
+    optimizer.step()
+    # The gradient of |(1 + r) w|^2 is 2 (1 + r)^2 w: 2 and 8 at w = 1, on average 5.
+    torch.testing.assert_close(model.weight.detach(), torch.full((2,), -1.5 + 0j))
+
+
+@pytest.mark.parametrize("laid_out", ["rows", "columns", "channels last"])
+def test_samples_find_any_element_that_differs_after_some_exchanges(laid_out: str) -> None:
+    weight = torch.zeros(8, 3, 5, 5)
+    if laid_out == "columns":
+        weight = weight.permute(3, 2, 1, 0)
+    elif laid_out == "channels last":
+        weight = weight.to(memory_format=torch.channels_last)
+    model = nn.ParameterList([weight, torch.zeros(3), torch.zeros((), dtype=torch.bfloat16)])
+    trained = Trained([model], [])
+    num_samples = 20
+    before = [trained.sample(number) for number in range(num_samples)]
+    for parameter in model:
+        for index in np.ndindex(*parameter.shape):
+            with torch.no_grad():
+                parameter[index] = 1.0
+                assert [trained.sample(number) for number in range(num_samples)] != before
+                parameter[index] = 0.0
 
 
 @pytest.fixture
