@@ -63,8 +63,8 @@ class CopiesDifferError(PartsLostError):
     def __init__(self) -> None:
         Exception.__init__(
             self,
-            "after a rank was replaced the ranks had different copies of the weights or of the "
-            "optimizer's state; the job goes back to its newest checkpoint",
+            "after the group of ranks was formed again, the ranks had different copies of the "
+            "weights or of the optimizer's state; the job goes back to its newest checkpoint",
         )
 
 

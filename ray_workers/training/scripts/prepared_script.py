@@ -52,10 +52,11 @@ class ScriptDiffersError(CopiesDifferError):
     def __init__(self) -> None:
         Exception.__init__(
             self,
-            "after a rank was replaced the ranks had different weights or optimizer states, or "
-            "were at different batches: the script depends on something that prepare() does not "
-            "know of, such as an object that is not tracked, or a count of batches of its own "
-            "(train.progress() has one); the job goes back to its newest checkpoint",
+            "after the group of ranks was formed again, the ranks had different weights or "
+            "optimizer states, or were at different batches: the script depends on something that "
+            "prepare() does not know of, such as an object that is not tracked, or a count of "
+            "batches of its own (train.progress() has one); the job goes back to its newest "
+            "checkpoint",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dray.train.prepared.copies import digest
+from dray.train.prepared.copies import digest, tensors_in
 from ray_workers.training.core.errors import CopiesDifferError
 from ray_workers.training.core.progress import NOTHING
 from ray_workers.training.core.workload import LossSum
@@ -147,7 +147,8 @@ class Ddp(Strategy):
         if self.world_size == 1 or self.given.spec.copies_differ:
             return
         # Buffers are those of rank 0 from the next forward pass on.
-        mine = digest([*self.model.parameters(), *self.update.replicated()]) % 2**62
+        alike = self.update.replicated(self.update.state_dict())
+        mine = digest([*self.model.parameters(), *tensors_in(alike)]) % 2**62
         if not process_group.all_same(mine, self.device, self.world_size):
             raise CopiesDifferError
 

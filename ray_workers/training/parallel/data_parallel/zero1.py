@@ -99,15 +99,20 @@ class Zero1Step(OptimizerStep):
         """All of it right after `consolidate` on rank 0, else this rank's part."""
         whole, self._is_gathered = self._is_gathered, False
         if not whole:
-            return named_state(self._spread.optim, self._names)
+            return named_state(self._local_optimizer, self._names)
         state = named_state(self._spread, self._names)
         compat_torch.forget_gathered_state(self._spread)
         return state
 
+    @property
+    def _local_optimizer(self) -> torch.optim.Optimizer:
+        own: torch.optim.Optimizer = self._spread.optim
+        return own
+
     def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
         # `ZeroRedundancyOptimizer.load_state_dict` would move `step` to the CPU, where a fused
         # optimizer on a GPU can't use it (pytorch/pytorch#124133).
-        load_named_state(self._spread.optim, self._names, state, part)
+        load_named_state(self._local_optimizer, self._names, state, part)
 
 
 class Zero1Sync:

@@ -22,7 +22,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dray.spec import Parallel
-from ray_workers.training.core.errors import PartsLostError
+from dray.train.prepared.copies import digest, tensors_in
+from ray_workers.training.core.errors import CopiesDifferError, PartsLostError
 from ray_workers.training.core.progress import NOTHING, TORN, Progress
 from ray_workers.training.data.prefetcher import Feed, Piece
 from ray_workers.training.elastic import state_transfer
@@ -185,6 +186,23 @@ class ModelParallel(Strategy):
             handed = state_transfer.broadcast(state, source, self.rank, self.device, group)
         # Evaluations and saves after the step are done again if some ranks have not done them.
         return min(newest), handed if progress < newest[self.rank] else None
+
+    def compare_copies(self) -> None:
+        """Twins compare the parts that they hold. Where each rank has all parameters, as in ZeRO 1,
+        all ranks compare those."""
+        if self.mesh.num_replicas == 1 and not self._division.is_whole:
+            return
+        state = self.peer_state_dict()
+        weights = digest(tensors_in(state["parts"])) % 2**62
+        updates = digest(tensors_in(self.update.replicated(state["update"]))) % 2**62
+        of_parts = state_transfer.everyones(weights, self.device, self.world_size)
+        of_updates = state_transfer.everyones(updates, self.device, self.world_size)
+        first_twins = [self._twins_of(rank)[0] for rank in range(self.world_size)]
+        holders = [0] * self.world_size if self._division.is_whole else first_twins
+        if any(of_parts[rank] != of_parts[first] for rank, first in enumerate(holders)) or any(
+            of_updates[rank] != of_updates[first] for rank, first in enumerate(first_twins)
+        ):
+            raise CopiesDifferError
 
     def _twins_of(self, rank: int) -> range:
         """The ranks that hold the same parts as this one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dray import spec
-from dray.train.prepared.copies import tensors_in
 from ray_workers.training.core import compat_torch
 from ray_workers.training.core.divergence import DivergedError
 from ray_workers.training.parallel.dtensor import like, local, part_of
@@ -120,11 +119,23 @@ class OptimizerStep:
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer_state(), **self._rest()}
 
-    def replicated(self) -> Iterator[Tensor]:
-        """The tensors that replicas have alike, besides the model's."""
-        yield from tensors_in(self._optimizer.state_dict()["state"])
+    def replicated(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of a `state_dict` that ranks with the same parameters have alike. Buffers of the
+        average are left out: they follow those of the model, which a rank updates by itself."""
+        own = (self._names[parameter] for parameter in _parameters(self._local_optimizer))
+        saved = state["optimizer"]["state"]
+        alike: dict[str, Any] = {"optimizer": {name: saved[name] for name in own if name in saved}}
+        if self._scaler is not None:
+            alike["scaler"] = state["scaler"]
         if self._average is not None:
-            yield from self._average.parameters()
+            names = [name for name, _ in self._average.named_parameters()]
+            alike["average"] = {name: state["average"][name] for name in names}
+        return alike
+
+    @property
+    def _local_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the parameters that this rank steps."""
+        return self._optimizer
 
     def _optimizer_state(self) -> dict[str, Any]:
         return named_state(self._optimizer, self._names)

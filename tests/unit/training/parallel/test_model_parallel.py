@@ -16,7 +16,8 @@ import torch
 from benchmarks.equality import work
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training.checkpoint import checkpoint_files
-from ray_workers.training.core.faultpoints import FaultPoint, arm
+from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
+from ray_workers.training.loop.trainer import Trainer
 from tests.marks import SOAK, soak, soak_but
 from tests.unit.training.elastic.test_recovery import after_own_update, die, once
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
@@ -486,6 +487,35 @@ def test_a_twin_gives_the_loss_scale_and_the_average_too(
     assert run_ranks(tmp_path, spec, world_size=4, before=die, recovers=True) == [0] * 4
     assert replaced(tmp_path) == [1]
     assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel, **train)))
+
+
+@pytest.mark.parametrize(
+    "parallel", [{"shard": 2}, soak({"shard": 2, "zero": 1}), soak({"tensor": 2})], ids=str
+)
+def test_twins_that_differ_after_a_handover_go_back_to_the_checkpoint(
+    tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    """Rank 0 gets its parts from rank 2; of the others' parts, rank 3 has a wrong bit in one."""
+    spec = brief(tmp_path, 4, parallel)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=_die_beside_a_wrong_bit, recovers=True)
+    assert codes == [1] * 4
+    for rank in range(4):
+        (error,) = frames(tmp_path, rank=rank, kind="error")
+        assert error["cause"] == Cause.WORKER_LOST
+        assert "had different copies of the weights" in error["message"]
+
+
+def _die_beside_a_wrong_bit(task: RankTask) -> None:
+    _die_in_step_7(task, culprit=0)
+    if task.rank == 3:
+        arm_with(FaultPoint.GROUP_JOINED, _flip)
+
+
+def _flip(trainer: Trainer) -> None:
+    parts = trainer.strategy._parts  # type: ignore[attr-defined]
+    if parts is not None:
+        first = next(iter(parts["parts"].values()))
+        first.view(torch.int32).view(-1)[0] ^= 1
 
 
 def _die_in_step_7(task: RankTask, culprit: int) -> None:
