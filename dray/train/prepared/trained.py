@@ -17,7 +17,7 @@ SAMPLED = 64
 
 
 class Trained:
-    """What the ranks have equal copies of: the models' parameters, and the optimizers' state."""
+    """The models' parameters and the optimizers' state, of which the ranks have equal copies."""
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.models = list(models)
