@@ -276,11 +276,15 @@ class Predictor:
     def categories(self) -> Mapping[str, Mapping[str, int]]:
         return self.form.categories
 
-    def predict(self, rows: Any) -> list[str] | list[float]:
-        """The likeliest class, or the number, for each row."""
+    def predict(self, rows: Any) -> list[str] | list[float] | list[int]:
+        """The likeliest class, or the number, for each row. Where the table's targets are whole
+        numbers beyond 2**53, so are the predictions, since a float would round them further."""
         outputs = outputs_of(self.model, self.form.tensor(rows))
+        if self.labels is None and self.target_base:
+            return [round(number) + self.target_base for number in outputs.tolist()]
         if self.labels is None:
-            return [number + self.target_base for number in outputs.tolist()]
+            numbers: list[float] = outputs.tolist()
+            return numbers
         return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
     def predict_proba(self, rows: Any) -> npt.NDArray[np.float64]:

@@ -67,7 +67,26 @@ def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[Split
                 SplitFile(file, (*parts[:level], *parts[level + 1 :]), roles[parts[level]])
                 for file, parts in every
             ]
+    _refuse_repeated(paths, place)
     return [SplitFile(file, parts, None) for file, parts in every]
+
+
+def _refuse_repeated(paths: Sequence[Parts], place: str) -> None:
+    """DataError where each folder has the same folders, as those of `train2017` and `val2017`, or
+    of two sites, have: the upper or the lower ones may be the classes."""
+    if any(len(parts) < 3 for parts in paths):
+        return
+    below: dict[str, set[str]] = {}
+    for parts in paths:
+        below.setdefault(parts[0], set()).add(parts[1])
+    first, *others = below.values()
+    if others and len(first) > 1 and all(names == first for names in others):
+        raise broken(
+            place,
+            f"has the same folders in each folder, so either may be the classes: it has "
+            f"{_found(paths)}. Have one folder for each class, or train and val with one for each "
+            "class in them",
+        )
 
 
 def kept(every: Sequence[SplitFile]) -> list[SplitFile]:

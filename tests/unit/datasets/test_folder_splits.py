@@ -118,6 +118,24 @@ def test_what_may_be_either_is_refused_with_what_was_found(
     assert found in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("folders", "found"),
+    [
+        (
+            ("train2017/cat", "train2017/dog", "val2017/cat", "val2017/dog"),
+            "train2017 (cat, dog), val2017 (cat, dog)",
+        ),
+        (("site_a/ill", "site_a/well", "site_b/ill", "site_b/well"), "site_b (ill, well)"),
+    ],
+)
+def test_the_same_folders_in_each_folder_are_refused(
+    folders: tuple[str, ...], found: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    with pytest.raises(DataError, match="the same folders in each folder") as raised:
+        read(laid(tmp_path / "set", *folders), policy)
+    assert found in str(raised.value)
+
+
 def test_a_class_that_training_lacks(tmp_path: Path, policy: DataPolicy) -> None:
     folders = ("train/dark", "train/light", "val/dark", "val/grey")
     with pytest.raises(DataError, match=r"val/grey/0\.png: is for validation .* 'grey', which no"):
