@@ -76,12 +76,13 @@ class PackedCode:
         return sum(file.size_bytes for file in self.files)
 
     def read(self, wanted: str) -> bytes:
-        """The part with this hash. SpecError if its file was changed since it was packed."""
-        path, start, _ = self._places[wanted]
+        """The part with this hash. What was appended to its file since it was packed, as to a log,
+        is left out. SpecError if the part itself was changed."""
+        path, start, size = self._places[wanted]
         try:
             with (self.root / path).open("rb") as file:
                 file.seek(start)
-                data = file.read(PART_BYTES)
+                data = file.read(size)
         except OSError as error:
             raise SpecError(f"can't read {self.root / path}: {error.strerror}") from None
         if hashlib.sha256(data).hexdigest() != wanted:

@@ -149,6 +149,14 @@ def test_files_are_described_in_parts_and_can_be_read_back(tmp_path: Path) -> No
     assert big.parts[1] == hashlib.sha256(b"tail").hexdigest()
 
 
+def test_a_log_that_grows_meanwhile_is_sent_as_it_was_packed(tmp_path: Path) -> None:
+    put(tmp_path, {"service.log": "started\n"})
+    found = pack(tmp_path)
+    with (tmp_path / "service.log").open("a") as log:
+        log.write("a request\n")
+    assert found.read(found.files[0].parts[0]) == b"started\n"
+
+
 def test_a_file_that_changes_meanwhile_is_not_sent(tmp_path: Path) -> None:
     put(tmp_path, {"a.py": "x = 1"})
     found = pack(tmp_path)
