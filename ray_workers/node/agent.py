@@ -449,7 +449,7 @@ class NodeAgent:
             return NodeEnvironment(need, BuildState.FAILED, message, (), (), log="")
         asked = []
         if needs.code is not None:
-            asked.append(self._code_fetches.prepare(needs.code))
+            asked.append(self._code_fetches.prepare(needs.code, needs.policy.owner))
         if needs.environment is not None:
             asked.append(
                 self._environments.prepare(
@@ -462,6 +462,8 @@ class NodeAgent:
     async def forget(self, needs: NodeNeeds) -> None:
         """None of an owner's jobs has these needs any more: end what is prepared for them alone.
         Harmless to repeat."""
+        if needs.code is not None:
+            self._code_fetches.forget(needs.code, needs.policy.owner)
         if needs.environment is not None:
             await self._environments.forget(
                 needs.environment, needs.policy, keeps_all=needs.keeps_all

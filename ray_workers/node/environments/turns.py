@@ -1,27 +1,22 @@
 """Which builds of a node run at a time, for whom, and for how long they are wanted.
 
-A build runs as long as a job needs it, which the service shows by asking again and again. It counts
-for one of the users that ask for it; no user has more than a few at a time, so that the builds of
-one do not hold up those of others.
+A build runs as long as a job needs it. It counts for one of the users that ask for it; no user has
+more than a few at a time, so that the builds of one do not hold up those of others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Final
 
 from ray_workers.node.shared_work import Abandoned
+from ray_workers.node.wanted_work import WANTED_S, Owner, WantedWork
 
 BUILDS_AT_A_TIME: Final = 8
 BUILDS_OF_A_USER: Final = 2
-WANTED_S: Final = 60.0
-"""How long a build goes on without a question about it, as while the service is started again."""
-
-Owner = str | None
 
 
 class BuildTurns:
@@ -29,24 +24,22 @@ class BuildTurns:
     thread."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, dict[Owner, float]] = {}
-        """By key and user, when they asked last, by `time.monotonic`."""
+        self._wanted = WantedWork()
         self._running: dict[str, Owner] = {}
         """The user for whom a build runs."""
         self._changed = asyncio.Event()
 
     def want(self, key: str, owner: Owner) -> None:
-        self._asked = {one: asked for one, asked in self._asked.items() if self.is_wanted(one)}
-        self._asked.setdefault(key, {})[owner] = time.monotonic()
+        self._wanted.want(key, owner)
         self._changed.set()
 
     def forget(self, key: str, owner: Owner) -> None:
         """None of the user's jobs needs it any more."""
-        self._asked.get(key, {}).pop(owner, None)
+        self._wanted.forget(key, owner)
         self._changed.set()
 
     def is_wanted(self, key: str) -> bool:
-        return bool(self._owners(key))
+        return self._wanted.is_wanted(key)
 
     def why_waiting(self, key: str, owner: Owner) -> str | None:
         """Why a build does not run yet; None if it does."""
@@ -73,7 +66,7 @@ class BuildTurns:
 
     def _that_may_build(self, key: str) -> list[Owner]:
         """The users for whom the build may run now."""
-        owners = self._owners(key)
+        owners = self._wanted.owners(key)
         if not owners:
             raise Abandoned
         is_full = len(self._running) >= BUILDS_AT_A_TIME
@@ -81,9 +74,3 @@ class BuildTurns:
 
     def _number_of(self, owner: Owner) -> int:
         return Counter(self._running.values())[owner]
-
-    def _owners(self, key: str) -> list[Owner]:
-        """The users that want it, who asked first before the others."""
-        now = time.monotonic()
-        asked = tuple(self._asked.get(key, {}).items())
-        return [owner for owner, at in asked if now - at < WANTED_S]

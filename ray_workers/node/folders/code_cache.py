@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,11 @@ class CodeCache:
         with self._locked(copy):
             _put_copy(copy, directory)
 
-    def fetch_remote(self, code: RemoteCodeRef) -> None:
-        """Have the copy that `put_remote_into` needs; its errors."""
+    def fetch_remote(
+        self, code: RemoteCodeRef, is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Have the copy that `put_remote_into` needs; its errors, and Abandoned once `is_wanted`
+        says that no job needs it."""
         own_folder(self._root)
         copy = self._copy_of(code.digest)
         if copy.is_dir():
@@ -98,7 +101,7 @@ class CodeCache:
             return
         self._make_room()
         # Without the lock, which other code shares: a server may be as slow as it likes.
-        self._fetch_remote(code, copy)
+        self._fetch_remote(code, copy, is_wanted)
 
     def has(self, digest: str) -> bool:
         """Whether there is a copy."""
@@ -147,13 +150,13 @@ class CodeCache:
         finally:
             remove_tree(scratch)
 
-    def _fetch_remote(self, code: RemoteCodeRef, copy: Path) -> None:
+    def _fetch_remote(self, code: RemoteCodeRef, copy: Path, is_wanted: Callable[[], bool]) -> None:
         """As `_fetch`; if another process is first, its copy stays."""
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         try:
             whole = scratch / "whole"
             (whole / _FILES).mkdir(parents=True)
-            size = remote_code.fetch_apart(code, whole / _FILES, scratch)
+            size = remote_code.fetch_apart(code, whole / _FILES, scratch, is_wanted)
             (whole / _SIZE).write_text(str(size))
             try:
                 whole.rename(copy)

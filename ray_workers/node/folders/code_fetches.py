@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
-from ray_workers.node.shared_work import NotDone, SharedWork
+from ray_workers.node.shared_work import Abandoned, NotDone, SharedWork
+from ray_workers.node.wanted_work import Owner, WantedWork
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, RemoteCodeRef
 from ray_workers.shared.paths import code_dir
 
@@ -28,6 +29,7 @@ class CodeFetches:
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
         self._fetches = SharedWork()
+        self._wanted = WantedWork()
         self._fetching = asyncio.Semaphore(AT_A_TIME)
         self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._running: set[str] = set()
@@ -36,24 +38,36 @@ class CodeFetches:
         # Not the module's: Ray pickles the agent's class with the globals that its methods use.
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
 
-    async def prepare(self, code: RemoteCodeRef) -> NodeEnvironment:
+    async def prepare(self, code: RemoteCodeRef, owner: Owner = None) -> NodeEnvironment:
         """How far the node is with this code; begins to fetch it if nobody has. Harmless to
-        repeat."""
+        repeat.
+
+        owner: of the job that needs it.
+        """
         cache = self._cache
         if cache.has(code.digest):
             return _answer(BuildState.READY, "")
+        self._wanted.want(code.digest, owner)
         standing = await self._fetches.standing(code.digest, partial(self._fetch, cache, code))
         does = "fetches it" if code.digest in self._running else "is about to fetch it"
         return _answer(standing.state, standing.message or f"{does} from {_host_of(code)}")
+
+    def forget(self, code: RemoteCodeRef, owner: Owner) -> None:
+        """None of the owner's jobs needs this code any more: if none of another one does either,
+        its fetch is ended. Harmless to repeat."""
+        self._wanted.forget(code.digest, owner)
 
     async def put_into(self, code: RemoteCodeRef, directory: Path) -> None:
         """`CodeCache.put_remote_into`."""
         await self._apart(partial(self._cache.put_remote_into, code, directory))
 
     async def _fetch(self, cache: CodeCache, code: RemoteCodeRef) -> None:
+        is_wanted = partial(self._wanted.is_wanted, code.digest)
         async with self._turn(code):
+            if not is_wanted():
+                raise Abandoned
             try:
-                await self._apart(partial(cache.fetch_remote, code))
+                await self._apart(partial(cache.fetch_remote, code, is_wanted))
             except CodeRefused as error:
                 raise NotDone(str(error)) from None
             except CodeUnreachable as error:

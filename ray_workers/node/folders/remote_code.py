@@ -12,23 +12,36 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from ray_workers.node.folders import git_commit
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable, GitCommit
 from ray_workers.node.forkserver.manager import CODE_ROOT
+from ray_workers.node.shared_work import Abandoned
 from ray_workers.shared.node_needs import DataPolicy, RemoteCodeRef
 
 LIMIT_S = 300.0
 """How long a node may take to fetch code."""
 BLOCK_BYTES = 4096
+ASK_AGAIN_S = 0.5
+"""Between two looks at whether a job wants the code."""
+END_S = 5.0
+"""How long the process may take to end what it has started."""
 START_S = 60.0
 """How much longer the process may live: it has to start, and to give its answer."""
 
 
-def fetch_apart(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float = LIMIT_S) -> int:
-    """`fetch`, in another process."""
+def fetch_apart(
+    code: RemoteCodeRef,
+    target: Path,
+    scratch: Path,
+    is_wanted: Callable[[], bool] = lambda: True,
+    limit_s: float = LIMIT_S,
+) -> int:
+    """`fetch`, in another process, which is ended once no job wants the code: Abandoned."""
     asked = json.dumps([asdict(code), str(target), str(scratch), limit_s])
     path = [str(CODE_ROOT), os.environ.get("PYTHONPATH")]
     with subprocess.Popen(
@@ -40,9 +53,7 @@ def fetch_apart(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float
         start_new_session=True,
     ) as process:
         try:
-            answer, _ = process.communicate(asked, timeout=limit_s + START_S)
-        except subprocess.TimeoutExpired:
-            raise CodeUnreachable(f"it was not fetched within {limit_s:g} s") from None
+            answer = _answer_of(process, asked, limit_s, is_wanted)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -54,6 +65,24 @@ def fetch_apart(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float
     if kind == "unreachable":
         raise CodeUnreachable(told)
     return int(told)
+
+
+def _answer_of(
+    process: subprocess.Popen[str], asked: str, limit_s: float, is_wanted: Callable[[], bool]
+) -> str:
+    deadline = time.monotonic() + limit_s + START_S
+    given: str | None = asked
+    while is_wanted():
+        try:
+            return process.communicate(given, timeout=ASK_AGAIN_S)[0]
+        except subprocess.TimeoutExpired:
+            given = None  # it is sent once, or on its way
+            if time.monotonic() > deadline:
+                raise CodeUnreachable(f"it was not fetched within {limit_s:g} s") from None
+    process.terminate()  # it ends git, which is in a session of its own
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    raise Abandoned
 
 
 def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> int:
@@ -75,6 +104,7 @@ def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> i
 
 def main() -> None:
     """The other process."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     fields, target, scratch, limit_s = json.load(sys.stdin)
     code = RemoteCodeRef(**{**fields, "policy": DataPolicy(**fields["policy"])})
     try:

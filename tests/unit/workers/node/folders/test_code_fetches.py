@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ray_workers.node import shared_work
+from ray_workers.node.folders import remote_code
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.code_fetches import AT_A_TIME, CodeFetches
 from ray_workers.node.folders.git_commit import CodeUnreachable
@@ -51,7 +54,7 @@ async def test_a_slow_server_is_told_of_and_asked_once(
     calls, goes_on = [], threading.Event()
     fetch = CodeCache.fetch_remote
 
-    def slow(self: CodeCache, code: RemoteCodeRef) -> None:
+    def slow(self: CodeCache, code: RemoteCodeRef, _: object = None) -> None:
         calls.append(code)
         goes_on.wait(60)
         fetch(self, code)
@@ -68,6 +71,36 @@ async def test_a_slow_server_is_told_of_and_asked_once(
     assert len(calls) == 1
 
 
+async def test_a_fetch_that_no_job_wants_any_more_is_ended(
+    server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_work, "FIRST_ANSWER_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/repo"
+        code = replace(of_git(server, "a" * 40), git=url)
+        fetches = CodeFetches(tmp_path / "copies")
+        for owner in ("ann", "bob"):
+            answer = await fetches.prepare(code, owner)
+            assert answer.state is BuildState.BUILDING
+        connection, _ = await asyncio.to_thread(silent.accept)  # git has connected
+        started = [one for one in psutil.process_iter() if url in " ".join(_command(one))]
+        assert started
+        fetches.forget(code, "ann")
+        await asyncio.sleep(2 * remote_code.ASK_AGAIN_S)
+        assert all(one.is_running() for one in started), "another user's job wants it"
+        fetches.forget(code, "bob")
+        await asyncio.to_thread(psutil.wait_procs, started, 30)
+        assert not any(one.is_running() for one in started)
+        connection.close()
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 async def test_a_host_that_does_not_answer_holds_up_nobody_else(
     server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +108,7 @@ async def test_a_host_that_does_not_answer_holds_up_nobody_else(
     goes_on = threading.Event()
     fetch = CodeCache.fetch_remote
 
-    def slow(self: CodeCache, code: RemoteCodeRef) -> None:
+    def slow(self: CodeCache, code: RemoteCodeRef, _: object = None) -> None:
         if "127.0.0.2" in (code.git or ""):
             goes_on.wait(60)
             raise CodeUnreachable("timed out")
