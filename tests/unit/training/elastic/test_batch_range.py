@@ -16,7 +16,7 @@ import torch
 
 from ray_workers.shared.contracts import BATCH_SIZE, RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
-from ray_workers.training.data.sampler import epoch_order
+from ray_workers.training.data.sampler import epoch_order, samples_of
 from ray_workers.training.loop.trainer import Batch, Trainer
 from tests.unit.training.elastic.test_recovery import once
 from tests.unit.training.elastic.test_resizing import Resized
@@ -54,6 +54,14 @@ def note_samples(task: RankTask) -> None:
 def _samples(before: int, last: int) -> int:
     """How many samples the steps after `before` have; the last one of an epoch has 38."""
     return sum(38 if step % STEPS_PER_EPOCH == 0 else LEAST for step in range(before + 1, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [(1, 1, 50), (1, 4, 200), (28, 29, 50 + 38), (29, 29, 38), (30, 31, 100), (57, 58, 50 + 38)],
+)
+def test_the_samples_of_a_batch_of_steps(first: int, last: int, expected: int) -> None:
+    assert samples_of(first, last, num_samples=1438, samples_per_step=LEAST) == expected
 
 
 @pytest.fixture(scope="module")
