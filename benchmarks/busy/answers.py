@@ -20,6 +20,7 @@ from benchmarks.processes import service
 from benchmarks.report import Result, Row, Table, seconds
 from dray import Client
 from ray_workers.shared.contracts import agent_name, supervisor_name
+from service.cluster.ray.embedded import ON_LOOPBACK
 
 FACTOR = 30
 MEASURED_S = 120.0
@@ -101,6 +102,7 @@ def _ask_all(
     """Seconds of each answer, by what was asked. begin: called once all can be asked."""
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(home / "ray" / "token")
+    os.environ[ON_LOOPBACK] = "false"  # else the driver expects a node with another address
     import ray  # which reads these then
 
     ray.init(address=client.cluster().ray_address, log_to_driver=False)
