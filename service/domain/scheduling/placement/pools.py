@@ -20,18 +20,20 @@ from service.config.node_types import OPEN
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.homes import at_home
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.shared_gpus import SharedGpus
+from service.domain.scheduling.placement.shared_gpus import (
+    Parts,
+    SharedGpus,
+    parts_on,
+    without_parts,
+)
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     WHOLE_GPUS,
     Holder,
     Node,
-    Parts,
     Request,
     count,
     is_part_of_gpu,
-    parts_on,
-    without_parts,
 )
 from service.domain.scheduling.placement.topology import Domain, Place, Topology
 from service.domain.scheduling.placement.unlike import place_unlike
@@ -149,6 +151,8 @@ class Stock:
 
     def parts(self, when: When, node_id: str) -> list[tuple[float, int]]:
         """The parts of GPUs that jobs have on a node, or will have."""
+        if self._shared is None:
+            return []
         found = self._parts.get((when, node_id))
         if found is None:
             found = self._parts[when, node_id] = parts_on(node_id, self._holders)
@@ -284,18 +288,16 @@ class Stock:
                     self._occupy(when, kind, part, vector)
                 if self._shared is not None:
                     self._cap(part.node_id, self.by_when[When.FREE])
+                    self._cap(part.node_id, self._soon)
 
     def _occupy(self, when: When, kind: WorkerKind, part: Slice, vector: Amounts) -> None:
-        """Take slots of one node. Of GPUs with parts no more is left than each counting has."""
+        """Take slots of one node. Nothing is more than before, also where parts of GPUs are packed
+        in another way then."""
         free = self.by_when[when]
-        before = free.group_of[part.node_id].amounts
-        less = _plus(before, vector, -part.num_workers)
-        if self._shared is not None and is_part_of_gpu(kind.bundle):
-            parts = self.parts(when, part.node_id)
-            exact, after = self.given_back(before, kind, vector, part, parts, -1)
-            self._parts[when, part.node_id] = after
-            less = tuple(map(min, less, exact))
-        free.set(part.node_id, less)
+        before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
+        less, after = self.given_back(before, kind, vector, part, parts, -1)
+        self._parts[when, part.node_id] = after
+        free.set(part.node_id, tuple(map(min, before, less)))
 
     def expect(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """These slots will be free."""
@@ -445,13 +447,10 @@ class Pool:
         """So many of those that `rooms` says."""
         return self._exact(kind).placement.pack(num_workers, within=place) if num_workers else ()
 
-    def at(self, node_id: str) -> list[float] | None:
-        """The resources of a node; None of one that is not there."""
+    def at(self, node_id: str) -> tuple[Amounts, Amounts] | None:
+        """The resources of a node, and those of them that are set aside; None if it is missing."""
         group = self._free.group_of.get(node_id)
-        if group is None:
-            return None
-        aside = self._reserved.on[group.kind]
-        return [a - b for a, b in zip(group.amounts, aside, strict=True)]
+        return None if group is None else (group.amounts, self._reserved.on[group.kind])
 
     def given_back(
         self,
