@@ -33,6 +33,7 @@ or whose array runs as many jobs as it may, reserves nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from service.config.node_types import OPEN
@@ -60,6 +61,7 @@ def plan(
     """
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     gangs = Gangs(slots.total_of(node.total for node in accepted))
+    snapshot, unsound = _without_unsound(snapshot, gangs, on_error)
     of_queue = [gangs.of(job.request) for job in snapshot.queue]
     for group in snapshot.growing:
         gangs.of(group.request)
@@ -105,7 +107,7 @@ def plan(
             for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
         ]
         others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
-        return [*waits, *kept, *standing_by, *others]
+        return [*waits, *kept, *unsound, *standing_by, *others]
     decisions: list[Decision] = []
     position = 1
     for at in queue:
@@ -120,7 +122,22 @@ def plan(
     round_.end_queue()
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [of_group(round_.grow, group) for group in groups if not group.lacking]
-    return [*decisions, *kept, *standing_by, *grown, *round_.departures.asked]
+    return [*decisions, *kept, *unsound, *standing_by, *grown, *round_.departures.asked]
+
+
+def _without_unsound(
+    snapshot: Snapshot, gangs: Gangs, on_error: OnError
+) -> tuple[Snapshot, list[Wait]]:
+    """The snapshot without the waiting jobs whose requests raise errors, and these jobs' waits."""
+    sound, unsound = [], []
+    for job in snapshot.queue:
+        try:
+            gangs.of(job.request)
+            sound.append(job)
+        except Exception as error:
+            on_error(job.job_id, error)
+            unsound.append(Wait(job.job_id, _not_planned(error), None))
+    return (replace(snapshot, queue=tuple(sound)) if unsound else snapshot), unsound
 
 
 def _not_planned(error: Exception) -> Reason:

@@ -122,7 +122,8 @@ class Wait:
     job_id: str
     reason: Reason
     position: int | None
-    """Place in the queue, 1 being next; None of a job that is held."""
+    """Place in the queue, 1 being next; None of a job that is held or has a request that raises an
+    error."""
     blocked_by: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
     """Slots that are kept for it until others have left them."""
