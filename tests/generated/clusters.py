@@ -298,7 +298,16 @@ class Draw:
             is_asked=dice.random() < 0.15,
             may_be_asked=dice.random() < 0.85,
         )
-        if not search.fits_on_all(nodes, [each.holder for each in (*others, held)]):
+        is_labelled = all(
+            node.total.get(label)
+            for node in nodes
+            if any(part.node_id == node.id for part in slices)
+            for label in request.bundle
+            if label.startswith("label:")
+        )
+        if not is_labelled or not search.fits_on_all(
+            nodes, [each.holder for each in (*others, held)]
+        ):
             return None
         return self.lacks_one(held) if dice.random() < 0.2 else held
 

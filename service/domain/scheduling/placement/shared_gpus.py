@@ -20,10 +20,9 @@ from service.domain.scheduling.placement.slots import (
     WHOLE_GPUS,
     Holder,
     is_part_of_gpu,
+    room_for,
 )
 
-ROOM_FOR = "GPUs with room for "
-"""The beginning of the name of a resource: how many GPUs have room for a part of this size."""
 UNIT = 10_000
 """Ray counts a GPU in so many units."""
 MOST_TRIED = 2_000
@@ -31,10 +30,6 @@ MOST_TRIED = 2_000
 
 Parts = Sequence[tuple[float, int]]
 """Of each job that has parts of GPUs on a node, the part of a worker and their number."""
-
-
-def room_for(part: float) -> str:
-    return f"{ROOM_FOR}{part:g}"
 
 
 def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
@@ -56,6 +51,14 @@ def without_parts(parts: Parts, part: float, number: int) -> list[tuple[float, i
         at = min(fitting, key=lambda at: left[at][1])
         left[at] = (part, left[at][1] - number)
     return [(size, there) for size, there in left if there]
+
+
+def with_more(parts: Parts, part: float, had: int, more: int) -> list[tuple[float, int]]:
+    """The parts on a node after a job that has some workers there gets more: no two of all these
+    are on one GPU."""
+    if not had:
+        return [*parts, (part, more)]
+    return sorted([*without_parts(parts, part, had), (part, had + more)], reverse=True)
 
 
 def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float]:
@@ -118,11 +121,21 @@ class SharedGpus:
 
     def __init__(self, names: Sequence[str], parts: Sequence[float]) -> None:
         """names: of the amounts. parts: the sizes for which jobs ask."""
+        self.gpu_at = names.index("GPU")
         self._number_at = names.index(NUM_GPUS)
         self._whole_at = names.index(WHOLE_GPUS)
         self._rooms = [(names.index(room_for(part)), part) for part in parts]
         self.places = frozenset({self._whole_at, *(at for at, _ in self._rooms)})
         """The places of the amounts that depend on the parts."""
+
+    def room_to_grow(self, amounts: Sequence[float], parts: Parts, part: float, had: int) -> int:
+        """How many GPUs may have another worker of a job that has this part of some GPUs of the
+        node already."""
+        number = math.floor(amounts[self._number_at] + EPSILON)
+        more = max(0, number - had)
+        while more and packed(with_more(parts, part, had, more), number) is None:
+            more -= 1
+        return more
 
     def exact(self, amounts: Sequence[float], parts: Parts) -> tuple[float, ...]:
         """The amounts of a node with these parts of GPUs."""

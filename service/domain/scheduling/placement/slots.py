@@ -35,6 +35,9 @@ NUM_GPUS = "number of GPUs"
 WHOLE_GPUS = "whole GPUs"
 """The same: GPUs of which nobody has a part. Both are there only while GPUs are shared."""
 
+ROOM_FOR = "GPUs with room for "
+"""The beginning of the name of a resource: how many GPUs have room for a part of this size."""
+
 ACCELERATOR_SHARE = 0.001
 """The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
 
@@ -235,11 +238,16 @@ def is_part_of_gpu(bundle: Mapping[str, float]) -> bool:
     return 0 < bundle.get("GPU", 0.0) < 1
 
 
+def room_for(part: float) -> str:
+    return f"{ROOM_FOR}{part:g}"
+
+
 def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
     """How many workers find GPUs that none of the others has."""
     left = free.get("GPU", 0.0)
     if gpus < 1:
-        return math.floor(free.get(NUM_GPUS, math.ceil(left - EPSILON)))
+        number = free.get(NUM_GPUS, math.ceil(left - EPSILON))
+        return math.floor(free.get(room_for(gpus), number))
     return math.floor((free.get(WHOLE_GPUS, left) + EPSILON) / gpus)
 
 

@@ -100,13 +100,14 @@ def plan(
             on_error(group.job_id, error)
             return Stay(group.job_id, _not_planned(error))
 
-    standing_by = [of_group(round_.serve, group) for group in snapshot.growing if group.lacking]
+    groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
+    standing_by = [of_group(round_.serve, group) for group in groups if group.lacking]
     if obstacle is not None:
         waits = [
             waits_for_jobs(job, position) if job.after else Wait(job.job_id, obstacle, position)
             for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
         ]
-        others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
+        others = [Stay(g.job_id, obstacle) for g in groups if not g.lacking]
         return [*waits, *kept, *unsound, *standing_by, *others]
     decisions: list[Decision] = []
     position = 1
@@ -120,7 +121,6 @@ def plan(
         position += isinstance(decision, Wait)
         decisions.append(decision)
     round_.end_queue()
-    groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [of_group(round_.grow, group) for group in groups if not group.lacking]
     return [*decisions, *kept, *unsound, *standing_by, *grown, *round_.departures.asked]
 

@@ -73,10 +73,6 @@ class Growing:
         """Workers up to its full size."""
         return self.request.num_workers - count(self.slices)
 
-    @property
-    def node_ids(self) -> list[str]:
-        return [part.node_id for part in self.slices]
-
 
 @dataclass(frozen=True)
 class Snapshot:

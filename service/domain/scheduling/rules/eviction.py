@@ -240,7 +240,7 @@ class SlotCheck:
             there = self._nodes[part.node_id]
             if there:
                 (free, aside, before), parts = there, self._parts[part.node_id]
-                free, left = self._pool.given_back(free, kind, vector, part, parts, sign)
+                free, left = self._pool.given_back(free, vector, part, parts, sign)
                 fitting = self._kind.fits(free, aside)
                 place = self._pool.place_of(self._kind, part.node_id)
                 self._rooms[place] = self._rooms.get(place, 0) + fitting - before
