@@ -163,8 +163,9 @@ def most_of(request: Request, spaces: Sequence[Here], levels: Sequence[str]) -> 
         return size if _at_home(request, spaces) else 0
     there = [here for here in spaces if not is_closed(here.node)]
     if request.roles:
-        runs = [(number, bundle) for number, bundle in request.runs]
-        return size if _all_fit(tuple(n for n, _ in runs), [b for _, b in runs], there) else 0
+        sorts = [(role.number, role.bundle) for role in request.roles]
+        sorts.append((size - sum(number for number, _ in sorts), request.bundle))
+        return size if _all_fit(tuple(n for n, _ in sorts), [b for _, b in sorts], there) else 0
     if request.required_level is None:
         return min(size, sum(here.room(request.bundle) for here in there))
     if request.required_level not in (*levels, "node"):

@@ -9,7 +9,7 @@ import pprint
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +33,7 @@ from service.domain.scheduling.policy import (
 from service.domain.scheduling.rules.queues import Queue
 from tests.generated import search
 from tests.generated.clusters import LEVELS, MIN_RUN_S, NOW, Case, Draw, Held, smaller
-from tests.seeds import named, seeds
+from tests.seeds import seeds
 
 FEW = 600
 SEEDS = seeds(FEW)
@@ -135,8 +135,8 @@ class Look:
         assert count((*held.slices, *grow.slices)) <= held.job.request.num_workers
 
     def may_start(self, job: WaitingJob) -> None:
-        backs_off = job.not_before is not None and job.not_before > NOW
-        assert not (job.held or job.after or job.preparing or backs_off)
+        kept_back = job.held, job.after, job.preparing, job.not_before
+        assert not any(kept_back)
         if job.array is not None:
             started = sum(self.jobs[one.job_id].array is not None for one in self.starts)
             running = sum(held.job.array is not None for held in self.case.held)
@@ -234,7 +234,8 @@ class Look:
         for ask in self.asked:
             held = self.held[ask.job_id]
             assert held.may_be_asked
-            assert not (held.is_leaving or held.recalled), "it leaves already"
+            assert not held.is_leaving, "it leaves already"
+            assert not held.recalled, "it was asked before"
             assert held.held_s >= MIN_RUN_S
             assert ask.job_id not in self.grown, "it is given slots, and asked for some"
             assert waits[ask.because_of].reason.code == "room_is_made"
@@ -317,9 +318,10 @@ def silos_change_nothing_for_others(case: Case) -> None:
     nodes = [node for node in case.nodes if node.accepted and not search.is_closed(node)]
     if not nodes or any(job.request.homes for job in case.queue):
         return
+    totals = [{"CPU": 64.0}, *(node.total for node in nodes)]
     silos = [
-        Node.labelled(f"silo-{node.id}", node.total, node.total, {"dray.io/silo": "true"})
-        for node in nodes
+        Node.labelled(f"silo-{at}", total, total, {"dray.io/silo": "true"})
+        for at, total in enumerate(totals)
     ]
     with_silos = replace(case, nodes=(*case.nodes, *silos))
     assert without_words(planned(with_silos)) == without_words(planned(case)), "nodes of silos"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
@@ -283,18 +283,26 @@ class Stock:
             return None
         return (*amounts[:at], math.inf, *amounts[at + 1 :])
 
-    def take(
-        self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()
-    ) -> None:
+    def take(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
         """A job holds these slots from now on. held: those that it had before."""
-        had = _by_node(held) if self._shared is not None and held else {}
-        for part, vector in kind.vectors(slices):
+        for part, vector, had in self._one_by_one(kind, slices, held):
             if part.node_id in self.kind_of:
                 for when in When:
-                    self._occupy(when, part, vector, had.get(part.node_id, 0))
+                    self._occupy(when, part, vector, had)
                 if self._shared is not None:
                     self._cap(part.node_id, self.by_when[When.FREE])
                     self._cap(part.node_id, self._soon)
+
+    def _one_by_one(
+        self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()
+    ) -> Iterator[tuple[Slice, Amounts, int]]:
+        """Slices with the vector of their workers, and how many workers with parts of GPUs the job
+        has on the node before."""
+        had = _by_node(held)
+        for part, vector in kind.vectors(slices):
+            yield part, vector, had[part.node_id]
+            if self._shared is not None and vector[self._shared.gpu_at]:
+                had[part.node_id] += part.num_workers
 
     def _occupy(self, when: When, part: Slice, vector: Amounts, had: int = 0) -> None:
         """Take slots of one node. Nothing is more than before, also where parts of GPUs are packed
@@ -318,8 +326,8 @@ class Stock:
 
     def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots, of which some are not free yet."""
-        for part, vector in kind.vectors(slices):
-            self._occupy(When.SOON, part, vector)
+        for part, vector, had in self._one_by_one(kind, slices):
+            self._occupy(When.SOON, part, vector, had)
             self._cap(part.node_id, self._soon)
 
     def most_more(self, when: When, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:

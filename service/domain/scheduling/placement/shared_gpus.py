@@ -14,11 +14,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from ray_workers.shared.contracts import by_bundle
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     NUM_GPUS,
     WHOLE_GPUS,
     Holder,
+    count,
     is_part_of_gpu,
     room_for,
 )
@@ -35,12 +37,13 @@ Parts = Sequence[tuple[float, int]]
 def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
     """Of each holder that has parts of GPUs on a node, the part of a worker and their number; the
     largest parts first, so that they are packed well."""
-    counts = (
-        (holder.bundle["GPU"], sum(s.num_workers for s in holder.slices if s.node_id == node_id))
-        for holder in holders
-        if is_part_of_gpu(holder.bundle)
-    )
-    return sorted(((part, number) for part, number in counts if number), reverse=True)
+    found = []
+    for holder in holders:
+        if is_part_of_gpu(holder.bundle):
+            slices = by_bundle(holder.slices, holder.bundle, holder.roles)
+            there = [part for part, own in slices if part.node_id == node_id and own.get("GPU")]
+            found.append((holder.bundle["GPU"], count(there)))
+    return sorted([each for each in found if each[1]], reverse=True)
 
 
 def without_parts(parts: Parts, part: float, number: int) -> list[tuple[float, int]]:
