@@ -11,17 +11,19 @@ import subprocess
 
 from tests.marks import FRESH_SEEDS
 
-
-def seeds(few: int) -> range:
-    """As many as DRAY_SEEDS names, `few` where it is not set."""
-    first = os.environ.get("DRAY_FIRST_SEED")
-    if first is None:
-        first = os.environ["DRAY_FIRST_SEED"] = str(secrets.randbelow(10**9) if FRESH_SEEDS else 0)
-    return range(int(first), int(first) + int(os.environ.get("DRAY_SEEDS", few)))
+# The processes of pytest-xdist inherit the seed of the first.
+os.environ.setdefault("DRAY_FIRST_SEED", str(secrets.randbelow(10**9) if FRESH_SEEDS else 0))
 
 
-def named(cases: str, drawn: range) -> str:
-    """A line for the log of a run."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    commit = found.stdout.strip() or "unknown"
-    return f"{cases}: seeds {drawn.start} to {drawn.stop - 1}, commit {commit}"
+def drawn(few: int) -> range:
+    """As many as DRAY_SEEDS names, and `few` where it is not set."""
+    first = int(os.environ["DRAY_FIRST_SEED"])
+    return range(first, first + int(os.environ.get("DRAY_SEEDS", few)))
+
+
+def header(cases: str, tried: range) -> str:
+    """The line of a log that names the seeds and the commit."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+    seeds_tried = f"seeds {tried.start} to {tried.stop - 1} (DRAY_FIRST_SEED, DRAY_SEEDS)"
+    return f"{cases}: {seeds_tried}, commit {commit}"

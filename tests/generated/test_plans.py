@@ -33,11 +33,10 @@ from service.domain.scheduling.policy import (
 from service.domain.scheduling.rules.queues import Queue
 from tests.generated import search
 from tests.generated.clusters import LEVELS, MIN_RUN_S, NOW, Case, Draw, Held, smaller
-from tests.seeds import seeds
+from tests.generated.conftest import seeds
 
-FEW = 600
-SEEDS = seeds(FEW)
 BLOCKS = 20
+"""Tests that share the seeds."""
 ENOUGH = 40
 """Characters of an error that tell which it is."""
 RESERVE_NOTHING = {
@@ -390,5 +389,5 @@ def check(seed: int) -> None:
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_each_plan_is_one_that_a_slow_search_allows(block: int) -> None:
-    for seed in SEEDS[block::BLOCKS]:
+    for seed in seeds()[block::BLOCKS]:
         check(seed)
