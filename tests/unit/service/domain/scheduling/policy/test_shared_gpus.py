@@ -77,6 +77,15 @@ def test_parts_that_fit_only_when_they_are_spread_leave_room_for_another() -> No
     assert started(decide(job("w", 1, WHOLE), gpus=5, holders=held)) == ["w"]
 
 
+def test_silos_on_one_node_are_on_gpus_of_their_own() -> None:
+    home = ("label:home=a",)
+    total = {"GPU": 4.0, home[0]: 1.0}
+    silos = WaitingJob("a", 0, 50, 0, Request(3, {"GPU": 0.15}, homes=(home, home)))
+    queue = (silos, job("w", 2, WHOLE, 1))
+    facts = Snapshot(queue, (Node("n", total, total),), connected=True)
+    assert started(plan(facts, NOW)) == ["a"]
+
+
 def test_two_jobs_share_the_gpus() -> None:
     both = decide(job("a", 2, HALF, 1), job("b", 2, HALF, 2), gpus=2)
     assert started(both) == ["a", "b"]

@@ -135,6 +135,21 @@ def test_a_job_that_can_not_be_planned_stops_no_other(monkeypatch: pytest.Monkey
     )
 
 
+class Broken(Request):
+    @property
+    def least(self) -> int:
+        raise ArithmeticError("on purpose")
+
+
+def test_a_request_that_raises_an_error_stops_no_other() -> None:
+    broken = replace(job("b", seq=2), request=Broken(1, {"CPU": 1.0}))
+    jobs = (job("a"), broken, job("c", seq=3))
+    decisions = plan(Snapshot(jobs, (node("n", CPU=8.0),), True), NOW)
+    assert started(decisions) == ["a", "c"]
+    (waits,) = [one for one in decisions if isinstance(one, Wait)]
+    assert (waits.reason.code, waits.position) == ("not_planned", None)
+
+
 def test_a_job_waits_for_an_agent_that_starts_and_not_for_a_refused_node() -> None:
     there = node("n", CPU=8.0)
     for nodes, message in (
