@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from service.domain.scheduling.policy import Decision, Snapshot, Start, Wait, WaitingJob, plan
+from service.domain.scheduling.policy import (
+    Decision,
+    Request,
+    Snapshot,
+    Start,
+    Wait,
+    WaitingJob,
+    plan,
+)
 from service.domain.scheduling.policy.round import Round
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency, Prospect, prospect
 from tests.unit.service.domain.scheduling.policy.test_policy import NOW, job, node, started
