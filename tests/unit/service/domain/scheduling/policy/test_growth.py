@@ -191,7 +191,7 @@ def test_a_group_that_gets_what_it_lacks_leaves_for_nobody_in_the_same_plan() ->
     runs = RunningJob(
         *("lacks", 50, 0, Request(1, CPU), lacks.slices, 1000.0), left_s=9e4, yields=True
     )
-    urgent = elastic("urgent", 3, 3, priority=60)
+    urgent = elastic("urgent", 2, 2, priority=60)
     nodes = [node("n", free=2.0, CPU=3.0)]
     wait, grow = planned(urgent, nodes=nodes, growing=(lacks,), running=(runs,))
     assert grow == Grow("lacks", (Slice("n", 1),))

@@ -231,11 +231,12 @@ SHARING = Request(3, {"CPU": 1.0, "GPU": 0.25}, roles=(RoleSlots("chief", 1, 1, 
 
 
 def test_workers_on_both_sides_of_a_role_are_on_gpus_of_their_own() -> None:
-    few, enough = node("n", CPU=8.0, GPU=1.0), node("n", CPU=8.0, GPU=2.0)
-    assert can_ever_fit(SHARING, [few]) is not None
-    assert decide(enough, jobs=(job(request=SHARING),)) == [
-        Start("job", (Slice("n", 1), Slice("n", 1), Slice("n", 1)))
-    ]
+    (start,) = decide(
+        *(node(name, CPU=8.0, GPU=1.0) for name in "ab"), jobs=(job(request=SHARING),)
+    )
+    assert isinstance(start, Start)
+    first, _, last = start.slices
+    assert {first.node_id, last.node_id} == {"a", "b"}
 
 
 def test_a_role_without_a_gpu_takes_no_part_of_one() -> None:
@@ -251,8 +252,8 @@ def test_a_role_without_a_gpu_takes_no_part_of_one() -> None:
 
 
 def test_a_part_has_no_room_on_gpus_of_which_others_have_most() -> None:
-    held = Holder("a", (Slice("n", 2),), {"GPU": 0.9})
-    free = {"CPU": 8.0, "GPU": 0.2}
-    there = Node("n", {"CPU": 8.0, "GPU": 2.0}, with_shared_gpus(free, parts_on("n", [held])))
+    held = Holder("a", (Slice("n", 3),), {"GPU": 0.8})
+    free = {"CPU": 8.0, "GPU": 0.6}
+    there = Node("n", {"CPU": 8.0, "GPU": 3.0}, with_shared_gpus(free, parts_on("n", [held])))
     (found,) = decide(there, jobs=(job(request=SHARING),), holders=(held,))
     assert isinstance(found, Wait)

@@ -150,7 +150,7 @@ class Broken(Request):
 
 
 def test_a_request_that_raises_an_error_stops_no_other() -> None:
-    broken = replace(job("b", seq=2), request=Broken(1, {"CPU": 1.0}))
+    broken = replace(job("b", seq=2), request=Broken(1, {"CPU": 2.0}))
     jobs = (job("a"), broken, job("c", seq=3))
     decisions = plan(Snapshot(jobs, (node("n", CPU=8.0),), True), NOW)
     assert started(decisions) == ["a", "c"]
