@@ -337,7 +337,7 @@ class Broken(Request):
 def one_error_stops_no_other(case: Case) -> None:
     first, *others = case.queue
     request = first.request
-    broken = Broken(request.num_workers, request.bundle, request.min_workers)
+    broken = Broken(request.num_workers + 100, request.bundle)  # unequal to all others
     queue = (replace(first, request=broken), *others)
     found = plan(replace(case, queue=queue).snapshot(), NOW)
     decided = {one.job_id: one for one in found if isinstance(one, Start | Wait | Impossible)}
