@@ -63,7 +63,7 @@ run: setup ## run the service here, until Ctrl-C
 test: setup ## run the test suite, but for what takes long
 	@trap 'kill $$others 2>/dev/null; rm -f $$told' EXIT; trap 'exit 130' INT TERM; told=$$(mktemp); \
 	$(AT_LEISURE) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal \
-		--durations 15 tests/unit tests/page tests/simulation >$$told 2>&1 & others=$$!; \
+		--durations 15 tests/unit tests/page tests/generated tests/simulation >$$told 2>&1 & others=$$!; \
 	RAY_worker_niceness=0 $(BIN)/python -m pytest --durations 15 \
 		tests/contract tests/integration tests/chaos; with_ray=$$?; \
 	wait $$others; without=$$?; cat $$told; exit $$((with_ray + without))

@@ -23,6 +23,8 @@ RECORD = ROOT / ".soak.json"
 EVERY_TEST = ("-m", "")
 FRESH_SEEDS = {"DRAY_FRESH_SEEDS": "1"}
 NUM_STORMS = 2000
+NUM_PLANS = 40_000
+PARTS_OF_PLANS = 4
 PROCESSES = str(min(os.cpu_count() or 1, 4))
 
 
@@ -54,6 +56,15 @@ def parts() -> list[Part]:
     return [
         Part("unit", ("tests/unit",), shared, {"OMP_NUM_THREADS": "1", "DRAY_FUZZ": "whole"}),
         Part("page", ("tests/page",), ("-q",)),
+        *(
+            Part(
+                f"plans-{number}",
+                ("tests/generated",),
+                shared,
+                {"OMP_NUM_THREADS": "1", "DRAY_SEEDS": str(NUM_PLANS // PARTS_OF_PLANS)},
+            )
+            for number in range(1, PARTS_OF_PLANS + 1)
+        ),
         Part("storms", ("tests/simulation",), shared, {"DRAY_SEEDS": str(NUM_STORMS)}),
         *(Part(_name(path), (str(path),), ("-q",), with_ray) for path in files),
     ]

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.marks import FRESH_SEEDS
+from tests.seeds import drawn, header
 
 NUM_SEEDS = 40
 """Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
-
-# The processes of pytest-xdist inherit the seed of the first.
-os.environ.setdefault("DRAY_FIRST_SEED", str(secrets.randbelow(10**9) if FRESH_SEEDS else 0))
 
 TIMEOUT_S = 1500
 """Of a test: beside others its process is given what they leave."""
 
 
 def seeds() -> range:
-    first = int(os.environ["DRAY_FIRST_SEED"])
-    return range(first, first + int(os.environ.get("DRAY_SEEDS", NUM_SEEDS)))
+    return drawn(NUM_SEEDS)
 
 
 def pytest_report_header() -> str:
-    tried = seeds()
-    return f"storms: seeds {tried.start} to {tried.stop - 1} (DRAY_FIRST_SEED, DRAY_SEEDS)"
+    return header("storms", seeds())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
-from service.domain.scheduling.placement.slots import parts_on, with_shared_gpus
+from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.nodes import quarantine
 
 

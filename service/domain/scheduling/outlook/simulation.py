@@ -24,6 +24,7 @@ from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.lanes import Lanes
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement import slots
+from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import (
     NUM_GPUS,
     WHOLE_GPUS,
@@ -32,8 +33,6 @@ from service.domain.scheduling.placement.slots import (
     add,
     count,
     free_again,
-    parts_on,
-    with_shared_gpus,
 )
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.dependencies import waits_for

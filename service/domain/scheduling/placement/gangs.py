@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from ray_workers.shared.contracts import Slice, by_role
 from service.config.node_types import OPEN
 from service.domain.scheduling.placement.homes import Homes
-from service.domain.scheduling.placement.shared_gpus import ROOM_FOR, room_for
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     NUM_GPUS,
+    ROOM_FOR,
     WHOLE_GPUS,
     Request,
     amounts,
     is_part_of_gpu,
     needs,
+    room_for,
     share_of,
     spoken_bundle,
 )

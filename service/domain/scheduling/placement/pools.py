@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
@@ -20,18 +20,21 @@ from service.config.node_types import OPEN
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.homes import at_home
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.shared_gpus import SharedGpus
+from service.domain.scheduling.placement.shared_gpus import (
+    Parts,
+    SharedGpus,
+    parts_on,
+    with_more,
+    without_parts,
+)
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     WHOLE_GPUS,
     Holder,
     Node,
-    Parts,
     Request,
     count,
     is_part_of_gpu,
-    parts_on,
-    without_parts,
 )
 from service.domain.scheduling.placement.topology import Domain, Place, Topology
 from service.domain.scheduling.placement.unlike import place_unlike
@@ -149,6 +152,8 @@ class Stock:
 
     def parts(self, when: When, node_id: str) -> list[tuple[float, int]]:
         """The parts of GPUs that jobs have on a node, or will have."""
+        if self._shared is None:
+            return []
         found = self._parts.get((when, node_id))
         if found is None:
             found = self._parts[when, node_id] = parts_on(node_id, self._holders)
@@ -157,21 +162,23 @@ class Stock:
     def given_back(
         self,
         amounts: Sequence[float],
-        kind: WorkerKind,
         vector: Sequence[float],
         part: Slice,
         parts: Parts,
         sign: int = 1,
+        had: int = 0,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
         """The amounts of a node on which these slots are left, and its parts of GPUs then; with
-        sign -1, on which they are taken. vector: of a worker. parts: of GPUs, before it."""
+        sign -1, on which they are taken. vector: of a worker. parts: of GPUs, before it. had:
+        workers that the job has there already."""
         found = _plus(tuple(amounts), tuple(vector), sign * part.num_workers)
-        if self._shared is None or not is_part_of_gpu(kind.bundle):
+        size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
+        if self._shared is None or not 0 < size < 1:
             return found, list(parts)
-        size = kind.bundle["GPU"]
-        after = [*parts, (size, part.num_workers)]
         if sign > 0:
             after = without_parts(parts, size, part.num_workers)
+        else:
+            after = with_more(parts, size, had, part.num_workers)
         plain = tuple(
             before if at in self._shared.places else each
             for at, (before, each) in enumerate(zip(amounts, found, strict=True))
@@ -276,26 +283,35 @@ class Stock:
             return None
         return (*amounts[:at], math.inf, *amounts[at + 1 :])
 
-    def take(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
-        """A job holds these slots from now on."""
-        for part, vector in kind.vectors(slices):
+    def take(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
+        """A job holds these slots from now on. held: those that it had before."""
+        for part, vector, had in self._one_by_one(kind, slices, held):
             if part.node_id in self.kind_of:
                 for when in When:
-                    self._occupy(when, kind, part, vector)
+                    self._occupy(when, part, vector, had)
                 if self._shared is not None:
                     self._cap(part.node_id, self.by_when[When.FREE])
+                    self._cap(part.node_id, self._soon)
 
-    def _occupy(self, when: When, kind: WorkerKind, part: Slice, vector: Amounts) -> None:
-        """Take slots of one node. Of GPUs with parts no more is left than each counting has."""
+    def _one_by_one(
+        self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()
+    ) -> Iterator[tuple[Slice, Amounts, int]]:
+        """Slices with the vector of their workers, and how many workers with parts of GPUs the job
+        has on the node before."""
+        had = _by_node(held)
+        for part, vector in kind.vectors(slices):
+            yield part, vector, had[part.node_id]
+            if self._shared is not None and vector[self._shared.gpu_at]:
+                had[part.node_id] += part.num_workers
+
+    def _occupy(self, when: When, part: Slice, vector: Amounts, had: int = 0) -> None:
+        """Take slots of one node. Nothing is more than before, also where parts of GPUs are packed
+        in another way then."""
         free = self.by_when[when]
-        before = free.group_of[part.node_id].amounts
-        less = _plus(before, vector, -part.num_workers)
-        if self._shared is not None and is_part_of_gpu(kind.bundle):
-            parts = self.parts(when, part.node_id)
-            exact, after = self.given_back(before, kind, vector, part, parts, -1)
-            self._parts[when, part.node_id] = after
-            less = tuple(map(min, less, exact))
-        free.set(part.node_id, less)
+        before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
+        less, after = self.given_back(before, vector, part, parts, -1, had)
+        self._parts[when, part.node_id] = after
+        free.set(part.node_id, tuple(map(min, before, less)))
 
     def expect(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """These slots will be free."""
@@ -304,15 +320,28 @@ class Stock:
             group = self._soon.group_of.get(part.node_id)
             if group is not None:
                 parts = self.parts(When.SOON, part.node_id)
-                amounts, after = self.given_back(group.amounts, kind, vector, part, parts)
+                amounts, after = self.given_back(group.amounts, vector, part, parts)
                 self._parts[When.SOON, part.node_id] = after
                 self._soon.set(part.node_id, amounts)
 
     def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots, of which some are not free yet."""
-        for part, vector in kind.vectors(slices):
-            self._occupy(When.SOON, kind, part, vector)
+        for part, vector, had in self._one_by_one(kind, slices):
+            self._occupy(When.SOON, part, vector, had)
             self._cap(part.node_id, self._soon)
+
+    def most_more(self, when: When, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
+        """By the nodes where a group has workers on parts of GPUs: how many more have room on GPUs
+        on which it has none."""
+        found: dict[str, int] = {}
+        if self._shared is None or not is_part_of_gpu(kind.bundle):
+            return found
+        for node_id, had in _by_node(held).items():
+            group = self.by_when[when].group_of.get(node_id)
+            if group is not None:
+                parts, size = self.parts(when, node_id), kind.bundle["GPU"]
+                found[node_id] = self._shared.room_to_grow(group.amounts, parts, size, had)
+        return found
 
     def _cap(self, node_id: str, most: _Free) -> None:
         """Leave no more to NOW than `most` has on the node."""
@@ -322,6 +351,13 @@ class Stock:
 
 def _plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
     return tuple([amount + times * each for amount, each in zip(some, vector, strict=True)])
+
+
+def _by_node(slices: Sequence[Slice]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for part in slices:
+        found[part.node_id] += part.num_workers
+    return found
 
 
 def _times(vector: Amounts, total: Amounts) -> int:
@@ -385,6 +421,7 @@ class Pool:
 
     def __init__(self, stock: Stock, when: When, reserved: Reserved | None = None) -> None:
         self._stock = stock
+        self._when = when
         self._free = stock.by_when[when]
         self._reserved = reserved or Reserved(stock)
         self._rooms: dict[WorkerKind, _Room] = {}
@@ -426,44 +463,55 @@ class Pool:
         return room.place_whole() if kind.is_whole else room.placement.pack(min(room.most(), most))
 
     def pack_near(
-        self, kind: WorkerKind, least: int, most: int, node_ids: Sequence[str]
+        self, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
     ) -> tuple[Slice, ...] | None:
-        """The same for a group that has workers on these nodes: near them."""
-        if not self.has(kind, least) or (found := self.room_near(kind, node_ids)) < least:
+        """The same for a group that has these slots: near them."""
+        if not self.has(kind, least) or (found := self.room_near(kind, held)) < least:
             return None
-        near = self._that_are_there(node_ids)
-        return self._exact(kind).placement.pack(min(found, most), near)
+        placement, near = self._exact(kind).placement, self._that_are_there(held)
+        too_many = self._too_many(kind, held)
+        for node_id, number in too_many.items():
+            placement.change(node_id, placement.room(node_id) - number)
+        slices = placement.pack(min(found, most), near)
+        for node_id, number in too_many.items():
+            placement.change(node_id, placement.room(node_id) + number)
+        return slices
 
-    def room_near(self, kind: WorkerKind, node_ids: Sequence[str]) -> int:
-        """How many fit where they may be together with workers on these nodes."""
-        room, near = self._exact(kind), self._that_are_there(node_ids)
-        if kind.required is None or not node_ids:
-            return room.most()
-        return room.rooms().get(self.place_of(kind, near[0]), 0) if near else 0
+    def room_near(self, kind: WorkerKind, held: Sequence[Slice]) -> int:
+        """How many fit where they may be together with workers on these slots."""
+        room, near = self._exact(kind), self._that_are_there(held)
+        too_many = sum(self._too_many(kind, held).values())
+        if kind.required is None or not held:
+            return room.most() - too_many
+        return room.rooms().get(self.place_of(kind, near[0]), 0) - too_many if near else 0
+
+    def _too_many(self, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
+        """By node, the workers counted there that would share a GPU with others of their group."""
+        most = self._stock.most_more(self._when, kind, held)
+        if not most:
+            return {}
+        placement = self._exact(kind).placement
+        return {name: max(0, placement.room(name) - number) for name, number in most.items()}
 
     def pack_within(self, kind: WorkerKind, num_workers: int, place: Place) -> tuple[Slice, ...]:
         """So many of those that `rooms` says."""
         return self._exact(kind).placement.pack(num_workers, within=place) if num_workers else ()
 
-    def at(self, node_id: str) -> list[float] | None:
-        """The resources of a node; None of one that is not there."""
+    def at(self, node_id: str) -> tuple[Amounts, Amounts] | None:
+        """The resources of a node, and those of them that are set aside; None if it is missing."""
         group = self._free.group_of.get(node_id)
-        if group is None:
-            return None
-        aside = self._reserved.on[group.kind]
-        return [a - b for a, b in zip(group.amounts, aside, strict=True)]
+        return None if group is None else (group.amounts, self._reserved.on[group.kind])
 
     def given_back(
         self,
         free: Sequence[float],
-        kind: WorkerKind,
         vector: Sequence[float],
         part: Slice,
         parts: Parts,
         sign: int,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
         """As `Stock.given_back`."""
-        return self._stock.given_back(free, kind, vector, part, parts, sign)
+        return self._stock.given_back(free, vector, part, parts, sign)
 
     def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
         """The parts of GPUs that jobs will have on a node."""
@@ -473,8 +521,8 @@ class Pool:
         """As `Stock.place_of`."""
         return self._stock.place_of(node_id, kind.required)
 
-    def _that_are_there(self, node_ids: Sequence[str]) -> list[str]:
-        return [name for name in node_ids if name in self._stock.kind_of]
+    def _that_are_there(self, slices: Sequence[Slice]) -> list[str]:
+        return [part.node_id for part in slices if part.node_id in self._stock.kind_of]
 
     def _exact(self, kind: WorkerKind) -> _Room:
         room = self._rooms.get(kind)

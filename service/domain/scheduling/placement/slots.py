@@ -27,9 +27,6 @@ ACCELERATOR = "accelerator_type:"
 EPSILON = 1e-6
 """Ray counts resources in ten-thousandths; sums of floats are only nearly exact."""
 
-Parts = Sequence[tuple[float, int]]
-"""Of each job that has parts of GPUs on a node, the part of a worker and their number."""
-
 Kind = tuple[tuple[str, float], ...]
 """A bundle, to look things up by it."""
 
@@ -37,6 +34,9 @@ NUM_GPUS = "number of GPUs"
 """Of what a node has free: how many of its GPUs nobody has whole. Workers never ask for it."""
 WHOLE_GPUS = "whole GPUs"
 """The same: GPUs of which nobody has a part. Both are there only while GPUs are shared."""
+
+ROOM_FOR = "GPUs with room for "
+"""The beginning of the name of a resource: how many GPUs have room for a part of this size."""
 
 ACCELERATOR_SHARE = 0.001
 """The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
@@ -238,67 +238,17 @@ def is_part_of_gpu(bundle: Mapping[str, float]) -> bool:
     return 0 < bundle.get("GPU", 0.0) < 1
 
 
+def room_for(part: float) -> str:
+    return f"{ROOM_FOR}{part:g}"
+
+
 def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
     """How many workers find GPUs that none of the others has."""
     left = free.get("GPU", 0.0)
     if gpus < 1:
-        return math.floor(free.get(NUM_GPUS, math.ceil(left - EPSILON)))
+        number = free.get(NUM_GPUS, math.ceil(left - EPSILON))
+        return math.floor(free.get(room_for(gpus), number))
     return math.floor((free.get(WHOLE_GPUS, left) + EPSILON) / gpus)
-
-
-def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
-    """Of each holder that has parts of GPUs on a node, the part of a worker and their number; the
-    largest parts first, so that they are packed well."""
-    counts = (
-        (holder.bundle["GPU"], sum(s.num_workers for s in holder.slices if s.node_id == node_id))
-        for holder in holders
-        if is_part_of_gpu(holder.bundle)
-    )
-    return sorted(((part, number) for part, number in counts if number), reverse=True)
-
-
-def with_shared_gpus(
-    free: Mapping[str, float], parts: Sequence[tuple[float, int]]
-) -> dict[str, float]:
-    """The free resources of a node with `NUM_GPUS` and `WHOLE_GPUS`.
-
-    parts: of each job that has parts of GPUs there, the part of each worker and their number. Ray
-    fills one GPU after the other, so they are taken to be packed (`packed`); if they are on more, a
-    start fails, and is tried again.
-    """
-    held = math.fsum(part * number for part, number in parts)
-    not_whole = math.floor(free.get("GPU", 0.0) + held + EPSILON)
-    return {**free, NUM_GPUS: not_whole, WHOLE_GPUS: max(0, not_whole - num_shared(parts))}
-
-
-def num_shared(parts: Parts) -> int:
-    """On how many GPUs of a node these parts are (`with_shared_gpus`)."""
-    return len(packed(parts))
-
-
-def packed(parts: Parts) -> list[float]:
-    """The share that is left of each GPU with these parts. In their order, each part goes to the
-    fullest GPU that has room, as Ray has it, and workers of one job to different ones."""
-    left: list[float] = []
-    for part, number in parts:
-        fitting = sorted((free, at) for at, free in enumerate(left) if free >= part - EPSILON)
-        chosen = [at for _, at in fitting[:number]]
-        for at in chosen:
-            left[at] -= part
-        left += [1.0 - part] * (number - len(chosen))
-    return left
-
-
-def without_parts(
-    parts: Sequence[tuple[float, int]], part: float, number: int
-) -> list[tuple[float, int]]:
-    """The parts on a node, without those of so many workers of one job."""
-    left = list(parts)
-    fitting = [at for at, (size, there) in enumerate(left) if size == part and there >= number]
-    if fitting:
-        at = min(fitting, key=lambda at: left[at][1])
-        left[at] = (part, left[at][1] - number)
-    return [(size, there) for size, there in left if there]
 
 
 def count(slices: Sequence[Slice]) -> int:

@@ -6,46 +6,127 @@ from collections.abc import Mapping, Sequence
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.slots import Request, add, count, fits
+from service.domain.scheduling.placement.slots import EPSILON, Request, add, fits
 from service.domain.scheduling.placement.topology import Topology
 
+Free = Mapping[str, Mapping[str, float]]
+"""The resources of nodes, by their ids."""
+Sort = tuple[int, Mapping[str, float]]
+"""A number of ranks with equal slots, and their bundle."""
 
-def place_unlike(
-    request: Request, free: Mapping[str, Mapping[str, float]], topology: Topology
-) -> tuple[Slice, ...]:
+MOST_TRIED = 2_000
+"""Steps of a search."""
+
+
+def place_unlike(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
     """Slices of all ranks, in the order of the ranks, each near those placed before; none if they
-    have no room together. free: the resources of nodes, by their ids."""
-    runs = request.runs
-    alike = [at for at, (_, bundle) in enumerate(runs) if bundle is request.bundle]
-    own = [at for at in range(len(runs)) if at not in alike]
-    own.sort(key=lambda at: _size(runs[at][1]), reverse=True)
+    have no room together. A long search is given up, as if they had none."""
+    sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
+    sorts.append((request.num_alike, request.bundle))
+    alike = len(sorts) - 1
+    own = sorted(range(alike), key=lambda at: _size(sorts[at][1]), reverse=True)
     # Ranks without resources of their own may have taken the only room that the others could use.
-    for order in ([*alike, *own], [*own, *alike]):
-        if found := _place([runs[at] for at in order], free, topology):
-            of_run = dict(zip(order, found, strict=True))
-            return tuple(part for at in range(len(runs)) for part in of_run[at])
-    return ()
+    for order in ([alike, *own], [*own, alike]):
+        if found := _place([sorts[at] for at in order], free, topology):
+            return _in_order(request, dict(zip(order, found, strict=True)))
+    found = _Search([sorts[at] for at in (*own, alike)], free).found()
+    return _in_order(request, dict(zip((*own, alike), found, strict=True))) if found else ()
 
 
 def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
     return bundle.get("CPU", 0.0), bundle.get("memory", 0.0)
 
 
-def _place(
-    runs: Sequence[tuple[int, Mapping[str, float]]],
-    free: Mapping[str, Mapping[str, float]],
-    topology: Topology,
-) -> list[tuple[Slice, ...]]:
-    """Of each run of ranks with equal bundles; empty if one has no room."""
+def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple[Slice, ...]:
+    """of_sort: the slices of each role, and then of all other ranks."""
+    others, found, rank = list(of_sort[len(request.roles)]), [], 0
+
+    def take(number: int) -> None:
+        while number:
+            part = others.pop(0)
+            chosen = min(number, part.num_workers)
+            found.append(Slice(part.node_id, chosen))
+            if part.num_workers > chosen:
+                others.insert(0, Slice(part.node_id, part.num_workers - chosen))
+            number -= chosen
+
+    for at, role in enumerate(request.roles):
+        take(role.first_rank - rank)
+        found += of_sort[at]
+        rank = role.first_rank + role.number
+    take(request.num_workers - rank)
+    return tuple(found)
+
+
+def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[Slice, ...]]:
+    """Of each sort, in this order; empty if one has no room."""
     left = {node_id: dict(has) for node_id, has in free.items()}
     found: list[tuple[Slice, ...]] = []
-    for number, bundle in runs:
+    for number, bundle in sorts:
         sizes = {node_id: size for node_id, has in left.items() if (size := fits(bundle, has))}
         if sum(sizes.values()) < number:
             return []
         near = [part.node_id for slices in found for part in slices]
-        found.append(Placement(topology, sizes).pack(number, near))
-        assert count(found[-1]) == number
+        found.append(Placement(topology, sizes).pack(number, near) if number else ())
         for part in found[-1]:
             add(left[part.node_id], bundle, -part.num_workers)
     return found
+
+
+class _Search:
+    """Tries numbers of each sort on each node, one after the other."""
+
+    def __init__(self, sorts: Sequence[Sort], free: Free) -> None:
+        self._sorts = sorts
+        self._left = {
+            node_id: dict(has)
+            for node_id, has in sorted(free.items())
+            if any(fits(bundle, has) for _, bundle in sorts)
+        }
+        self._nodes = list(self._left)
+        self._chosen: list[list[Slice]] = [[] for _ in sorts]
+        self._known: set[tuple[object, ...]] = set()
+        """Where it was in vain."""
+
+    def found(self) -> list[tuple[Slice, ...]]:
+        """Of each sort; empty if they have no room together, or none was found."""
+        could = all(number <= self._room(bundle, 0) for number, bundle in self._sorts)
+        if not could or not self._has_enough() or not self._fill(0, 0, self._sorts[0][0]):
+            return []
+        return [tuple(reversed(slices)) for slices in self._chosen]
+
+    def _has_enough(self) -> bool:
+        """Whether there is enough of each resource, wherever that is."""
+        needed: dict[str, float] = {}
+        for number, bundle in self._sorts:
+            add(needed, bundle, number)
+        return all(
+            sum(has.get(name, 0.0) for has in self._left.values()) + EPSILON >= amount
+            for name, amount in needed.items()
+        )
+
+    def _room(self, bundle: Mapping[str, float], first: int) -> int:
+        """On all nodes from this one on."""
+        return sum(fits(bundle, self._left[node_id]) for node_id in self._nodes[first:])
+
+    def _fill(self, sort: int, at: int, number: int) -> bool:
+        """Choose nodes for so many of a sort, from this node on, and then for all further sorts."""
+        if not number:
+            last = sort + 1 == len(self._sorts)
+            return last or self._fill(sort + 1, 0, self._sorts[sort + 1][0])
+        state = sort, at, number, *(tuple(has.values()) for has in self._left.values())
+        if state in self._known or len(self._known) >= MOST_TRIED:
+            return False
+        bundle = self._sorts[sort][1]
+        if self._room(bundle, at) >= number:
+            node_id = self._nodes[at]
+            before = self._left[node_id]
+            for here in range(min(number, fits(bundle, before)), -1, -1):
+                self._left[node_id] = dict(before)
+                add(self._left[node_id], bundle, -here)
+                if self._fill(sort, at + 1, number - here):
+                    self._chosen[sort] += [Slice(node_id, here)] if here else []
+                    return True
+            self._left[node_id] = before
+        self._known.add(state)
+        return False

@@ -52,6 +52,8 @@ class Departures:
         self.targets: dict[str, int] = {}
         """The sizes of jobs whose size is chosen."""
         self.asked: list[Preempt | Shrink] = []
+        self._grown: set[str] = set()
+        """Groups that this plan gives slots: it asks them for none."""
 
     def from_nodes(self, slices: Sequence[Slice]) -> tuple[str, ...]:
         """The jobs that leave slots on the nodes of these slices, those first that were asked
@@ -133,6 +135,10 @@ class Departures:
         self.backfill.leaves(name)
         self._expect(running, running.slices)
 
+    def keeps(self, job_id: str) -> None:
+        """The group is given slots."""
+        self._grown.add(job_id)
+
     def make_room(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Have running jobs leave slots for this one; False where not enough may be asked. Jobs
         whose sizes are chosen leave none to each other but by these."""
@@ -143,7 +149,8 @@ class Departures:
         tried = self._unevictable.get(key)
         if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False
-        kept = self._leaving.keys() | self.targets.keys() if is_sized else self._leaving
+        kept = self._grown | self._leaving.keys()
+        kept |= self.targets.keys() if is_sized else set()
         candidates = self._candidates.of(rank, kept)
         found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
         if not found.asks:

@@ -33,12 +33,13 @@ or whose array runs as many jobs as it may, reserves nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from service.config.node_types import OPEN
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.gangs import Gangs
-from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node
+from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node, is_open
 from service.domain.scheduling.policy.ranking import Ranking, at_the_front
 from service.domain.scheduling.policy.records import Decision, Growing, Snapshot, Stay, Wait
 from service.domain.scheduling.policy.round import Round, waits_for_jobs
@@ -59,7 +60,9 @@ def plan(
     nevertheless.
     """
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    gangs = Gangs(slots.total_of(node.total for node in accepted))
+    # Shares of jobs are those of the nodes that all may use.
+    gangs = Gangs(slots.total_of(node.total for node in accepted if is_open(node.total)))
+    snapshot, unsound = _without_unsound(snapshot, gangs, on_error)
     of_queue = [gangs.of(job.request) for job in snapshot.queue]
     for group in snapshot.growing:
         gangs.of(group.request)
@@ -98,14 +101,15 @@ def plan(
             on_error(group.job_id, error)
             return Stay(group.job_id, _not_planned(error))
 
-    standing_by = [of_group(round_.serve, group) for group in snapshot.growing if group.lacking]
+    groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
+    standing_by = [of_group(round_.serve, group) for group in groups if group.lacking]
     if obstacle is not None:
         waits = [
             waits_for_jobs(job, position) if job.after else Wait(job.job_id, obstacle, position)
             for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
         ]
-        others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
-        return [*waits, *kept, *standing_by, *others]
+        others = [Stay(g.job_id, obstacle) for g in groups if not g.lacking]
+        return [*waits, *kept, *unsound, *standing_by, *others]
     decisions: list[Decision] = []
     position = 1
     for at in queue:
@@ -118,9 +122,23 @@ def plan(
         position += isinstance(decision, Wait)
         decisions.append(decision)
     round_.end_queue()
-    groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [of_group(round_.grow, group) for group in groups if not group.lacking]
-    return [*decisions, *kept, *standing_by, *grown, *round_.departures.asked]
+    return [*decisions, *kept, *unsound, *standing_by, *grown, *round_.departures.asked]
+
+
+def _without_unsound(
+    snapshot: Snapshot, gangs: Gangs, on_error: OnError
+) -> tuple[Snapshot, list[Wait]]:
+    """The snapshot without the waiting jobs whose requests raise errors, and these jobs' waits."""
+    sound, unsound = [], []
+    for job in snapshot.queue:
+        try:
+            gangs.of(job.request)
+            sound.append(job)
+        except Exception as error:
+            on_error(job.job_id, error)
+            unsound.append(Wait(job.job_id, _not_planned(error), None))
+    return (replace(snapshot, queue=tuple(sound)) if unsound else snapshot), unsound
 
 
 def _not_planned(error: Exception) -> Reason:

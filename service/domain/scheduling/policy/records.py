@@ -73,10 +73,6 @@ class Growing:
         """Workers up to its full size."""
         return self.request.num_workers - count(self.slices)
 
-    @property
-    def node_ids(self) -> list[str]:
-        return [part.node_id for part in self.slices]
-
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -122,7 +118,8 @@ class Wait:
     job_id: str
     reason: Reason
     position: int | None
-    """Place in the queue, 1 being next; None of a job that is held."""
+    """Place in the queue, 1 being next; None of a job that is held or has a request that raises an
+    error."""
     blocked_by: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
     """Slots that are kept for it until others have left them."""

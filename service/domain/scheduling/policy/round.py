@@ -77,7 +77,9 @@ class Round:
     def serve(self, group: Growing) -> Decision:
         """Give a group that lacks workers all of them, of any free slots."""
         gang, lacking = self._gangs.of(group.request), group.lacking
-        slices = self._free.pack_near(gang.kind, lacking, lacking, group.node_ids)
+        if (stay := self._asked_for_slots(group)) is not None:
+            return stay
+        slices = self._free.pack_near(gang.kind, lacking, lacking, group.slices)
         if slices is not None:
             return self._grow(group, gang, slices)
         how = "trains on without" if group.trains else "stands by for"
@@ -230,6 +232,8 @@ class Round:
         gang = self._gangs.of(group.request)
         kind = gang.kind
         most, held = group.most, count(group.slices)
+        if (stay := self._asked_for_slots(group)) is not None:
+            return stay
         if group.job_id in self._targets:
             most = min(most, self._targets[group.job_id] - held)
         if most <= 0:
@@ -242,27 +246,43 @@ class Round:
             if not room.workers:
                 return Stay(group.job_id, room.reason(sentence), room.holders)
             most = min(most, room.workers)
-        slices = self._open.now.pack_near(kind, 1, most, group.node_ids)
+        slices = self._open.now.pack_near(kind, 1, most, group.slices)
         if slices is not None:
             if limits is not None:
                 limits.take(group.job_id, kind, count(slices))
             return self._grow(group, gang, slices)
         return Stay(group.job_id, *self._why_no_more(sentence, group, gang, 1))
 
+    def _asked_for_slots(self, group: Growing) -> Stay | None:
+        """Nothing for a group that this plan asks for slots."""
+        asked = next((ask for ask in self.departures.asked if ask.job_id == group.job_id), None)
+        if asked is None:
+            return None
+        message = "gets no more slots while it is asked for some"
+        ahead = () if asked.because_of == group.job_id else (asked.because_of,)
+        return Stay(group.job_id, Reason("asked_for_slots", message), ahead)
+
     def _why_no_more(
         self, sentence: str, group: Growing, gang: Gang, least: int
     ) -> tuple[Reason, tuple[str, ...]]:
-        free = self._free.room_near(gang.kind, group.node_ids)
+        free = self._free.room_near(gang.kind, group.slices)
         return self._obstacles.why(sentence, group.job_id, gang.kind, least, free)
 
     def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
-        self._take(group.job_id, gang.kind, slices)
+        self._take(group.job_id, gang.kind, slices, group.slices)
+        self.departures.keeps(group.job_id)
         num_workers = count(group.slices) + count(slices)
         batch_size = self.departures.batch_size(group.job_id, gang.kind, num_workers)
         return Grow(group.job_id, slices, batch_size)
 
-    def _take(self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...]) -> None:
-        self._stock.take(kind, slices)
+    def _take(
+        self,
+        job_id: str,
+        kind: WorkerKind,
+        slices: tuple[Slice, ...],
+        held: tuple[Slice, ...] = (),
+    ) -> None:
+        self._stock.take(kind, slices, held)
         self._obstacles.hold(job_id, slices)
 
     def _set_aside(self, job_id: str, gang: Gang, most: int, is_impatient: bool = True) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
-from service.domain.scheduling.placement.pools import Pool
+from service.domain.scheduling.placement.pools import Amounts, Pool
 from service.domain.scheduling.placement.slots import Request
 from service.domain.scheduling.rules.order import Rank
 from service.domain.scheduling.rules.shares import Turn
@@ -218,8 +218,8 @@ class SlotCheck:
         self._kind = kind
         self._pool = pool
         self._gangs = gangs
-        self._nodes: dict[str, tuple[list[float], int] | None] = {}
-        """The free resources of a node, and the room that they have."""
+        self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
+        """The free resources of a node, those of them that are set aside, and the room."""
         self._parts: dict[str, list[tuple[float, int]]] = {}
         """The parts of GPUs that jobs have on a node then."""
         self._rooms = pool.rooms(kind)
@@ -234,15 +234,15 @@ class SlotCheck:
         kind = self._gangs.of(ask.running.request).kind
         for part, vector in kind.vectors(ask.slices):
             if part.node_id not in self._nodes:
-                free = self._pool.at(part.node_id)
-                self._nodes[part.node_id] = None if free is None else (free, self._kind.fits(free))
+                at = self._pool.at(part.node_id)
+                self._nodes[part.node_id] = None if at is None else (*at, self._kind.fits(*at))
                 self._parts[part.node_id] = self._pool.parts_soon(part.node_id)
             there = self._nodes[part.node_id]
             if there:
-                parts = self._parts[part.node_id]
-                found, left = self._pool.given_back(there[0], kind, vector, part, parts, sign)
-                self._parts[part.node_id], free = left, list(found)
-                fitting = self._kind.fits(free)
+                (free, aside, before), parts = there, self._parts[part.node_id]
+                free, left = self._pool.given_back(free, vector, part, parts, sign)
+                fitting = self._kind.fits(free, aside)
                 place = self._pool.place_of(self._kind, part.node_id)
-                self._rooms[place] = self._rooms.get(place, 0) + fitting - there[1]
-                self._nodes[part.node_id] = free, fitting
+                self._rooms[place] = self._rooms.get(place, 0) + fitting - before
+                self._nodes[part.node_id] = free, aside, fitting
+                self._parts[part.node_id] = left

@@ -44,7 +44,7 @@ def test_the_room_is_what_fits_on_each_node_beside_what_is_set_aside(seed: int) 
             change(kind, slices)
         for pool in (offer.now, offer.soon):
             asked = chance.choice(kinds)
-            room = sum(asked.fits(pool.at(node.id) or ()) for node in nodes)
+            room = sum(asked.fits(*(pool.at(node.id) or ((),))) for node in nodes)
             assert pool.has(asked, max(1, room)) == (room > 0)
             assert not pool.has(asked, room + 1)
             assert pool.room(asked) == room

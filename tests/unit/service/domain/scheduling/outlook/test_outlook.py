@@ -22,7 +22,7 @@ from service.domain.scheduling.outlook.simulation import (
     Simulation,
 )
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.placement.slots import with_shared_gpus
+from service.domain.scheduling.placement.shared_gpus import with_shared_gpus
 from service.domain.scheduling.policy import Preempt, Request, Shrink, Start, WaitingJob, plan
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.eviction import MIN_RUN_S, RunningJob

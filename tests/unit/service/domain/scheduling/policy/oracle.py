@@ -471,12 +471,17 @@ class Oracle:
         if isinstance(decision, Grow):
             assert count(decision.slices) == group.lacking
             self.takes(group, decision)
+            self.asked.add(group.job_id)  # by nobody, since it is given slots
             return
         assert room < group.lacking
         self.stand_by = True
         self.set_aside(group.request, group.lacking, both=True)
 
     def grown(self, group: Growing, decision: Grow | Stay) -> None:
+        if group.job_id in self.asked:
+            assert isinstance(decision, Stay)
+            assert decision.reason.code == "asked_for_slots"
+            return
         most = min(group.most, *(self.left_under(group, of_user=of) for of in (True, False)))
         room = self.room_near(group, self.less_aside(self.now_free, passes=False))
         if isinstance(decision, Grow):

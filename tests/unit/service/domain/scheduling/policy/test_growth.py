@@ -11,6 +11,7 @@ import pytest
 
 from dray.spec import Elastic, Resources
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import count, held_on, offered, request_of
 from service.domain.scheduling.policy import (
     Decision,
@@ -20,6 +21,8 @@ from service.domain.scheduling.policy import (
     Impossible,
     Node,
     Request,
+    RunningJob,
+    Shrink,
     Snapshot,
     Start,
     Stay,
@@ -170,6 +173,59 @@ def test_who_stands_by_gets_what_it_lacks_and_no_more() -> None:
     lost = group("a", 4, Slice("n", 1), lacking=1, least=2)
     decisions = planned(job("b", 2), nodes=[node("n", 3, CPU=4.0)], growing=(lost,))
     assert decisions == [Start("b", (Slice("n", 2),)), Grow("a", (Slice("n", 1),))]
+
+
+def test_of_two_that_stand_by_the_more_urgent_is_served_first_and_then_the_earlier() -> None:
+    nodes = [node("n", free=1.0, CPU=3.0)]
+    late = group("late", 2, Slice("n", 1), lacking=1, seq=2)
+    for first in (
+        group("first", 2, Slice("n", 1), lacking=1, seq=1),
+        group("first", 2, Slice("n", 1), lacking=1, seq=3, priority=60),
+    ):
+        found = planned(nodes=nodes, growing=(late, first))
+        assert [each.job_id for each in found if isinstance(each, Grow)] == ["first"]
+
+
+def test_a_group_that_gets_what_it_lacks_leaves_for_nobody_in_the_same_plan() -> None:
+    lacks = group("lacks", 2, Slice("n", 1), lacking=1, least=None)
+    runs = RunningJob(
+        *("lacks", 50, 0, Request(1, CPU), lacks.slices, 1000.0), left_s=9e4, yields=True
+    )
+    urgent = elastic("urgent", 2, 2, priority=60)
+    nodes = [node("n", free=2.0, CPU=3.0)]
+    wait, grow = planned(urgent, nodes=nodes, growing=(lacks,), running=(runs,))
+    assert grow == Grow("lacks", (Slice("n", 1),))
+    assert isinstance(wait, Wait)
+    assert wait.reason.code == "waiting_for_slots"
+
+
+def test_a_group_that_is_asked_for_slots_gets_none_in_the_same_plan() -> None:
+    small = group("small", 3, Slice("n", 1), Slice("n", 1))
+    runs = RunningJob(
+        *("small", 50, 0, Request(2, CPU), small.slices, 1000.0),
+        yields=True,
+        spare=(Slice("n", 1),),
+    )
+    nodes = [node("n", free=1.0, CPU=3.0), node("m", free=1.0, CPU=1.0, GPU=1.0)]
+    wide = WaitingJob("wide", 0, 50, 9, Request(2, CPU, required_level="node"))
+    wait, stay, shrink = planned(wide, nodes=nodes, growing=(small,), running=(runs,))
+    assert isinstance(wait, Wait)
+    assert isinstance(shrink, Shrink)
+    assert isinstance(stay, Stay)
+    assert (stay.reason.code, stay.blocked_by) == ("asked_for_slots", ("wide",))
+
+
+@pytest.mark.parametrize(("gpus", "more"), [(1, 0), (2, 1), (3, 2)])
+def test_a_group_on_parts_of_gpus_grows_on_others_of_its_node(gpus: int, more: int) -> None:
+    part = {"GPU": 0.25}
+    small = Growing("g", 1, 50, 0, Request(3, part, 1), (Slice("n", 1),))
+    holders = (Holder("g", small.slices, part),)
+    total = {"GPU": float(gpus)}
+    free = with_shared_gpus(offered(total, total, held_on("n", holders)), parts_on("n", holders))
+    there = (Node("n", total, free),)
+    (found,) = plan(Snapshot((), there, True, holders, growing=(small,)), NOW)
+    assert isinstance(found, Grow if more else Stay)
+    assert not more or found == Grow("g", (Slice("n", more),))
 
 
 def test_what_it_can_not_have_yet_is_set_aside_for_who_stands_by() -> None:

@@ -9,14 +9,8 @@ import pytest
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.pools import Pool, Stock, When
-from service.domain.scheduling.placement.slots import (
-    add,
-    fits,
-    held_on,
-    offered,
-    parts_on,
-    with_shared_gpus,
-)
+from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
+from service.domain.scheduling.placement.slots import add, fits, held_on, offered
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy import (
     Decision,
@@ -65,6 +59,31 @@ def test_a_node_carries_as_many_workers_of_a_job_as_it_has_gpus() -> None:
         "needs 2 workers of 0.5 GPU, but the whole cluster has room for 1 at once, "
         "each on another GPU"
     )
+
+
+@pytest.mark.parametrize("first", [0.15, 0.35])
+def test_parts_that_start_together_are_counted_on_one_gpu(first: float) -> None:
+    parts = [job("a", 1, {"GPU": first}, 1), job("b", 1, {"GPU": 0.5 - first}, 2)]
+    assert started(decide(*parts, job("w", 2, WHOLE, 3), gpus=3)) == ["a", "b", "w"]
+    assert started(decide(*parts, job("w", 3, WHOLE, 3), gpus=3)) == ["a", "b"]
+
+
+def test_parts_that_fit_only_when_they_are_spread_leave_room_for_another() -> None:
+    """Packed on the fullest GPUs, the largest first, they would need four."""
+    sizes = [(0.45, 1), (0.45, 1), (0.2, 3), (0.2, 2)]
+    held = [holder(f"h{at}", number, {"GPU": size}) for at, (size, number) in enumerate(sizes)]
+    assert started(decide(job("a", 1, {"GPU": 0.1}), gpus=3, holders=held)) == ["a"]
+    assert started(decide(job("w", 1, WHOLE), gpus=3, holders=held)) == []
+    assert started(decide(job("w", 1, WHOLE), gpus=5, holders=held)) == ["w"]
+
+
+def test_silos_on_one_node_are_on_gpus_of_their_own() -> None:
+    home = ("label:home=a",)
+    total = {"GPU": 4.0, home[0]: 1.0}
+    silos = WaitingJob("a", 0, 50, 0, Request(3, {"GPU": 0.15}, homes=(home, home)))
+    queue = (silos, job("w", 2, WHOLE, 1))
+    facts = Snapshot(queue, (Node("n", total, total),), connected=True)
+    assert started(plan(facts, NOW)) == ["a"]
 
 
 def test_two_jobs_share_the_gpus() -> None:

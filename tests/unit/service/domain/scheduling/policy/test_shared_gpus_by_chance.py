@@ -12,7 +12,8 @@ from fractions import Fraction
 import pytest
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.placement.slots import held_on, offered, parts_on, with_shared_gpus
+from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
+from service.domain.scheduling.placement.slots import held_on, offered
 from service.domain.scheduling.policy import (
     Decision,
     Holder,

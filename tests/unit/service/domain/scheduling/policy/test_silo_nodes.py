@@ -127,6 +127,19 @@ def test_a_silo_gives_the_only_open_node_to_who_aggregates() -> None:
     assert [part.node_id for part in decision.slices] == ["a", "b"]
 
 
+def test_closed_nodes_do_not_change_the_order_of_others() -> None:
+    """On the open nodes the first job has the larger share, on all of them the smaller one."""
+    there = [Node.labelled("open", {"CPU": 4.0, "GPU": 8.0}, {"CPU": 0.0, "GPU": 8.0}, {})]
+    many = Node.labelled("s", {"CPU": 96.0}, {"CPU": 96.0}, {SILO_LABEL: "true"})
+    queue = (
+        waits("j0", Request(1, {"CPU": 3.0, "GPU": 1.0}), left_s=3600.0, waited_s=0.0),
+        waits("j1", Request(1, {"CPU": 1.0, "GPU": 4.0}), left_s=3600.0, waited_s=0.0),
+    )
+    for nodes in (there, [*there, many]):
+        found = plan(Snapshot(queue, tuple(nodes), connected=True), NOW)
+        assert [each.job_id for each in found] == ["j1", "j0"]
+
+
 def test_sentences_name_the_nodes_that_are_kept() -> None:
     closed = [node(f"s{n}", closed=True, hospital="north") for n in range(2)]
     (decision,) = decide([*closed, node("open", free=0.0)], Request(1, CPU))

@@ -11,6 +11,7 @@ import pytest
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import RoleSlots, Slice, by_bundle
 from service.domain.scheduling import autoscaling
+from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import (
     amounts_of,
     held_on,
@@ -183,3 +184,76 @@ def test_an_autoscaler_is_asked_for_the_slots_of_both() -> None:
     demand = autoscaling.demand(found, decisions, (), to_come, in_use=())
     assert dict(demand.bundles) == {tuple(sorted(ON_GPUS.items())): 2, (("CPU", 4.0),): 1}
     assert demand.nodes_of == {"job": 1}
+
+
+GIB = 2.0**30
+
+
+@pytest.mark.parametrize(
+    ("nodes", "request_"),
+    [
+        (
+            (node("a", CPU=4.0, memory=4 * GIB), node("b", CPU=7.0, memory=2 * GIB)),
+            Request(
+                5,
+                {"CPU": 3.0},
+                roles=(
+                    RoleSlots("chief", 0, 2, {"CPU": 1.0, "memory": 2 * GIB}),
+                    RoleSlots("server", 2, 1, {"CPU": 4.0, "memory": 2 * GIB}),
+                    RoleSlots("ps", 3, 1, {"CPU": 2.0}),
+                ),
+            ),
+        ),
+        (
+            (node("a", CPU=11.0, memory=4 * GIB), node("b", CPU=6.0, memory=8 * GIB)),
+            Request(
+                5,
+                {"CPU": 1.0, "memory": 3 * GIB},
+                roles=(
+                    RoleSlots("chief", 1, 2, {"CPU": 2.0, "memory": 2 * GIB}),
+                    RoleSlots("server", 3, 1, {"CPU": 4.0, "memory": 2 * GIB}),
+                ),
+            ),
+        ),
+    ],
+)
+def test_roles_that_fit_in_one_way_alone_start(nodes: Any, request_: Request) -> None:
+    (start,) = decide(*nodes, jobs=(job(request=request_),))
+    assert isinstance(start, Start)
+    holder = Holder("job", start.slices, request_.bundle, roles=request_.roles)
+    for each in nodes:
+        held = held_on(each.id, [holder])
+        assert all(held[name] <= each.total[name] for name in held)
+
+
+SHARING = Request(3, {"CPU": 1.0, "GPU": 0.25}, roles=(RoleSlots("chief", 1, 1, {"CPU": 1.0}),))
+"""A worker, a chief without a GPU, and another worker."""
+
+
+def test_workers_on_both_sides_of_a_role_are_on_gpus_of_their_own() -> None:
+    (start,) = decide(
+        *(node(name, CPU=8.0, GPU=1.0) for name in "ab"), jobs=(job(request=SHARING),)
+    )
+    assert isinstance(start, Start)
+    first, _, last = start.slices
+    assert {first.node_id, last.node_id} == {"a", "b"}
+
+
+def test_a_role_without_a_gpu_takes_no_part_of_one() -> None:
+    part = Request(1, {"GPU": 0.8})
+    jobs = (job("a", SHARING, 0), job("b", part, 1), job("c", part, 2))
+    found = decide(node("n", CPU=8.0, GPU=3.0), jobs=jobs)
+    assert [type(each) for each in found] == [Start, Start, Wait]
+    held = Holder("a", (Slice("n", 1),) * 3, SHARING.bundle, roles=SHARING.roles)
+    free = {"CPU": 5.0, "GPU": 2.5}
+    there = Node("n", {"CPU": 8.0, "GPU": 3.0}, with_shared_gpus(free, parts_on("n", [held])))
+    found = decide(there, jobs=jobs[1:], holders=(held,))
+    assert [type(each) for each in found] == [Start, Wait]
+
+
+def test_a_part_has_no_room_on_gpus_of_which_others_have_most() -> None:
+    held = Holder("a", (Slice("n", 3),), {"GPU": 0.8})
+    free = {"CPU": 8.0, "GPU": 0.6}
+    there = Node("n", {"CPU": 8.0, "GPU": 3.0}, with_shared_gpus(free, parts_on("n", [held])))
+    (found,) = decide(there, jobs=(job(request=SHARING),), holders=(held,))
+    assert isinstance(found, Wait)

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from service.domain.scheduling.policy import Decision, Snapshot, Start, Wait, WaitingJob, plan
+from service.domain.scheduling.policy import (
+    Decision,
+    Request,
+    Snapshot,
+    Start,
+    Wait,
+    WaitingJob,
+    plan,
+)
 from service.domain.scheduling.policy.round import Round
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency, Prospect, prospect
 from tests.unit.service.domain.scheduling.policy.test_policy import NOW, job, node, started
@@ -133,6 +141,21 @@ def test_a_job_that_can_not_be_planned_stops_no_other(monkeypatch: pytest.Monkey
         "can't be planned: the scheduler has an error (AssertionError), which its log shows; it is "
         "tried again in each round"
     )
+
+
+class Broken(Request):
+    @property
+    def least(self) -> int:
+        raise ArithmeticError("on purpose")
+
+
+def test_a_request_that_raises_an_error_stops_no_other() -> None:
+    broken = replace(job("b", seq=2), request=Broken(1, {"CPU": 2.0}))
+    jobs = (job("a"), broken, job("c", seq=3))
+    decisions = plan(Snapshot(jobs, (node("n", CPU=8.0),), True), NOW)
+    assert started(decisions) == ["a", "c"]
+    (waits,) = [one for one in decisions if isinstance(one, Wait)]
+    assert (waits.reason.code, waits.position) == ("not_planned", None)
 
 
 def test_a_job_waits_for_an_agent_that_starts_and_not_for_a_refused_node() -> None:
