@@ -505,6 +505,11 @@ class RankTask(Seat):
         """The files of the rounds of a federated job whose clients are outside of the cluster."""
         return f"{self.folder_url.rpartition('/')[0]}/rounds"
 
+    @property
+    def series_names_url(self) -> str:
+        """The names of the series that were found in files of this rank, by all attempts."""
+        return f"{self.folder_url.rpartition('/')[0]}/series-names/rank-{self.rank:05d}.json"
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

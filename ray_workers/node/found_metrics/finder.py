@@ -14,6 +14,7 @@ from dray.train.spool import SpoolWriter
 from ray_workers.node.found_metrics.files import MetricFiles
 from ray_workers.node.found_metrics.lines import LinePatterns, TrainerLines
 from ray_workers.node.found_metrics.points import FoundPoint
+from ray_workers.node.found_metrics.stored_names import StoredNames
 from ray_workers.shared.contracts import FrameKind, RankTask
 from ray_workers.shared.folders.script_paths import output_dir
 
@@ -49,7 +50,9 @@ class MetricFinder:
         self._patterns = LinePatterns(patterns) if patterns else None
         self._trainer = TrainerLines() if "transformers" in sources else None
         folders = [Path(task.work_dir), output_dir(Path(task.folders_dir))]
-        self._files = MetricFiles(folders, sources, since) if sources & set(FILES) else None
+        names = StoredNames(task.series_names_url)
+        has_files = bool(sources & set(FILES))
+        self._files = MetricFiles(folders, sources, since, names) if has_files else None
         self._reading: asyncio.Task[None] | None = None
         self._has_ended = asyncio.Event()
 

@@ -337,6 +337,7 @@ async def test_each_step_of_a_key_is_reported_once(
         spool_dir=str(spool_dir),
         work_dir=str(work_dir),
         folders_dir=str(tmp_path / "folders"),
+        folder_url=str(tmp_path / "job" / "checkpoint-folder"),
         spec={"metrics": [metric(name="loss", pattern=r"loss (\S+)", step=r"^(\d+)")]},
     )
     found = MetricFinder(task, since=0.0)
