@@ -46,14 +46,18 @@ class LogPump:
         self._tail: deque[tuple[int, Line]] = deque()
         """Lines, with their numbers, that found no room on the spool, oldest first."""
         self._tail_bytes = 0
-        self._saw: Callable[[str], None] | None = None
+        self._saw: Callable[[str], None] = _ignore
+        self._logged: Callable[[str], None] = _ignore
         os.set_blocking(output, False)
         asyncio.get_running_loop().add_reader(output, self._pump)
         self._draining = asyncio.ensure_future(self._drain_now_and_then())
 
-    def show_to(self, saw: Callable[[str], None]) -> None:
-        """Call this with each line that the process draws, also with those that are drawn over."""
-        self._saw = saw
+    def show_to(
+        self, saw: Callable[[str], None], logged: Callable[[str], None] | None = None
+    ) -> None:
+        """saw: is called with each line that the process draws, also with those that are drawn
+        over. logged: with each line of the log."""
+        self._saw, self._logged = saw, logged or _ignore
 
     def mask(self, masker: Masker) -> None:
         """Write no value of these secrets, also where the process prints one."""
@@ -84,10 +88,10 @@ class LogPump:
         for line in lines:
             self._add(line)
             self._show(line.text)
+            self._logged(line.text)
         drawn, self._redraws.drawn = self._redraws.drawn, []
-        if self._saw is not None:
-            for text in drawn:
-                self._saw(text)
+        for text in drawn:
+            self._saw(text)
         with contextlib.suppress(OSError):
             sys.stdout.flush()
 
@@ -156,6 +160,10 @@ class LogPump:
         self._write(self._redraws.finish())
         self._drain(vital=True)
         self._spool.close()
+
+
+def _ignore(_: str) -> None:
+    """Nobody looks at the lines."""
 
 
 class ClosedLogPump(LogPump):

@@ -117,7 +117,7 @@ class RankActor:
         )
         self._log.mask(masker)
         if self._finder is not None:
-            self._log.show_to(self._finder.saw)
+            self._log.show_to(self._finder.saw, self._finder.logged)
             self._finder.begin()
         gauges = asyncio.sleep(0) if is_silo else export_progress(task, self._timings)
         self._gauges = asyncio.ensure_future(gauges)
