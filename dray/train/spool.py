@@ -104,12 +104,15 @@ class SpoolWriter:
         self._waiting: deque[bytes] = deque()
         """Frames that found no room on the disk, oldest first."""
 
-    def append(self, kind: str, body: Mapping[str, Any], *, vital: bool = False) -> bool:
+    def append(
+        self, kind: str, body: Mapping[str, Any], *, vital: bool = False, at: float | None = None
+    ) -> bool:
         """Add one frame; False if it was dropped for lack of room on the disk and in memory.
 
-        vital: this frame is never dropped. Such frames are few.
+        vital: this frame is never dropped. Such frames are few. at: its Unix seconds; None is now.
         """
-        line = _encode({"kind": kind, "time": time.time(), "body": body}).encode() + b"\n"
+        at = time.time() if at is None else at
+        line = _encode({"kind": kind, "time": at, "body": body}).encode() + b"\n"
         if not (self.flush() and self._add(line, vital=vital)):
             if not (vital or self._may_wait(line)):
                 self._num_dropped += 1

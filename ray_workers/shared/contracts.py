@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from dray.drills import DrillKind as DrillKind
 from dray.drills import DrillState as DrillState
@@ -51,6 +51,10 @@ def attempt_prefix(job_id: str, attempt: int) -> str:
 def folder_url(storage_url: str, job_id: str) -> str:
     """The place of the files of a script's checkpoint folder, which all attempts share."""
     return f"{storage_url.rstrip('/')}/jobs/{job_id}/checkpoint-folder"
+
+
+GUESSED: Final = "guessed/"
+"""The names of series that were guessed from what a script prints begin with this."""
 
 
 @dataclass(frozen=True)
@@ -504,6 +508,11 @@ class RankTask(Seat):
     def rounds_url(self) -> str:
         """The files of the rounds of a federated job whose clients are outside of the cluster."""
         return f"{self.folder_url.rpartition('/')[0]}/rounds"
+
+    @property
+    def series_names_url(self) -> str:
+        """The names of the series that were found in files of this rank, by all attempts."""
+        return f"{self.folder_url.rpartition('/')[0]}/series-names/rank-{self.rank:05d}.json"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

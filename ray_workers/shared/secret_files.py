@@ -95,11 +95,21 @@ class Masker:
         parts = {line for value in secrets.values() for line in [value, *value.splitlines()]}
         # Longest first, so that no value that contains another one is left in part.
         found = sorted((p for p in parts if len(p.strip()) >= MIN_MASKED), key=len, reverse=True)
+        self._values = found
         self._text = re.compile("|".join(map(re.escape, found))) if found else None
         encoded = [part.encode() for part in found]
         self._bytes = re.compile(b"|".join(map(re.escape, encoded))) if encoded else None
         self.longest = max(map(len, encoded), default=0)
         """Bytes of the longest value: a text that is cut must be cut behind so many more."""
+
+    def may_go_on(self, text: str) -> bool:
+        """Whether a text ends with the beginning of a value, which the text that follows may
+        complete."""
+        return any(
+            text.endswith(value[:length])
+            for value in self._values
+            for length in range(1, len(value))
+        )
 
     def text(self, text: str) -> str:
         return text if self._text is None else self._text.sub(MASK, text)

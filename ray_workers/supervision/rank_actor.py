@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
-import struct
-import sys
-import termios
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +20,7 @@ from typing import Any
 
 import ray
 
-from dray.train.spool import SpoolWriter, begin_count, segments
+from dray.train.spool import begin_count, segments
 from ray_workers.node import rank_environment, silo_gate
 from ray_workers.node.folders.storage_access import StorageAccess, needs_access
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
@@ -35,23 +30,14 @@ from ray_workers.node.node_address import own_address
 from ray_workers.node.secret_masking import note_secrets
 from ray_workers.node.silo_gate import Opening
 from ray_workers.shared import heartbeat
-from ray_workers.shared.contracts import FrameKind, RankTask, repr_name
+from ray_workers.shared.contracts import RankTask, repr_name
 from ray_workers.shared.heartbeat import RankAssignment
 from ray_workers.shared.peers.peer_ports import SHARE_PORTS, ReservedPort
 from ray_workers.shared.peers.store_proxy import StoreForwarder
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
+from ray_workers.supervision.log_pump import ClosedLogPump, LogPump
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
-
-LOG_TAIL_BYTES = 2 << 20
-"""The newest output, which is kept while the spool is full, and written at the end."""
-LOG_LINE_COST_BYTES = 150
-"""Memory that a line takes besides its text."""
-LOG_LINE_BYTES = 8192
-"""Longer lines are split, so that one line never fills a page of the log."""
-READ_BYTES = 8192
-"""Output that is taken at once: between two of these the actor answers its callers, also if each
-byte is a line."""
 
 
 @ray.remote(max_restarts=0)
@@ -131,7 +117,7 @@ class RankActor:
         )
         self._log.mask(masker)
         if self._finder is not None:
-            self._log.show_to(self._finder.saw)
+            self._log.show_to(self._finder.saw, self._finder.logged)
             self._finder.begin()
         gauges = asyncio.sleep(0) if is_silo else export_progress(task, self._timings)
         self._gauges = asyncio.ensure_future(gauges)
@@ -230,166 +216,6 @@ def _masker_of(task: RankTask) -> Masker:
         return Masker(read_secrets(policy.secrets_dir, names, policy.owner))
     except SecretUnavailable:
         return Masker({})
-
-
-class LogPump:
-    """Copies a process's output, line by line, to its log spool and to this actor's own log.
-
-    While the spool is full, the newest lines are kept here, and the numbers of the lines show how
-    many are missing between them and those on the spool.
-    """
-
-    def __init__(self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings) -> None:
-        self._timings = timings
-        self._spool = SpoolWriter(spool_dir.with_suffix(".log"), limit_bytes=limit_bytes)
-        self._output = output
-        self._line = 0
-        self._rest = b""
-        self._tail: deque[tuple[int, str]] = deque()
-        """Lines, with their numbers, that found no room on the spool, oldest first."""
-        self._tail_bytes = 0
-        self._saw: Callable[[str], None] | None = None
-        self._masker = Masker({})
-        os.set_blocking(output, False)
-        asyncio.get_running_loop().add_reader(output, self._pump)
-        self._draining = asyncio.ensure_future(self._drain_now_and_then())
-
-    def show_to(self, saw: Callable[[str], None]) -> None:
-        """Call this with each line."""
-        self._saw = saw
-
-    def mask(self, masker: Masker) -> None:
-        """Write no value of these secrets, also where the process prints one."""
-        self._masker = masker
-
-    def add(self, text: str) -> None:
-        """Add a line of dray's own."""
-        self._keep(self._line, text)
-        self._line += 1
-
-    def _pump(self, most: int = READ_BYTES) -> bool:
-        """Take what is there, up to so many bytes; False at the end of the output."""
-        try:
-            data = os.read(self._output, most)
-        except BlockingIOError:
-            return True
-        if not data:
-            self._close()
-            return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        # A secret that is only half there is not masked: no line is cut within so many bytes.
-        longest = LOG_LINE_BYTES + self._masker.longest
-        if len(self._rest) > longest:
-            self._rest = self._masker.data(self._rest)
-        while len(self._rest) > longest:
-            lines.append(self._rest[:LOG_LINE_BYTES])
-            self._rest = self._rest[LOG_LINE_BYTES:]
-        self._write(lines)
-        return True
-
-    def _write(self, lines: list[bytes]) -> None:
-        self._drain()
-        for line in lines:
-            text = self._masker.data(line).decode(errors="replace").rstrip("\r")
-            self.add(text)
-            if self._saw is not None:
-                self._saw(text)
-            self._show(text)
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-
-    def _show(self, text: str) -> None:
-        """In the actor's own log, which Ray shows."""
-        with contextlib.suppress(OSError):  # the disk may have no room for it
-            sys.stdout.write(text + "\n")
-
-    def _keep(self, line: int, text: str) -> None:
-        if not self._tail and self._append(line, text):
-            return
-        self._tail.append((line, text))
-        self._tail_bytes += len(text) + LOG_LINE_COST_BYTES
-        while self._tail_bytes > LOG_TAIL_BYTES:
-            self._forget_oldest()
-
-    def _append(self, line: int, text: str, *, vital: bool = False) -> bool:
-        return self._spool.append(FrameKind.LOG, {"line": line, "text": text}, vital=vital)
-
-    def _forget_oldest(self) -> None:
-        _, text = self._tail.popleft()
-        self._tail_bytes -= len(text) + LOG_LINE_COST_BYTES
-
-    def _drain(self, *, vital: bool = False) -> None:
-        """Write to the spool what found no room before. vital: beyond the spool's limit."""
-        while self._tail and self._append(*self._tail[0], vital=vital):
-            self._forget_oldest()
-
-    async def _drain_now_and_then(self) -> None:
-        """The newest lines of a burst must not wait for the process's next line."""
-        while True:
-            await asyncio.sleep(self._timings.drain_period_s)
-            self._spool.flush()
-            self._drain()
-
-    async def lines_lost_at_the_end(self) -> int:
-        """Once it is finished: how many of the last lines found no room on the disk in time."""
-        deadline = time.monotonic() + self._timings.log_room_limit_s
-        while True:
-            self._drain(vital=True)
-            self._spool.close()
-            lost = len(self._tail) + self._spool.num_waiting
-            if not lost or time.monotonic() > deadline:
-                return lost
-            await asyncio.sleep(self._timings.log_room_period_s)
-
-    def finish(self) -> None:
-        """The process is gone: take what it left in the pipe.
-
-        A process that escaped its session may hold the pipe open, and write on and on; what it
-        adds from now on is not waited for.
-        """
-        left = _num_readable(self._output) if self._output >= 0 else 0
-        while left > 0 and self._pump(min(left, READ_BYTES)):
-            left -= READ_BYTES
-        self._close()
-
-    def _close(self) -> None:
-        if self._output < 0:
-            return
-        self._draining.cancel()
-        asyncio.get_running_loop().remove_reader(self._output)
-        os.close(self._output)
-        self._output = -1
-        if self._rest:
-            self._write([self._rest])
-            self._rest = b""
-        self._drain(vital=True)
-        self._spool.close()
-
-
-class ClosedLogPump(LogPump):
-    """Keeps a silo's output on its node, up to as many characters as a spool may have bytes, and
-    passes nothing on."""
-
-    def __init__(
-        self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask
-    ) -> None:
-        super().__init__(spool_dir, output, limit_bytes, timings)
-        self._task = task
-        self._left = limit_bytes
-
-    def _keep(self, line: int, text: str) -> None:
-        self._left -= len(text)
-        if self._left >= 0:
-            silo_gate.keep(self._task, f"{text}\n")
-
-    def _show(self, text: str) -> None:
-        """Nowhere."""
-
-
-def _num_readable(pipe: int) -> int:
-    """Bytes that the pipe holds now."""
-    (number,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
-    return int(number)
 
 
 async def export_progress(task: RankTask, timings: Timings) -> None:

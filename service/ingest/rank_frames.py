@@ -7,13 +7,13 @@ attempt's own folder. `supervisor_frames` stores the frames of supervisors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import Frame, FrameKind, attempt_prefix
+from ray_workers.shared.contracts import GUESSED, Frame, FrameKind, attempt_prefix
 from ray_workers.shared.frames import (
     ArtifactReport,
     CheckpointDroppedReport,
@@ -107,10 +107,11 @@ class RankFrames:
         run = metric_columns.run_of(frames, MAX_STEP)
         if run is None or not all(map(self._may_name, run.columns)):
             return False
-        lowest = min(run.steps)
-        self._saw_step(lowest, frames[run.steps.index(lowest)], first=frames[0])
-        rank = frames[0].rank
-        if rank == 0:
+        lowest, rank = min(run.steps), frames[0].rank
+        is_guess = _are_guesses(run.columns)
+        if not is_guess:
+            self._saw_step(lowest, frames[run.steps.index(lowest)], first=frames[0])
+        if rank == 0 and not is_guess:
             self._reach(run.steps[-1], frames[-1], run.said)
             batch = {key: run.columns[key][-1] for key in step_times.OF_BATCH if key in run.columns}
             self._batch.update(batch)
@@ -170,7 +171,8 @@ class RankFrames:
 
     def _take_metrics(self, report: MetricsReport, frame: Frame) -> None:
         self._known_keys.update(report.values)
-        if frame.rank == 0:
+        is_guess = _are_guesses(report.values)
+        if frame.rank == 0 and not is_guess:
             self._reach(report.step, frame, progress_in(report))
             values = report.values
             self._batch.update({k: values[k] for k in step_times.OF_BATCH if k in values})
@@ -178,7 +180,8 @@ class RankFrames:
             self._complete_receipt([report.step], None if loss is None else [loss])
             self._check_script([report.step], {key: [v] for key, v in report.values.items()})
             self._note_times([report.step], [frame])
-        self._saw_step(report.step, frame, first=frame)
+        if not is_guess:
+            self._saw_step(report.step, frame, first=frame)
         repeats = self._may_repeat(frame)
         for key, value in report.values.items():
             self._metrics.extend(key, frame.rank, (report.step,), (value,), repeats=repeats)
@@ -351,6 +354,11 @@ def progress_in(report: MetricsReport) -> dict[str, Any]:
         speed = report.samples_per_s
         said["samples_per_s"] = speed if math.isfinite(speed) else None
     return said
+
+
+def _are_guesses(names: Collection[str]) -> bool:
+    """Whether a report has guessed metrics alone, whose steps are no progress of the job."""
+    return bool(names) and all(name.startswith(GUESSED) for name in names)
 
 
 def progress(

@@ -106,6 +106,10 @@ def submit(
             "number.",
         ),
     ] = None,
+    no_guesses: Annotated[
+        bool,
+        typer.Option("--no-guesses", help="Guess no metrics from what the program prints."),
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: train.epochs=3."),
@@ -139,6 +143,7 @@ def submit(
         "resources.num_workers": workers,
         "resources.gpus_per_worker": None if gpus is None else f"{gpus:g}",
         "resources.share_gpus": "true" if gpus is not None and 0 < gpus < 1 else None,
+        "script.guesses": "false" if no_guesses else None,
         "array.size": array,
         "array.max_running": max_running,
     }

@@ -62,6 +62,10 @@ class Script(Document):
     ended and started again; a number from 10, or a time such as `30m`. Unset, it must show two
     signs of a hang for 15 minutes."""
 
+    guesses: StrictBool = True
+    """Whether metrics are guessed from what rank 0 prints, such as `loss=0.12`, if the script
+    reports none and `metrics` names none. Their names begin with `guessed/`."""
+
     @property
     def command(self) -> str:
         """The program to run, as a person would write it."""

@@ -10,15 +10,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dray.tensorboard.event_files import Damaged, records
+from dray.train.storage_room import StorageError
 from ray_workers.node.found_metrics.event_files import scalars
 from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in, step_in
 from ray_workers.node.found_metrics.runs import Run, RunNames
+from ray_workers.node.found_metrics.stored_names import MAX_NAMES, StoredNames
 
 MAX_ENTRIES = 20_000
 """Entries that one look at the folders goes through, those nearest to the top first."""
 MAX_FILES = 1000
 READ_BYTES = 2 << 20
 """Bytes of one file that one look reads; more than the longest record."""
+MOST_LOADS = 3
+"""Looks at which the stored names are asked for; if the storage fails each time, runs are named
+anew."""
 POINTS_PER_LOOK = 20_000
 """After so many a look ends, and the next one begins with the next file."""
 MAX_HEADER_BYTES = 64 << 10
@@ -38,13 +43,22 @@ class MetricFiles:
     on. Links are not followed.
     """
 
-    def __init__(self, folders: Sequence[Path], sources: frozenset[str], since: float) -> None:
-        """since: Unix seconds."""
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        sources: frozenset[str],
+        since: float,
+        stored: StoredNames | None = None,
+    ) -> None:
+        """since: Unix seconds. stored: the names of the job's series, which earlier processes
+        gave."""
         self._folders = folders
         self._sources = sources
         self._since = since
         self._files: dict[str, _EventFile | _Table] = {}
         self._names = RunNames()
+        self._stored = stored
+        self._loads_left = MOST_LOADS if stored is not None else 0
         self._runs: dict[str, Run] = {}
         """The run of each file that is followed."""
         self._passed_over: set[str] = set()
@@ -57,6 +71,9 @@ class MetricFiles:
         for path in self._found():
             if path not in self._files:
                 self._follow(path)
+        if self._files and not self._has_names():
+            self.has_more = True
+            return []
         found: list[tuple[Run, Sequence[FoundPoint]]] = []
         num_points = 0
         self.has_more = False
@@ -74,7 +91,26 @@ class MetricFiles:
                 self._turn = (paths.index(path) + 1) % len(paths)
                 self.has_more = True
                 break
-        return self._names.named(found)
+        points = self._names.named(found)
+        if self._stored is not None:
+            # While the storage fails, the points count for more than their names.
+            with contextlib.suppress(StorageError):
+                self._stored.save(self._names.given(MAX_NAMES))
+        return points
+
+    def _has_names(self) -> bool:
+        """Whether the names that earlier processes gave are read, or given up."""
+        if self._stored is None or not self._loads_left:
+            return True
+        self._loads_left -= 1
+        try:
+            self._names = RunNames(self._stored.load())
+            self._loads_left = 0
+            for run in self._runs.values():
+                self._names.add(run)
+        except Exception as error:  # whatever a client of a storage may raise
+            print(f"the names of series can't be read: {error}", flush=True)  # noqa: T201
+        return not self._loads_left
 
     @property
     def num_passed_over(self) -> int:

@@ -10,10 +10,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from dray.train.spool import SpoolWriter
+from dray.train.spool import SpoolWriter, segments
 from ray_workers.node.found_metrics.files import MetricFiles
+from ray_workers.node.found_metrics.guesses import Guesses
 from ray_workers.node.found_metrics.lines import LinePatterns, TrainerLines
 from ray_workers.node.found_metrics.points import FoundPoint
+from ray_workers.node.found_metrics.stored_names import StoredNames
 from ray_workers.shared.contracts import FrameKind, RankTask
 from ray_workers.shared.folders.script_paths import output_dir
 
@@ -27,6 +29,10 @@ LEAST_SHARE = 100
 """Pauses between two looks at the files are so many times as long as a look."""
 END_LIMIT_S = 10.0
 """How long the files may take to be read once the process is gone."""
+GUESSES_PERIOD_S = 10.0
+"""Guesses are held for so long, and dropped if the script reports a metric meanwhile, or writes one
+to a file."""
+_METRICS_FRAME = b'{"kind":"metrics"'
 
 
 class MetricFinder:
@@ -49,17 +55,28 @@ class MetricFinder:
         self._patterns = LinePatterns(patterns) if patterns else None
         self._trainer = TrainerLines() if "transformers" in sources else None
         folders = [Path(task.work_dir), output_dir(Path(task.folders_dir))]
-        self._files = MetricFiles(folders, sources, since) if sources & set(FILES) else None
-        self._reading: asyncio.Task[None] | None = None
+        names = StoredNames(task.series_names_url)
+        has_files = bool(sources & set(FILES))
+        self._files = MetricFiles(folders, sources, since, names) if has_files else None
+        self._guesses = Guesses() if may_guess(task.spec, task.rank) else None
+        self._reports_dir = Path(task.spool_dir)
+        self._at_work: list[asyncio.Task[None]] = []
         self._has_ended = asyncio.Event()
 
     def begin(self) -> None:
         """Begin to look for files."""
         if self._files is not None:
-            self._reading = asyncio.ensure_future(self._read_until_the_end(self._files))
+            self._at_work.append(asyncio.ensure_future(self._read_until_the_end(self._files)))
+        if self._guesses is not None:
+            self._at_work.append(asyncio.ensure_future(self._release_guesses()))
+
+    def logged(self, line: str) -> None:
+        """Guess the metrics of a line of the log."""
+        if self._guesses is not None:
+            self._guesses.take(line)
 
     def saw(self, line: str) -> None:
-        """Look at a line that the process printed."""
+        """Look at a line that the process printed, or at a state of a progress bar."""
         if self._patterns is not None:
             self._report(self._patterns.take(line))
         if self._trainer is not None:
@@ -71,8 +88,8 @@ class MetricFinder:
         if self._trainer is not None:
             self._report(self._trainer.finish())
         self._has_ended.set()
-        if self._reading is not None:
-            await self._reading
+        await asyncio.gather(*self._at_work)
+        await self._leave_guesses()
         if self._spool is not None:
             self._spool.close()
         skipped = 0 if self._patterns is None else self._patterns.num_skipped
@@ -100,7 +117,28 @@ class MetricFinder:
             if not files.has_more or time.monotonic() > deadline:
                 return
 
-    def _report(self, points: Iterable[FoundPoint]) -> None:
+    async def _release_guesses(self) -> None:
+        while not self._has_ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GUESSES_PERIOD_S):
+                    await self._has_ended.wait()
+                    return
+            await self._leave_guesses()
+
+    async def _leave_guesses(self) -> None:
+        """Report the guesses so far, unless the script has metrics of its own."""
+        if self._guesses is not None and await asyncio.to_thread(_has_metrics, self._reports_dir):
+            self._guesses = None
+        if self._guesses is not None:
+            self._leave(self._guesses.release())
+
+    def _report(self, points: Sequence[FoundPoint]) -> None:
+        """Report metrics of the script's own, after which nothing is guessed."""
+        if points:
+            self._guesses = None
+            self._leave(points)
+
+    def _leave(self, points: Iterable[FoundPoint]) -> None:
         new = [point for point in points if self._is_new(point)]
         if not new:
             return
@@ -140,3 +178,16 @@ def sources_of(metrics: Metrics, rank: int) -> frozenset[str]:
 
 def _of_rank(metrics: Metrics, rank: int) -> list[Mapping[str, Any]]:
     return [metric for metric in metrics if metric["rank"] in (rank, "all")]
+
+
+def may_guess(spec: Mapping[str, Any], rank: int) -> bool:
+    """Whether metrics are guessed: of rank 0 alone, and not where the document names any."""
+    script = spec.get("script") or {}
+    return rank == 0 and bool(script) and script.get("guesses", True) and not spec.get("metrics")
+
+
+def _has_metrics(spool_dir: Path) -> bool:
+    """Whether a process has reported a metric itself. Blocks."""
+    with contextlib.suppress(OSError):
+        return any(_METRICS_FRAME in path.read_bytes() for _, path in segments(spool_dir)[-2:])
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from dray.input.patterns import compile_pattern
 from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in, step_in
@@ -17,70 +17,77 @@ SEARCH_SHARE = 0.25
 """Most time of a second that all searches take together: there are patterns and lines of which one
 search takes a tenth of a second."""
 MAX_DICT_CHARS = 4096
+Found = TypeVar("Found")
+
+
+class SearchBudget:
+    """The searches of a second, and the time that they may take."""
+
+    def __init__(
+        self,
+        per_s: float,
+        share: float,
+        clock: Callable[[], float] = time.monotonic,
+        timer: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """timer: for what a search takes; it stands still while the thread waits for a processor,
+        so an overloaded machine drops no lines."""
+        self._per_s, self._share = per_s, share
+        self._clock, self._timer = clock, timer
+        self._left, self._since = per_s, clock()
+        self._left_s = share
+
+    def take(self, searches: int) -> bool:
+        """Whether there is time for this many; what was not used of a second is gone after it."""
+        now = self._clock()
+        passed_s = now - self._since
+        self._since = now
+        self._left = min(self._per_s, self._left + passed_s * self._per_s)
+        self._left_s = min(self._share, self._left_s + passed_s * self._share)
+        if self._left < searches or self._left_s <= 0.0:
+            return False
+        self._left -= searches
+        return True
+
+    def run(self, search: Callable[[str], Found], text: str) -> Found | None:
+        """The result of a search; None without one if the time is used up."""
+        if self._left_s <= 0.0:
+            return None
+        began = self._timer()
+        try:
+            return search(text)
+        finally:
+            self._left_s -= self._timer() - began
 
 
 class LinePatterns:
     """Looks for the metrics of a document in one line after the other."""
 
     def __init__(
-        self,
-        metrics: Sequence[Mapping[str, Any]],
-        clock: Callable[[], float] = time.monotonic,
-        timer: Callable[[], float] = time.thread_time,
+        self, metrics: Sequence[Mapping[str, Any]], budget: SearchBudget | None = None
     ) -> None:
-        """metrics: `dray.spec.Metric` of patterns, as JSON data. timer: for what a search takes; it
-        stands still while the thread waits for a processor, so an overloaded machine drops no
-        lines."""
+        """metrics: `dray.spec.Metric` of patterns, as JSON data."""
         self._patterns = [
             _LinePattern(metric["name"], metric["pattern"], metric["step"]) for metric in metrics
         ]
-        self._clock = clock
-        self._timer = timer
-        self._allowed, self._since = float(SEARCHES_PER_S), clock()
-        self._allowed_s = SEARCH_SHARE
+        self._budget = budget or SearchBudget(SEARCHES_PER_S, SEARCH_SHARE)
         self.num_skipped = 0
         """Lines that were not looked at, or not for all patterns, because too many came at once or
         a search takes too long."""
 
     def take(self, line: str) -> list[FoundPoint]:
-        """The metrics in a line. Parts that a carriage return separates, as those of a progress
-        bar, are looked at one by one."""
+        """The metrics in a line, or in one state of a progress bar."""
         found: list[FoundPoint] = []
-        for part in line.split("\r") if "\r" in line else (line,):
-            if not self._may_look():
-                self.num_skipped += 1
-                break
-            if not self._look(part, found):
-                self.num_skipped += 1
-                break
-        return found
-
-    def _look(self, part: str, found: list[FoundPoint]) -> bool:
-        """Whether there was time for all patterns."""
-        began = self._timer()
+        if not self._budget.take(len(self._patterns)):
+            self.num_skipped += 1
+            return found
         for pattern in self._patterns:
-            if self._allowed_s <= 0.0:
-                return False
-            point = pattern.take(part)
-            if point is not None:
-                found.append(point)
-            ended = self._timer()
-            self._allowed_s -= ended - began
-            began = ended
-        return True
-
-    def _may_look(self) -> bool:
-        """Whether there is time for all patterns; what was not used of a second is gone after
-        it."""
-        now = self._clock()
-        passed_s = now - self._since
-        self._since = now
-        self._allowed = min(SEARCHES_PER_S, self._allowed + passed_s * SEARCHES_PER_S)
-        self._allowed_s = min(SEARCH_SHARE, self._allowed_s + passed_s * SEARCH_SHARE)
-        if self._allowed < len(self._patterns):
-            return False
-        self._allowed -= len(self._patterns)
-        return True
+            points = self._budget.run(pattern.take, line)
+            if points is None:
+                self.num_skipped += 1
+                break
+            found += points
+        return found
 
 
 class _LinePattern:
@@ -90,7 +97,7 @@ class _LinePattern:
         self._step: Any = compile_pattern(step) if step is not None else None
         self._newest = 0
 
-    def take(self, line: str) -> FoundPoint | None:
+    def take(self, line: str) -> tuple[FoundPoint, ...]:
         if self._step is not None:
             found = self._step.search(line)
             step = step_in(found.group(1) or "") if found else None
@@ -98,14 +105,14 @@ class _LinePattern:
         found = self._value.search(line)
         value = number_in(found.group(1) or "") if found else None
         if value is None:
-            return None
+            return ()
         if self._step is None:
             self._newest += 1
-        return FoundPoint(self._key, self._newest, value)
+        return (FoundPoint(self._key, self._newest, value),)
 
 
 _ENTRY = re.compile(r"'([^']{1,100})': '?([^',{}]{1,40})")
-_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Sequences by which a terminal moves its cursor, or changes colours."""
 _BAR = re.compile(r"\s*\d{1,3}%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[")
 """A bar of tqdm that has no description, as that of the Trainer."""
@@ -124,11 +131,12 @@ class TrainerLines:
         """Steps of the first bar, which is that of the training; evaluations have others."""
         self._newest = 0
 
-    def take(self, line: str) -> list[FoundPoint]:
-        return [point for part in line.split("\r") for point in self._take(part)]
+    def take(self, part: str) -> list[FoundPoint]:
+        """The metrics in a line, or in one state of a progress bar."""
+        return list(self._take(part))
 
     def _take(self, part: str) -> Iterator[FoundPoint]:
-        part = _CONTROLS.sub("", part)  # tqdm moves the cursor up before others print
+        part = CONTROLS.sub("", part)
         text = part.strip()
         if text.startswith("{'") and text.endswith("}") and len(text) <= MAX_DICT_CHARS:
             entries = dict(_ENTRY.findall(text))

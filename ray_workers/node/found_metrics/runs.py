@@ -1,14 +1,35 @@
-"""Names of the series that several runs of one process write, each run into its own folder."""
+"""Names of the series that several runs of one script write, each run into its own folder."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+import socket
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 from ray_workers.node.found_metrics.points import MAX_KEY_CHARS, FoundPoint
 
 Run = tuple[str, ...]
 """The parts of a run's path; the first names the folder that was searched."""
+_DATE = re.compile(
+    r"\d{4}-?\d\d-?\d\d(?:[T_ -]?\d\d[-_:]?\d\d(?:[-_:]?\d\d)?)?"
+    r"|(?<![A-Za-z])[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d"  # SummaryWriter of TensorBoard
+)
+_NUMBERED = re.compile(r"version_\d+|\d\d-\d\d-\d\d|\d{10}")
+"""Folders that lightning numbers, and that hydra and others name by the time."""
+_OF_ULTRALYTICS = re.compile(r"(train|val|exp)\d*")
+
+
+class SeriesName(NamedTuple):
+    """The name of a metric of a run."""
+
+    run: Run
+    form: str
+    """The run's path without what a logger numbers or dates by itself."""
+    key: str
+    name: str
 
 
 class RunNames:
@@ -17,15 +38,37 @@ class RunNames:
     A metric that one run has keeps its name. A metric of several runs is named after the run's
     folder, by the shortest end of its path that no other run has. The run whose points were
     reported before a second run appeared keeps the short name.
+
+    The names of earlier processes of the job stay with their runs. A script that begins a run anew
+    may get another folder from its logger, such as `version_1` after `version_0`: such a run
+    carries on the series of the one earlier run whose path differs by that alone. Where several
+    earlier runs do, it is a run of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Iterable[SeriesName] = ()) -> None:
         self._runs: dict[Run, None] = {}
         self._names: dict[tuple[Run, str], str] = {}
         self._owners: dict[str, tuple[Run, str]] = {}
         """The run and metric that each name was given to."""
         self._shared: set[str] = set()
         """Metrics of several runs."""
+        self._forms: dict[Run, str] = {}
+        """Of the runs of earlier processes."""
+        self._carried_on: dict[Run, Run] = {}
+        """The run whose series each run of this process writes, by its path."""
+        for run, form, key, name in earlier:
+            self.add(run)
+            self._forms[run] = form
+            self._names[run, key] = name
+            self._owners[name] = run, key
+            self._shared.add(key)
+
+    def given(self, most: int) -> list[SeriesName]:
+        """The first names."""
+        return [
+            SeriesName(run, self._forms.get(run) or form_of(run), key, name)
+            for (run, key), name in islice(self._names.items(), most)
+        ]
 
     def add(self, run: Run) -> None:
         """Take a run into account, which may have no points yet."""
@@ -40,10 +83,25 @@ class RunNames:
                 runs_of.setdefault(point.key, set()).add(run)
         self._shared |= {key for key, runs in runs_of.items() if len(runs) > 1}
         return [
-            point._replace(key=self._name(run, point.key))
+            point._replace(key=self._name(self._series_of(run), point.key))
             for run, points in read
             for point in points
         ]
+
+    def _series_of(self, run: Run) -> Run:
+        """The run whose series this one writes: mostly itself."""
+        if run not in self._carried_on:
+            taken = set(self._carried_on.values())
+            form = form_of(run)
+            alike = [one for one, its_form in self._forms.items() if its_form == form]
+            if run in taken:  # another run has carried its series on
+                found = (*run, "again")
+            elif run not in self._forms and len(alike) == 1 and alike[0] not in taken:
+                found = alike[0]
+            else:
+                found = run
+            self._carried_on[run] = found
+        return self._carried_on[run]
 
     def _name(self, run: Run, key: str) -> str:
         known = self._names.get((run, key))
@@ -67,6 +125,18 @@ class RunNames:
         whole = "/".join(run)
         for number in range(len(self._owners) + 1):
             yield _joined(f"{whole}~{number}", key)
+
+
+def form_of(run: Run) -> str:
+    """The path of a run without the numbers, dates and host that loggers put into it."""
+    host = socket.gethostname()
+    parts = [
+        "*" if _NUMBERED.fullmatch(part) else _DATE.sub("*", part).replace(host, "*")
+        for part in run
+    ]
+    if "runs" in run[:-1] and (found := _OF_ULTRALYTICS.fullmatch(run[-1])):
+        parts[-1] = f"{found.group(1)}*"
+    return "/".join(parts)
 
 
 def _joined(path: str, key: str) -> str:

@@ -42,7 +42,7 @@ def reason_of(error: BaseException, masked: Callable[[str], str] = str) -> str:
     dray's own errors are sentences already, and stay as they are. masked: takes secrets out of a
     text, which it must see before the text is cut.
     """
-    if _is_ours(error):
+    if is_ours(error):
         return masked(_text_of(error))[:MAX_CHARS] or type(error).__name__
     chain = list(chain_of(error))
     remote = next((e for e in chain if type(e).__name__ in _REMOTE), None)
@@ -70,7 +70,8 @@ def traceback_from_script(error: BaseException) -> TracebackType | None:
     return first or whole
 
 
-def _is_ours(error: BaseException) -> bool:
+def is_ours(error: BaseException) -> bool:
+    """Whether dray's own code defines the error."""
     return type(error).__module__.split(".")[0] in ("ray_workers", "dray")
 
 

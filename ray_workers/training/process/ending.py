@@ -18,11 +18,13 @@ from ray_workers.shared.frames import ErrorReport
 from ray_workers.training.core import elastic_error
 from ray_workers.training.core.error_chain import chain_of
 from ray_workers.training.core.exits import status_of, words_of
-from ray_workers.training.core.failure_reason import MAX_CHARS, reason_of, traceback_of
+from ray_workers.training.core.failure_reason import MAX_CHARS, is_ours, reason_of, traceback_of
 from ray_workers.training.core.missing_module import advised
 from ray_workers.training.scripts.script import Left
 
 MAX_TRACEBACK_CHARS = 32_000
+CONSEQUENCE = "a consequence: another rank ended, hung or could not be reached"
+"""Follows the traceback and the reason of a rank whose error is not the first one."""
 
 
 def flush_output() -> None:
@@ -56,7 +58,10 @@ class RankEnd:
         _print(text)
         reason = reason_of(error, self.masked)
         reason = advised(reason, error, has_code=self.has_code, max_chars=MAX_CHARS)
-        self._report(self.cause_of(error), error, reason, text, raised_at)
+        cause = self.cause_of(error)
+        if cause is Cause.WORKER_LOST and not is_ours(error):
+            reason = self._marked(reason)
+        self._report(cause, error, reason, text, raised_at)
         return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
 
     def after_exit(self, leaving: SystemExit) -> int:
@@ -76,8 +81,16 @@ class RankEnd:
             is_echo = is_echo or elastic_error.is_echo(words)
             reason, text = f"{words} (then {reason})", stack or text
         cause = Cause.WORKER_LOST if is_echo else Cause.USER_ERROR
+        reason = self._marked(reason) if is_echo else reason
         self._report(cause, leaving, reason, text, raised_at)
         return status
+
+    def _marked(self, reason: str) -> str:
+        """The reason of an error that follows from another rank's end, with a line in the log."""
+        if self.task.world_size == 1:
+            return reason
+        _print(f"dray: the error above is {CONSEQUENCE}\n")
+        return f"{reason[: MAX_CHARS - len(CONSEQUENCE) - 2]}; {CONSEQUENCE}"
 
     def _report(
         self, cause: Cause, error: BaseException, reason: str, text: str, raised_at: float

@@ -17,6 +17,7 @@ from dray.train.spool import SpoolWriter
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, RankTask
 from ray_workers.shared.heartbeat import TimeCategory
+from ray_workers.training.process.ending import CONSEQUENCE
 from ray_workers.training.process.rank_main import environment
 from tests.marks import soak
 from tests.unit.training.ranks import frames, make_task, run_ranks
@@ -236,6 +237,7 @@ def test_the_survivor_of_a_dead_peer_blames_the_peer(tmp_path: Path) -> None:
     assert run_ranks(tmp_path, spec, world_size=2) == [1, 7]
     (error,) = frames(tmp_path, kind="error")
     assert error["cause"] == "worker_lost"
+    assert error["message"].endswith(f"; {CONSEQUENCE}")
 
 
 def refuse_reports(number: int, task: RankTask) -> None:

@@ -17,7 +17,8 @@ from ray_workers.node.silo_gate import METRICS, OPENS, Opening, SiloGate, SiloRu
 from ray_workers.shared import frames, paths, spool_reader
 from ray_workers.shared.contracts import Cause, FrameKind, RankTask
 from ray_workers.shared.node_needs import BuildState, DataPolicy, EnvironmentPolicy, NodeNeeds
-from ray_workers.supervision.rank_actor import ClosedLogPump, RankActor
+from ray_workers.supervision.log_pump import ClosedLogPump
+from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.timings import Timings
 from tests.unit.workers.node.test_agent import node_agent
 from tests.unit.workers.node.test_secret_masking import CANARY, REPORTS, filled, line_of

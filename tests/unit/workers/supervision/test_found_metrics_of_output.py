@@ -10,7 +10,9 @@ import pytest
 from ray_workers.node.found_metrics import lines
 from ray_workers.node.found_metrics.finder import MetricFinder
 from ray_workers.shared import spool_reader
-from ray_workers.supervision.rank_actor import LOG_LINE_BYTES, LogPump, runs_user_code
+from ray_workers.supervision.log_pump import LogPump
+from ray_workers.supervision.rank_actor import runs_user_code
+from ray_workers.supervision.rules.redraws import LINE_CHARS
 from ray_workers.supervision.rules.timings import Timings
 from tests.wire import rank_task
 
@@ -36,7 +38,7 @@ async def test_metrics_are_found_in_text_bytes_and_lines_without_end(
     finder = MetricFinder(task, since=0.0)
     log = LogPump(Path(task.spool_dir), source, 1 << 20, Timings())
     log.show_to(finder.saw)
-    os.write(sink, b"loss=0.5\n\xff\xfe\x00 loss=0.25\n" + b"x" * (2 * LOG_LINE_BYTES) + b"\n")
+    os.write(sink, b"loss=0.5\n\xff\xfe\x00 loss=0.25\n" + b"x" * (2 * LINE_CHARS) + b"\n")
     log._pump()
     os.write(sink, b"\n" * 200 + b"loss=9\n")
     os.close(sink)

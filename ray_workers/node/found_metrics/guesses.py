@@ -1,0 +1,195 @@
+"""Metrics guessed from what a script prints, such as `loss=0.12` or the numbers beside a bar.
+
+A guess is a name and a number in the way that programs print metrics. Numbers that are printed for
+other reasons are left out by rules, which are in `_is_guess`; so a guess may miss a metric, and may
+take a number that is none. Guessed series are marked by their names, which begin with `guessed/`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ray_workers.node.found_metrics.lines import CONTROLS, SearchBudget
+from ray_workers.node.found_metrics.points import MAX_STEP, FoundPoint
+from ray_workers.shared.contracts import GUESSED
+
+MAX_NAMES = 50
+"""Series that are guessed; names that come later are passed over."""
+MAX_LINE_CHARS = 1000
+LINES_PER_S = 1000
+SHARE = 0.05
+"""Most time of a second that the guesses take."""
+MAX_HELD = 5000
+"""Points between two calls of `release`; of more, each series keeps the newest."""
+
+_NUMBER = r"[-+]?(?:\d{1,15}\.\d{0,20}|\.\d{1,20}|\d{1,15})(?:[eE][-+]?\d{1,3})?"
+_SPECIAL = r"[-+]?(?i:nan|inf(?:inity)?)"
+_NAME = r"[A-Za-z][A-Za-z0-9_/.@-]{0,62}"
+_QUALIFIER = (
+    r"(?i:train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev|avg|average|mean|best|total"
+    r"|running|final|current|batch|epoch|mini-batch)"
+)
+_PAIR = re.compile(
+    # What may come before: the beginning, a space or punctuation, and words such as `train`.
+    rf"""(?:^|(?<=[\s,;:|(\[{{'"*>]))"""
+    rf"((?:{_QUALIFIER}[ ]){{0,3}})({_NAME})['\"]?"
+    r"([ ]?[=:][ ]{0,8}|[ ]{1,4})"
+    rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
+    # What may follow: no unit, no other part of a date, an address, a version or a fraction.
+    r"(?=%?(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)))(?!,\d\d\d(?:\D|$))(?![ ]?/)"
+)
+_COUNT = r"""['"]?[ ]?[\[(#=:]{0,2}[ ]{0,8}(\d{1,15})\b(?!\.\d)"""
+_HAS_NUMBER = re.compile(r"\d|(?i:nan|inf)")
+_STEP = re.compile(r"(?i:\b(?:global[_ ]?)?(?:step|iter(?:ation)?|batch|update)s?)" + _COUNT)
+_EPOCH = re.compile(r"(?i:\bep(?:och|isode)?)" + _COUNT)
+_OF_TOTAL = re.compile(r"(?:^|[\s\[(|])(\d{1,15})\s?/\s?(\d{1,15})\b")
+_PART_OF_NAME = re.compile(r"""[A-Za-z]['"]?\s?[:=]\s?$""")
+_COUNTER_NAMES = (
+    "step steps iter iters iteration iterations epoch epochs ep batch batches update updates "
+    "global_step eta elapsed time date hour hours minute minutes second seconds s sec secs ms took "
+    "duration remaining pid port rank world_size local_rank seed line lineno node gpu device cuda "
+    "version v_num num_workers batch_size batchsize progress id total size len length"
+)
+_COUNTERS = frozenset(_COUNTER_NAMES.split())
+"""Names of numbers that are no metrics, in lower case."""
+_METRIC_NAMES = (
+    "loss acc accuracy error err mse rmse mae mape r2 auc auroc auprc f1 precision recall iou miou "
+    "dice map map50 bleu rouge wer cer ppl perplexity nll elbo kl reward return score lr psnr ssim "
+    "fid top1 top5 entropy bpb bpc mfu rate norm"
+)
+_METRICS = frozenset(_METRIC_NAMES.split())
+_PARTS = re.compile(r"[_/.@\- ]+|(?<=[a-z])(?=[A-Z])")
+
+
+class Guesses:
+    """Guesses the metrics of one process, line by line, and holds them until they are asked for.
+
+    A number that is a metric by its name counts at once. Other names count when they come a second
+    time, since what is printed once is mostly a setting.
+    """
+
+    def __init__(self, budget: SearchBudget | None = None) -> None:
+        self._budget = budget or SearchBudget(LINES_PER_S, SHARE)
+        self._series: dict[str, _Series] = {}
+        self._held: list[FoundPoint] = []
+        self._epoch: int | None = None
+        """Of the newest line that names one."""
+
+    def take(self, line: str) -> None:
+        """Look at a line, if there is time for it."""
+        if len(line) <= MAX_LINE_CHARS and _HAS_NUMBER.search(line) and self._budget.take(1):
+            self._budget.run(self._look, line)
+
+    def release(self) -> list[FoundPoint]:
+        """The guesses since the last call."""
+        held, self._held = self._held, []
+        return [point for point in held if self._series[point.key].is_sure] + self._newest()
+
+    def _newest(self) -> list[FoundPoint]:
+        """The newest points of series for which there was no room."""
+        found = [each.left_out for each in self._series.values() if each.left_out and each.is_sure]
+        for each in self._series.values():
+            each.left_out = None
+        return found
+
+    def _look(self, line: str) -> None:
+        text = CONTROLS.sub("", line)
+        position = self._position_in(text)
+        for name, value in dict(_pairs_in(text)).items():
+            series = self._series.get(GUESSED + name)
+            if series is None:
+                if len(self._series) >= MAX_NAMES:
+                    continue
+                series = _Series(is_sure=is_metric(name))
+                self._series[GUESSED + name] = series
+            self._add(FoundPoint(GUESSED + name, series.step_at(position), value), series)
+
+    def _add(self, point: FoundPoint, series: _Series) -> None:
+        if not series.is_sure:
+            self._held += [] if series.first is None else [series.first]
+            series.is_sure = series.first is not None
+            if not series.is_sure:
+                series.first = point
+                return
+        if point.step > MAX_STEP:
+            return
+        if len(self._held) < MAX_HELD:
+            self._held.append(point)
+        else:
+            series.left_out = point
+
+    def _position_in(self, text: str) -> _Position:
+        epoch = _EPOCH.search(text)
+        if epoch:
+            self._epoch = int(epoch.group(1))
+        step = _STEP.search(text)
+        if step:
+            return _Position("step", int(step.group(1)))
+        for of_total in _OF_TOTAL.finditer(text):
+            before = text[max(0, of_total.start(1) - 4) : of_total.start(1)]
+            is_epoch = epoch and epoch.start(1) == of_total.start(1)
+            if not is_epoch and not _PART_OF_NAME.search(before):  # such as `correct: 98/100`
+                return _Position("of", int(of_total.group(1)))
+        return _Position("epoch", self._epoch)
+
+
+class _Position(NamedTuple):
+    """Where in the training a line says that it was printed."""
+
+    kind: str
+    at: int | None
+
+
+class _Series:
+    """The steps of one guessed series, which always rise.
+
+    A script that counts anew in each epoch goes on from the step before; lines that repeat a
+    position, or have none, are one step further.
+    """
+
+    def __init__(self, *, is_sure: bool) -> None:
+        self.is_sure = is_sure
+        self.first: FoundPoint | None = None
+        self.left_out: FoundPoint | None = None
+        self._kind = ""
+        self._at = -1
+        self._base = 0
+        self._newest = -1
+
+    def step_at(self, position: _Position) -> int:
+        self._kind = self._kind or position.kind
+        at = position.at if position.kind == self._kind else None
+        if at is None:
+            self._newest = max(self._newest + 1, 1)
+            return self._newest
+        if at < self._at:
+            self._base = self._newest
+        step = max(self._base + at, self._newest + 1)
+        self._base, self._at, self._newest = step - at, at, step
+        return step
+
+
+def is_metric(name: str) -> bool:
+    """Whether a name is that of a metric, such as `val_loss` or `Accuracy`."""
+    parts = [part.lower() for part in (name, *_PARTS.split(name))]
+    return any(part in _METRICS or part.endswith(("loss", "acc")) for part in parts)
+
+
+def _pairs_in(text: str) -> Iterator[tuple[str, float]]:
+    for found in _PAIR.finditer(text):
+        qualifiers, name, separator, number = found.groups()
+        whole = "_".join([*qualifiers.split(), name])
+        if _is_guess(whole, name, separator, number):
+            yield whole, float(number)
+
+
+def _is_guess(whole: str, name: str, separator: str, number: str) -> bool:
+    if name.lower() in _COUNTERS:
+        return False
+    if separator.isspace():  # as in `loss 0.12`, but not in `error 404` or `page 3`
+        return is_metric(whole) and not number.lstrip("+-").isdigit()
+    if separator == ":":  # `loss:0.12`, but no `host:8080` and no `file.py:12`
+        return is_metric(whole)
+    return True

@@ -1,0 +1,192 @@
+"""The log of a training process: its output on a spool, and in the actor's own log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import termios
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from dray.train.spool import SpoolWriter
+from ray_workers.node import silo_gate
+from ray_workers.shared.contracts import FrameKind, RankTask
+from ray_workers.shared.secret_files import Masker
+from ray_workers.supervision.rules.redraws import Line, Redraws
+from ray_workers.supervision.rules.timings import Timings
+
+LOG_TAIL_BYTES = 2 << 20
+"""The newest output, which is kept while the spool is full, and written at the end."""
+LOG_LINE_COST_BYTES = 230
+"""Memory that a line takes besides its text."""
+READ_BYTES = 8192
+"""Output that is taken at once: between two of these the actor answers its callers, also if each
+byte is a line."""
+
+
+class LogPump:
+    """Copies a process's output, line by line, to its log spool and to this actor's own log.
+
+    While the spool is full, the newest lines are kept here, and the numbers of the lines show how
+    many are missing between them and those on the spool.
+    """
+
+    def __init__(self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings) -> None:
+        self._timings = timings
+        self._spool = SpoolWriter(spool_dir.with_suffix(".log"), limit_bytes=limit_bytes)
+        self._output = output
+        self._line = 0
+        self._redraws = Redraws()
+        self._tail: deque[tuple[int, Line]] = deque()
+        """Lines, with their numbers, that found no room on the spool, oldest first."""
+        self._tail_bytes = 0
+        self._saw: Callable[[str], None] = _ignore
+        self._logged: Callable[[str], None] = _ignore
+        os.set_blocking(output, False)
+        asyncio.get_running_loop().add_reader(output, self._pump)
+        self._draining = asyncio.ensure_future(self._drain_now_and_then())
+
+    def show_to(
+        self, saw: Callable[[str], None], logged: Callable[[str], None] | None = None
+    ) -> None:
+        """saw: is called with each line that the process draws, also with those that are drawn
+        over. logged: with each line of the log."""
+        self._saw, self._logged = saw, logged or _ignore
+
+    def mask(self, masker: Masker) -> None:
+        """Write no value of these secrets, also where the process prints one."""
+        self._redraws.masker = masker
+
+    def add(self, text: str) -> None:
+        """Add a line of dray's own, once the output has ended."""
+        self._add(Line(time.time(), text))
+
+    def _add(self, line: Line) -> None:
+        self._keep(self._line, line)
+        self._line += 1
+
+    def _pump(self, most: int = READ_BYTES) -> bool:
+        """Take what is there, up to so many bytes; False at the end of the output."""
+        try:
+            data = os.read(self._output, most)
+        except BlockingIOError:
+            return True
+        if not data:
+            self._close()
+            return False
+        self._write(self._redraws.feed(data, time.time()))
+        return True
+
+    def _write(self, lines: Iterable[Line]) -> None:
+        self._drain()
+        for line in lines:
+            self._add(line)
+            self._show(line.text)
+            self._logged(line.text)
+        drawn, self._redraws.drawn = self._redraws.drawn, []
+        for text in drawn:
+            self._saw(text)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+
+    def _show(self, text: str) -> None:
+        """In the actor's own log, which Ray shows."""
+        with contextlib.suppress(OSError):  # the disk may have no room for it
+            sys.stdout.write(text + "\n")
+
+    def _keep(self, number: int, line: Line) -> None:
+        if not self._tail and self._append(number, line):
+            return
+        self._tail.append((number, line))
+        self._tail_bytes += len(line.text) + LOG_LINE_COST_BYTES
+        while self._tail_bytes > LOG_TAIL_BYTES:
+            self._forget_oldest()
+
+    def _append(self, number: int, line: Line, *, vital: bool = False) -> bool:
+        body = {"line": number, "text": line.text}
+        return self._spool.append(FrameKind.LOG, body, vital=vital, at=line.at)
+
+    def _forget_oldest(self) -> None:
+        _, line = self._tail.popleft()
+        self._tail_bytes -= len(line.text) + LOG_LINE_COST_BYTES
+
+    def _drain(self, *, vital: bool = False) -> None:
+        """Write to the spool what found no room before. vital: beyond the spool's limit."""
+        while self._tail and self._append(*self._tail[0], vital=vital):
+            self._forget_oldest()
+
+    async def _drain_now_and_then(self) -> None:
+        """The newest lines of a burst must not wait for the process's next line."""
+        while True:
+            await asyncio.sleep(self._timings.drain_period_s)
+            self._spool.flush()
+            self._write(self._redraws.due(time.time()))
+
+    async def lines_lost_at_the_end(self) -> int:
+        """Once it is finished: how many of the last lines found no room on the disk in time."""
+        deadline = time.monotonic() + self._timings.log_room_limit_s
+        while True:
+            self._drain(vital=True)
+            self._spool.close()
+            lost = len(self._tail) + self._spool.num_waiting
+            if not lost or time.monotonic() > deadline:
+                return lost
+            await asyncio.sleep(self._timings.log_room_period_s)
+
+    def finish(self) -> None:
+        """The process is gone: take what it left in the pipe.
+
+        A process that escaped its session may hold the pipe open, and write on and on; what it
+        adds from now on is not waited for.
+        """
+        left = _num_readable(self._output) if self._output >= 0 else 0
+        while left > 0 and self._pump(min(left, READ_BYTES)):
+            left -= READ_BYTES
+        self._close()
+
+    def _close(self) -> None:
+        if self._output < 0:
+            return
+        self._draining.cancel()
+        asyncio.get_running_loop().remove_reader(self._output)
+        os.close(self._output)
+        self._output = -1
+        self._write(self._redraws.finish())
+        self._drain(vital=True)
+        self._spool.close()
+
+
+def _ignore(_: str) -> None:
+    """Nobody looks at the lines."""
+
+
+class ClosedLogPump(LogPump):
+    """Keeps a silo's output on its node, up to as many characters as a spool may have bytes, and
+    passes nothing on."""
+
+    def __init__(
+        self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask
+    ) -> None:
+        super().__init__(spool_dir, output, limit_bytes, timings)
+        self._task = task
+        self._left = limit_bytes
+
+    def _keep(self, number: int, line: Line) -> None:
+        self._left -= len(line.text)
+        if self._left >= 0:
+            silo_gate.keep(self._task, f"{line.text}\n")
+
+    def _show(self, text: str) -> None:
+        """Nowhere."""
+
+
+def _num_readable(pipe: int) -> int:
+    """Bytes that the pipe holds now."""
+    (number,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(number)

@@ -1,0 +1,258 @@
+"""The log lines of an output in which a program draws lines again, as progress bars do: pure,
+without Ray or torch.
+
+A program draws a line again by a carriage return, backspaces, or by moving the cursor up. Of such a
+line the log gets one state a second, and the last. All other lines are logged as they end.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import NamedTuple
+
+from ray_workers.shared.secret_files import Masker
+
+PERIOD_S = 1.0
+"""Between two states of a line that is drawn again and again."""
+MAX_ROWS = 64
+"""Newest rows to which the cursor can move up. Rows further up keep their text."""
+LINE_CHARS = 8192
+"""Longer lines are split, so that one line never fills a page of the log."""
+_CONTROL = re.compile(r"([\n\r\x08]|\x1b\[[0-9;?]{0,16}[ABDEFGJK])")
+_PART_OF_CONTROL = re.compile(r"\x1b(\[[0-9;?]{0,16})?\Z")
+
+
+class Line(NamedTuple):
+    at: float
+    """Unix seconds at which the process wrote it."""
+    text: str
+
+
+class _Row:
+    """A row of the terminal that the program believes it writes to."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.whole = ""
+        """The newest text that was complete, while the next one is being drawn."""
+        self.is_redrawn = False
+        self.at = 0.0
+        self.logged: str | None = None
+
+
+class Redraws:
+    """Takes output as it is read, and returns the lines for the log.
+
+    Besides, each text that is drawn is added to `drawn`, also those that the log leaves out, for
+    the caller to take.
+    """
+
+    def __init__(self) -> None:
+        self.masker = Masker({})
+        """Takes secrets out of all that is returned."""
+        self.drawn: list[str] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._part = ""
+        """The beginning of a control sequence whose end was not read yet."""
+        self._rows = [_Row()]
+        self._at = 0
+        """Index of the row that the cursor is in."""
+        self._column = 0
+        self._has_returned = False
+        """Whether a carriage return put it there."""
+        self._has_begun = False
+        """Whether the row was written to since the cursor came, or last moved back."""
+        self._fed_at = 0.0
+        self._waiting_since: float | None = None
+        """Since when a row that is drawn again has a state that was not logged."""
+        self._lines: list[Line] = []
+
+    @property
+    def num_held(self) -> int:
+        """Characters of the row that is being written."""
+        return len(self._rows[self._at].text)
+
+    def feed(self, data: bytes, now: float) -> list[Line]:
+        """The lines that end in this part of the output, and those that are due.
+
+        now: Unix seconds.
+        """
+        self._log_what_is_due(now, is_quiet=False)
+        text = self._part + self._decoder.decode(data)
+        found = _PART_OF_CONTROL.search(text, max(0, len(text) - 20))
+        self._part = found.group() if found else ""
+        self._fed_at = now
+        for number, part in enumerate(_CONTROL.split(text.removesuffix(self._part))):
+            if part:
+                self._control(part) if number % 2 else self._write(part)
+        return self._take()
+
+    def due(self, now: float) -> list[Line]:
+        """The states of redrawn rows that have waited long enough. To be called now and again,
+        since a program may draw nothing for long."""
+        self._log_what_is_due(now, is_quiet=not 0.0 <= now - self._fed_at < PERIOD_S)
+        return self._take()
+
+    def finish(self) -> list[Line]:
+        """The rest, at the end of the output."""
+        self._write(self._part + self._decoder.decode(b"", final=True))
+        self._complete()
+        self._log_waiting(len(self._rows))
+        row = self._rows[self._at]
+        if row.text and row.logged is None and not row.is_redrawn:
+            self._log(row, row.text)
+        self._rows, self._at, self._column, self._part = [_Row()], 0, 0, ""
+        return self._take()
+
+    # Drawing.
+
+    def _write(self, text: str) -> None:
+        if not text:
+            return
+        row = self._rows[self._at]
+        if self._column < len(row.text) or self._has_returned or row.logged is not None:
+            self._cut(row)
+        row.text += text
+        row.at = self._fed_at
+        self._column = len(row.text)
+        self._has_begun, self._has_returned = True, False
+        if len(row.text) > LINE_CHARS:
+            self._split(row)
+        if row.is_redrawn:
+            self._redrawn(row)
+
+    def _cut(self, row: _Row) -> None:
+        """Take away what is right of the cursor: programs that draw a line again draw all of it,
+        and what a shorter text leaves of a longer one is not meant."""
+        row.text = row.text[: self._column]
+        self._redrawn(row)
+
+    def _redrawn(self, row: _Row) -> None:
+        row.is_redrawn = True
+        if self._waiting_since is None:
+            self._waiting_since = self._fed_at
+
+    def _control(self, control: str) -> None:
+        kind, row = control[-1], self._rows[self._at]
+        number = _number_in(control)
+        if kind == "\n":
+            self._end_row()
+        elif kind in "ABEF":
+            self._leave_row(-(number or 1) if kind in "AF" else number or 1)
+        elif kind in "JK":
+            self._erase(kind, number)
+        else:
+            self._complete()
+            column = {"\r": 0, "\x08": self._column - 1, "D": self._column - (number or 1)}
+            self._column = min(max(column.get(kind, (number or 1) - 1), 0), len(row.text))
+            self._has_returned = kind == "\r"
+
+    def _leave_row(self, by: int) -> None:
+        """Move the cursor up or down to the beginning of a row, without an end of this one."""
+        row = self._rows[self._at]
+        self._complete()
+        if row.text and row.logged is None:
+            self._redrawn(row)
+        self._at = min(max(self._at + by, 0), len(self._rows) - 1)
+        self._column, self._has_returned = 0, False
+
+    def _complete(self) -> None:
+        """What the row shows is not going to be continued."""
+        row = self._rows[self._at]
+        if self._has_begun:
+            self._has_begun = False
+            self.drawn.append(self.masker.text(row.text))
+            if not row.text.isspace():
+                row.whole = row.text
+
+    def _erase(self, kind: str, mode: int) -> None:
+        row = self._rows[self._at]
+        if kind == "K" and mode == 2:
+            self._column = 0
+        if mode == 0 or (kind, mode) == ("K", 2):
+            self._complete()
+            if self._column < len(row.text):
+                self._cut(row)
+        if kind == "J" and mode == 0:
+            del self._rows[self._at + 1 :]
+
+    def _end_row(self) -> None:
+        row = self._rows[self._at]
+        is_blank = not row.text
+        if self._has_begun:
+            self._complete()
+        elif is_blank:
+            self.drawn.append("")
+        if not row.is_redrawn and row.logged is None:
+            self._log_waiting(self._at)
+            row.at = row.at if row.text else self._fed_at
+            self._log(row, row.text)
+        self._at += 1
+        self._column, self._has_returned = 0, False
+        if self._at == len(self._rows):
+            self._rows.append(_Row())
+        if len(self._rows) > MAX_ROWS:
+            self._log_waiting(1)
+            del self._rows[0]
+            self._at -= 1
+
+    # Logging.
+
+    def _log_what_is_due(self, now: float, *, is_quiet: bool) -> None:
+        """is_quiet: the program has written nothing for long."""
+        since = self._waiting_since
+        # A clock may go back.
+        if since is None or 0.0 <= now - since < PERIOD_S:
+            return
+        self._waiting_since = None
+        row = self._rows[self._at]
+        for each in self._rows:
+            if each is row and self._has_begun:
+                if is_quiet and not self.masker.may_go_on(each.text):
+                    self._log_state(each, each.text)
+                else:
+                    self._log_state(each, each.whole)
+                    self._waiting_since = now
+            else:
+                self._log_state(each, each.text)
+
+    def _log_waiting(self, before: int) -> None:
+        """Log the states of the rows before an index."""
+        if self._waiting_since is None:
+            return
+        for row in self._rows[:before]:
+            self._log_state(row, row.text)
+        if before == len(self._rows):
+            self._waiting_since = None
+
+    def _log_state(self, row: _Row, text: str) -> None:
+        if row.is_redrawn and text.strip() and text.rstrip() != row.logged:
+            self._log(row, text.rstrip())
+
+    def _log(self, row: _Row, text: str) -> None:
+        row.logged = text
+        self._lines.append(Line(row.at, self.masker.text(text)))
+
+    def _split(self, row: _Row) -> None:
+        """Log the beginning of a long line. A secret that is only half there is not masked, so the
+        end of the line waits."""
+        longest = LINE_CHARS + self.masker.longest
+        if len(row.text) > longest:
+            row.text = self.masker.text(row.text)
+        while len(row.text) > longest:
+            piece, row.text = row.text[:LINE_CHARS], row.text[LINE_CHARS:]
+            self._log_waiting(self._at)
+            self._lines.append(Line(row.at, piece))
+            self.drawn.append(piece)
+        self._column = len(row.text)
+
+    def _take(self) -> list[Line]:
+        lines, self._lines = self._lines, []
+        return lines
+
+
+def _number_in(control: str) -> int:
+    """The first number of a control sequence, 0 if it has none."""
+    digits = control[2:-1].partition(";")[0] if len(control) > 2 else ""
+    return min(int(digits), LINE_CHARS) if digits.isdecimal() else 0
