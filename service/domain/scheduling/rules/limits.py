@@ -83,6 +83,7 @@ class _Scope:
     """Subject of the sentence on what is held."""
     where: str
     limit: str
+    allows: str
     use: _Use
 
     @property
@@ -114,6 +115,8 @@ class AccountLimits:
         for scope, counted in self._limits_of(kind):
             workers, resource = _left(scope, job_id, counted)
             if workers < least:
+                if least > self._most(kind):
+                    return self._never(kind, least)
                 return _told(scope, job_id, workers, resource)
             most = min(most, workers)
         return UNLIMITED if most == UNLIMITED.workers else Room(most)
@@ -157,6 +160,15 @@ class AccountLimits:
             ]
             found = self._most_ever[kind] = min(allowed, default=UNLIMITED.workers)
         return found
+
+    def _never(self, kind: WorkerKind, least: int) -> Room:
+        """No room for so many workers, which is more than a limit ever allows."""
+        for scope, counted in self._limits_of(kind):
+            for name, each in counted:
+                most = scope.amounts[name]
+                if least * each > most + EPSILON:
+                    return Room(0, scope.code, f"{scope.allows} {spoken(name, most)} at most")
+        raise AssertionError("some limit is below what the job needs")
 
     def add(self, job_id: str, held: Iterable[tuple[str, float]]) -> None:
         """The job holds these resources."""
@@ -204,12 +216,13 @@ class QueueLimits:
         of_user = _Scope(
             USER_LIMIT,
             *(queue.user_limit, queue.max_running_per_user, owner),
-            *(f" in the queue {name!r}", "its limit for a user is", _Use()),
+            *(f" in the queue {name!r}", "its limit for a user is"),
+            *(f"the queue {name!r} allows a user", _Use()),
         )
         of_queue = _Scope(
             QUEUE_LIMIT,
             *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit is"),
-            self._of_queues[name],
+            *(f"the queue {name!r} allows", self._of_queues[name]),
         )
         return of_user, of_queue
 
@@ -242,7 +255,7 @@ def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Roo
     else:
         has = f"holds {spoken(resource, use.holds.get(resource, 0.0))}"
         limit = spoken(resource, scope.amounts[resource])
-        is_any_ahead = use.ahead.get(resource, 0.0) > 0
+        is_any_ahead = use.ahead.get(resource, 0.0) > EPSILON
     room = Room(workers, scope.code, _message(scope, has, limit, is_any_ahead), tuple(named))
     if is_shared and is_any_ahead:
         use.told[resource] = room
@@ -251,7 +264,7 @@ def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Roo
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
     """`the queue 'night' holds 7 GPU, its limit is 8 GPU`."""
-    ahead = ", and jobs ahead wait for the rest" if is_any_ahead else ""
+    ahead = ", and jobs ahead wait, too" if is_any_ahead else ""
     return f"{scope.holder} {has}{scope.where}, {scope.limit} {limit}{ahead}"
 
 
