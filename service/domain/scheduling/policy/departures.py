@@ -60,6 +60,10 @@ class Departures:
         """The sizes of jobs whose size is chosen."""
         self.asked: list[Preempt | Shrink] = []
 
+    def asked_of(self, job_id: str) -> Preempt | Shrink | None:
+        """What this plan asks of the job."""
+        return next((ask for ask in self.asked if ask.job_id == job_id), None)
+
     def from_nodes(self, slices: Sequence[Slice]) -> tuple[str, ...]:
         """The jobs that leave slots on the nodes of these slices, those first that were asked
         first."""

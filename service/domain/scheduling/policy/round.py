@@ -244,6 +244,8 @@ class Round:
 
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
+        if (asked := self.departures.asked_of(group.job_id)) is not None:
+            return Stay(group.job_id, Reason("asked_for_slots", asked.reason.message))
         gang = self._gangs.of(group.request)
         kind = gang.kind
         most, held = group.most, count(group.slices)
@@ -253,10 +255,10 @@ class Round:
         if most <= 0:
             if self._room_near(group, gang) <= 0:
                 return self._stay(sentence, group, gang, 1)
-            why = f"; {OTHERS_GAIN} the slots that there are"
+            why = f"{OTHERS_GAIN} the slots that there are"
             if self.departures.chooses_at_most(group, held):
-                why = ", and gains nothing by more now"
-            message = f"trains on {workers(held)}{why}"
+                why = "that is its size for now, by the step times that are known of it"
+            message = f"trains on {workers(held)}; {why}"
             return Stay(group.job_id, Reason("others_gain_more", message))
         limits = self._limits.of((group.queue, group.owner))
         if limits is not None:

@@ -151,6 +151,8 @@ class Obstacles:
             verb, held = "holds" if others == 1 else "hold", reach.held - own
             slots = "1 slot" if held == 1 else f"{held} slots"
             message += f", {jobs(in_the_way, others)} {verb} {slots} on suitable nodes"
+        elif not reach.node_kinds:
+            message = f"{sentence}; no node that is accepted could run one"
         elif reach.node_kinds & self._stuck:
             message += ", processes that did not end use some of the rest"
         elif self._stock.whole(kind) > own:

@@ -132,7 +132,9 @@ class Claims:
 
     # What fits where.
 
-    def fits(self, node: Node, bundle: Amounts, free: Amounts, parts: Any = ()) -> int:
+    def fits(
+        self, node: Node, bundle: Amounts, free: Amounts, parts: Any = (), *, spread: bool = False
+    ) -> int:
         """Workers of one job on a node. parts: of GPUs that jobs have there: size and number."""
         gpus = bundle.get("GPU", 0.0)
         most = 10**6
@@ -142,6 +144,8 @@ class Claims:
         if gpus and (parts or gpus < 1):
             taken = sum(size * number for size, number in parts)
             whole = round(free.get("GPU", 0.0) + taken)
+            if spread:
+                whole, parts = max(0, whole - sum(n for _, n in parts)), ()
             while most and not packs(whole, [*parts, (gpus, most)] if most < 99 else None):
                 most = min(most - 1, whole)
         return max(0, most)
@@ -188,10 +192,26 @@ class Claims:
             for name, node in nodes.items()
         }
 
-    def free_sizes(self, request: Request, opened: bool = False) -> dict[str, int]:
-        """opened: on the nodes that take ranks of silos alone."""
+    def whole_free(self) -> dict[str, dict[str, float]]:
+        """The free resources, of GPUs those of which no job has a part."""
+        one = Request(1, {"GPU": 1.0})
         return {
-            name: self.fits(node, request.bundle, self.free[name], self.parts(name))
+            name: {**free, "GPU": float(self.fits(self.nodes[name], one.bundle, free, self.parts(name)))}
+            for name, free in self.free.items()
+        }
+
+    def free_sizes(
+        self, request: Request, *, opened: bool = False, spread: bool = False
+    ) -> dict[str, int]:
+        """opened: on the nodes that take ranks of silos alone. spread: if no GPU had two parts."""
+        return {
+            name: self.fits(
+                node,
+                request.bundle,
+                self.free[name],
+                [(each, n) for each, n in self.parts(name)],
+                spread=spread,
+            )
             for name, node in self.nodes.items()
             if self.is_open(node, request) != opened
         }
@@ -253,11 +273,13 @@ class Claims:
 
     def check(self) -> None:
         for decision in self.decisions:
-            reason = getattr(decision, "reason", None)
-            if reason is not None:
-                self.check_sentence(decision, reason.message)
+            if not isinstance(decision, Start | Grow):
+                self.check_sentence(decision, decision.reason.message)
 
     def check_sentence(self, decision: Decision, message: str) -> None:
+        if isinstance(decision, Stay) and decision.reason.code == "asked_for_slots":
+            asked = [d for d in self.decisions if isinstance(d, Preempt | Shrink)]
+            decision = next(d for d in asked if d.job_id == decision.job_id)
         for pattern, check in FORMS:
             found = pattern.fullmatch(message)
             if found:
@@ -321,13 +343,16 @@ class Claims:
         rooms = self.rooms(request, sizes, self.nodes)
         if request.homes or request.roles:
             assert number == request.num_workers, "all of them, or not told"
-            assert self.all_fit(request, self.free)
+            assert self.all_fit(request, self.whole_free())
         elif isinstance(job, Growing) and request.required_level:
             near = [p.node_id for p in job.slices if p.node_id in self.nodes]
             place = self.place(self.nodes[near[0]], request.required_level) if near else ""
             assert number == rooms[place], (number, rooms)
         else:
-            assert number == max(rooms.values(), default=0), (number, rooms)
+            assert number <= max(rooms.values(), default=0), (number, rooms)
+            # Which parts of GPUs share one is not known: at worst each has its own.
+            spread = self.rooms(request, self.free_sizes(request, spread=True), self.nodes)
+            assert number >= max(spread.values(), default=0), (number, spread)
 
     def check_holders(self, decision: Decision, words: str, number: int) -> None:
         names, total = some_jobs(words)
@@ -342,11 +367,11 @@ class Claims:
         assert total == len(there), (total, there)
         assert number == sum(there.values()), (number, there)
 
-    def blocked_ahead(self, decision: Decision) -> set[str]:
-        """Jobs that come before it and wait for slots: those of which some node could run workers
-        of both."""
+    def blocked_ahead(self, decision: Decision) -> tuple[set[str], set[str]]:
+        """Jobs that come before it and wait for slots, if some node could run workers of both; and
+        those that back off, of which only some keep a place."""
         mine = self.suitable(self.request(decision))
-        found = set()
+        found, back_off = set(), set()
         position = getattr(decision, "position", None) or 10**9
         for name, each in self.decided.items():
             if not isinstance(each, Wait) or name == decision.job_id or each.position is None:
@@ -355,13 +380,13 @@ class Claims:
             if isinstance(decision, Stay) and each.reason.code == "preparing_environment":
                 keeps = True
             if keeps and each.position < position and mine & self.suitable(self.waiting[name].request):
-                found.add(name)
+                (back_off if each.reason.code == "backing_off" else found).add(name)
         for each in self.decisions:
             lacks = isinstance(each, Stay) and self.groups[each.job_id].lacking
             if lacks and each.job_id != decision.job_id:
                 if mine & self.suitable(self.groups[each.job_id].request):
                     found.add(each.job_id)
-        return found
+        return found, back_off
 
     def work(self, job: WaitingJob | RunningJob) -> float:
         """Of docs/scheduling.md: seconds left plus 300, times the share of the cluster to 0.7."""
