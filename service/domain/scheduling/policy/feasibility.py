@@ -82,8 +82,9 @@ def _why_never(
         sizes = {node.id: fits(request.bundle, node.total) for node in usable}
         return _why_never_together(request, topology or Topology((), usable), sizes)
     if most:
+        room = workers(most) if request.roles else most
         return _unsatisfiable(
-            f"{needs(request)}, but the whole cluster has room for {workers(most)} at once"
+            f"{needs(request)}, but the whole cluster has room for {room} at once"
             + (", each on another GPU" if is_part_of_gpu(request.bundle) else ""),
         )
     totals = [node.total for node in usable]

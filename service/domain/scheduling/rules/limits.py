@@ -115,9 +115,7 @@ class AccountLimits:
         for scope, counted in self._limits_of(kind):
             workers, resource = _left(scope, job_id, counted)
             if workers < least:
-                if least > self._most(kind):
-                    return self._never(kind, least)
-                return _told(scope, job_id, workers, resource)
+                return _never(scope, counted, least) or _told(scope, job_id, workers, resource)
             most = min(most, workers)
         return UNLIMITED if most == UNLIMITED.workers else Room(most)
 
@@ -160,15 +158,6 @@ class AccountLimits:
             ]
             found = self._most_ever[kind] = min(allowed, default=UNLIMITED.workers)
         return found
-
-    def _never(self, kind: WorkerKind, least: int) -> Room:
-        """No room for so many workers, which is more than a limit ever allows."""
-        for scope, counted in self._limits_of(kind):
-            for name, each in counted:
-                most = scope.amounts[name]
-                if least * each > most + EPSILON:
-                    return Room(0, scope.code, f"{scope.allows} {spoken(name, most)} at most")
-        raise AssertionError("some limit is below what the job needs")
 
     def add(self, job_id: str, held: Iterable[tuple[str, float]]) -> None:
         """The job holds these resources."""
@@ -240,6 +229,15 @@ def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | Non
         if workers < left:
             left, resource = workers, name
     return left, resource
+
+
+def _never(scope: _Scope, counted: _Counted, least: int) -> Room | None:
+    """No room for so many workers, if they are more than the limits ever allow; else None."""
+    for name, each in counted:
+        most = scope.amounts[name]
+        if least * each > most + EPSILON:
+            return Room(0, scope.code, f"{scope.allows} {spoken(name, most)} at most")
+    return None
 
 
 def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Room:
