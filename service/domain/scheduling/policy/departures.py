@@ -146,7 +146,7 @@ class Departures:
         self._expect(running, running.slices)
 
     def chooses_at_most(self, job: RunningJob | Growing, num_workers: int) -> bool:
-        """Whether a group that has slots would gain by no more workers, had it the cluster alone."""
+        """Whether a group that has slots would gain by no more workers if it were alone."""
         name, choice = job.job_id, self._snapshot.elastic[job.job_id]
         alone = sizing.Sized(name, choice, count(job.slices))
         per_node = max(1, self._stock.largest(self._gangs.of(job.request).kind))

@@ -76,7 +76,7 @@ class Round:
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
-        self._promised_of_arrays: Counter[str | None] = Counter()
+        self._promised_of_arrays: Counter[str] = Counter()
         """Jobs for which others make room, by array."""
 
     def serve(self, group: Growing) -> Decision:
@@ -149,7 +149,8 @@ class Round:
         if fits_soon or self.departures.make_room(job, gang, rank, offer):
             promised = self._promise(job, gang, offer, most, position)
             if promised is not None:
-                self._promised_of_arrays[job.array and job.array.array_id] += 1
+                if job.array is not None:
+                    self._promised_of_arrays[job.array.array_id] += 1
                 return promised
         wait = Wait(job.job_id, PENDING, position)
         if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
@@ -280,9 +281,7 @@ class Round:
 
         def why() -> Told:
             kind, free = gang.kind, self._room_near(group, gang)
-            return self._obstacles.why(
-                sentence, group.job_id, kind, least, ahead, free, runs=True
-            )
+            return self._obstacles.why(sentence, group.job_id, kind, least, ahead, free, runs=True)
 
         self._unexplained.append((stay, why))
         return stay

@@ -8,9 +8,12 @@ import pytest
 
 from service.domain.scheduling.policy import plan
 from tests.marks import FRESH_SEEDS, soak
-from tests.unit.service.domain.scheduling.policy import forms as forms
-from tests.unit.service.domain.scheduling.policy.claims import Claims
-from tests.unit.service.domain.scheduling.policy.drawn import Drawn
+from tests.unit.service.domain.scheduling.policy.reasons import leaving as leaving
+from tests.unit.service.domain.scheduling.policy.reasons import limits as limits
+from tests.unit.service.domain.scheduling.policy.reasons import never as never
+from tests.unit.service.domain.scheduling.policy.reasons import waiting as waiting
+from tests.unit.service.domain.scheduling.policy.reasons.claims import Claims
+from tests.unit.service.domain.scheduling.policy.reasons.drawn import Drawn
 from tests.unit.service.domain.scheduling.snapshots import NOW
 
 
@@ -22,7 +25,7 @@ def check(seed: int) -> None:
     Claims(snapshot, NOW, decisions).check()
 
 
-@pytest.mark.parametrize("number", [1500, soak(40_000)])
+@pytest.mark.parametrize("number", [1500, soak(20_000)])
 def test_each_sentence_of_a_plan_is_true(number: int) -> None:
     first = random.randrange(10**9) if FRESH_SEEDS else 0
     for seed in range(first, first + number):

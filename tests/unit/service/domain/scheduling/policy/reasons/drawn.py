@@ -1,5 +1,4 @@
-"""Snapshots drawn by chance: nodes of all sorts, jobs that run, wait, leave and grow, and queues with
-rules."""
+"""Snapshots drawn by chance: nodes of all sorts, queues with rules, and jobs of all states."""
 
 from __future__ import annotations
 
@@ -71,14 +70,16 @@ class Drawn:
             accounts = [(queue, owner) for queue in QUEUES for owner in OWNERS]
             extra["used_s"] = {each: self._dice.choice((0.0, 1e3, 1e5)) for each in accounts}
         holders = tuple(
-            Holder(job.job_id, job.slices, job.request.bundle, job.queue, job.owner, job.request.roles)
+            Holder(
+                job.job_id, job.slices, job.request.bundle, job.queue, job.owner, job.request.roles
+            )
             for job in running
         )
         nodes = tuple(self._node(name, total, holders) for name, total in self._totals.items())
-        queue = tuple(self._waiting(f"w{at}", at) for at in range(self._dice.randint(1, 6)))
+        waiting = tuple(self._waiting(f"w{at}", at) for at in range(self._dice.randint(1, 6)))
         gone = self._dice.randint(0, 5)  # a holder of whose job nobody is asked for slots
         self.snapshot = Snapshot(
-            queue,
+            waiting,
             nodes,
             not self._chance(0.04),
             holders,
@@ -96,7 +97,10 @@ class Drawn:
 
     def _total(self) -> dict[str, float]:
         dice = self._dice
-        total = {"CPU": float(dice.choice((2, 4, 8, 16))), "memory": dice.choice((15.503, 64, 2000)) * GIB}
+        total = {
+            "CPU": float(dice.choice((2, 4, 8, 16))),
+            "memory": dice.choice((15.503, 64, 2000)) * GIB,
+        }
         if self._chance(0.75):
             total["GPU"] = float(dice.choice((1, 2, 4, 4)))
             if self._chance(0.7):

@@ -6,19 +6,16 @@ It shares no code with the policy. A sentence of a form that is not known here i
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.policy import (
     Decision,
     Grow,
     Growing,
-    Impossible,
     Node,
     Preempt,
     Request,
@@ -30,14 +27,19 @@ from service.domain.scheduling.policy import (
     Wait,
     WaitingJob,
 )
-from service.domain.scheduling.rules.queues import Queue
+from tests.unit.service.domain.scheduling.policy.reasons.search import (
+    bundles_of,
+    packs,
+    runs_of,
+    slots_of,
+)
+from tests.unit.service.domain.scheduling.policy.reasons.words import bundle_matches, some_jobs
 
 Amounts = Mapping[str, float]
 Checked = Callable[..., None]
 FORMS: list[tuple[re.Pattern[str], Checked]] = []
 """What each sentence looks like, and the check of its claims."""
 OPEN = "open to all jobs"
-UNITS = {"bytes": 1.0, "byte": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 
 
 def says(pattern: str) -> Callable[[Checked], Checked]:
@@ -50,53 +52,10 @@ def says(pattern: str) -> Callable[[Checked], Checked]:
     return register
 
 
-def quantity(words: str) -> tuple[str, float]:
-    """`8 GPU`, `15.5 GiB of memory`: the resource, and how much of it."""
-    found = re.fullmatch(r"([\d.]+) (?:(\w+) of memory|(\S+))", words)
-    assert found, words
-    number, unit, name = found.groups()
-    assert "e" not in number, words
-    return ("memory", float(number) * UNITS[unit]) if unit else (name, float(number))
-
-
-def is_about(words: str, amount: float) -> bool:
-    """Whether a quantity in words is this amount, but for its last digits."""
-    value = quantity(words)[1]
-    return abs(value - amount) <= 0.006 * max(abs(value), abs(amount)) + 1e-9
-
-
-def some_jobs(words: str) -> tuple[list[str], int]:
-    """`jobs a, b, c and 7 more`: those named, and how many there are."""
-    found = re.fullmatch(r"(jobs?) (\S+(?:, \S+)*)(?: and (\d+) more)?", words)
-    assert found, words
-    names = found[2].split(", ")
-    number = len(names) + int(found[3] or 0)
-    assert (found[1] == "job") == (number == 1), words
-    return names, number
-
-
-def bundle_matches(words: str, bundle: Amounts) -> bool:
-    """Whether the words for one worker name all that it asks for."""
-    words, _, labels = words.partition(" on nodes with ")
-    words, _, kind = words.partition(" on ")
-    asked = dict(bundle)
-    for label in filter(None, labels.split(", ")):
-        asked.pop(f"label:{label}")
-    if kind:
-        asked.pop(f"accelerator_type:{kind}")
-    for each in re.split(r", | and ", words):
-        name, _ = quantity(each)
-        if not is_about(each, asked.pop(name)):
-            return False
-    return not asked
-
-
 class Claims:
     """The cluster once the starts of a plan are carried out."""
 
-    def __init__(
-        self, snapshot: Snapshot, now: datetime, decisions: Sequence[Decision]
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, now: datetime, decisions: Sequence[Decision]) -> None:
         self.snapshot, self.now, self.decisions = snapshot, now, decisions
         self.nodes = {n.id: n for n in snapshot.nodes if n.accepted and snapshot.connected}
         self.all_nodes = {**self.nodes, **{n.id: n for n in snapshot.to_come}}
@@ -164,7 +123,9 @@ class Claims:
     def place(self, node: Node, level: str) -> object:
         """The domain of a level that a node is in."""
         labels = dict(
-            name.removeprefix("label:").split("=") for name in node.total if name.startswith("label:")
+            name.removeprefix("label:").split("=")
+            for name in node.total
+            if name.startswith("label:")
         )
         names = self.snapshot.topology
         for at in range(names.index(level) if level in names else len(names), len(names)):
@@ -196,7 +157,10 @@ class Claims:
         """The free resources, of GPUs those of which no job has a part."""
         one = Request(1, {"GPU": 1.0})
         return {
-            name: {**free, "GPU": float(self.fits(self.nodes[name], one.bundle, free, self.parts(name)))}
+            name: {
+                **free,
+                "GPU": float(self.fits(self.nodes[name], one.bundle, free, self.parts(name))),
+            }
             for name, free in self.free.items()
         }
 
@@ -233,7 +197,7 @@ class Claims:
         }
 
     def all_fit(self, request: Request, there: Mapping[str, Amounts]) -> bool:
-        """Whether all ranks of a gang of unlike slots, or of silos, have room at once (a search)."""
+        """Whether all ranks of a gang of roles, or of silos, have room at once (a search)."""
         ranks: list[tuple[Amounts, tuple[str, ...], bool]] = []
         for at, (bundle, labels) in enumerate(
             zip(bundles_of(request), ((), *request.homes), strict=False)
@@ -334,7 +298,8 @@ class Claims:
 
     def check_workers(self, words: str, number: int, bundle: Amounts) -> None:
         found = re.fullmatch(r"(\d+) (?:worker|server)s? of (.*)", words)
-        assert found and int(found[1]) == number, words
+        assert found, words
+        assert int(found[1]) == number, words
         assert bundle_matches(found[2], bundle), words
 
     def check_free(self, decision: Decision, number: int) -> None:
@@ -371,7 +336,8 @@ class Claims:
         """Jobs that come before it and wait for slots, if some node could run workers of both; and
         those that back off, of which only some keep a place."""
         mine = self.suitable(self.request(decision))
-        found, back_off = set(), set()
+        found: set[str] = set()
+        back_off: set[str] = set()
         position = getattr(decision, "position", None) or 10**9
         for name, each in self.decided.items():
             if not isinstance(each, Wait) or name == decision.job_id or each.position is None:
@@ -379,13 +345,18 @@ class Claims:
             keeps = each.reason.code in KEEP_SLOTS
             if isinstance(decision, Stay) and each.reason.code == "preparing_environment":
                 keeps = True
-            if keeps and each.position < position and mine & self.suitable(self.waiting[name].request):
+            if (
+                keeps
+                and each.position < position
+                and mine & self.suitable(self.waiting[name].request)
+            ):
                 (back_off if each.reason.code == "backing_off" else found).add(name)
         for each in self.decisions:
-            lacks = isinstance(each, Stay) and self.groups[each.job_id].lacking
-            if lacks and each.job_id != decision.job_id:
-                if mine & self.suitable(self.groups[each.job_id].request):
-                    found.add(each.job_id)
+            if not isinstance(each, Stay) or each.job_id == decision.job_id:
+                continue
+            group = self.groups[each.job_id]
+            if group.lacking and mine & self.suitable(group.request):
+                found.add(each.job_id)
         return found, back_off
 
     def work(self, job: WaitingJob | RunningJob) -> float:
@@ -393,7 +364,7 @@ class Claims:
         total: Counter[str] = Counter()
         for node in self.snapshot.nodes:
             if node.accepted:
-                total.update({name: 0.0 for name in node.total})
+                total.update(dict.fromkeys(node.total, 0.0))
                 for name, amount in node.total.items():
                     total[name] += amount
         held: Counter[str] = Counter()
@@ -409,68 +380,3 @@ KEEP_SLOTS = {
     *("waiting_for_slots", "waiting_for_domain", "behind_in_queue", "room_is_made"),
     *("waiting_for_nodes", "backing_off"),
 }
-
-
-def runs_of(request: Request) -> list[tuple[int, Amounts]]:
-    """Ranks with equal slots, in the order of ranks."""
-    return [(len(list(same)), b) for b, same in itertools.groupby(bundles_of(request), key=dict)]
-
-
-def bundles_of(request: Request) -> list[Amounts]:
-    """The slot of each rank."""
-    found: list[Amounts] = [request.bundle] * request.num_workers
-    for role in request.roles:
-        found[role.first_rank : role.first_rank + role.number] = [role.bundle] * role.number
-    return found
-
-
-def slots_of(request: Request, slices: Iterable[Slice]) -> list[tuple[str, Amounts, int]]:
-    """Node, bundle and number of the slots of a gang. Grown ones come after all others."""
-    found, rank = [], 0
-    bundles = bundles_of(request)
-    for part in slices:
-        bundle = bundles[rank] if request.roles else request.bundle
-        found.append((part.node_id, bundle, part.num_workers))
-        rank += part.num_workers
-    return found
-
-
-def packs(gpus: int, parts: Sequence[tuple[float, int]] | None) -> bool:
-    """Whether the workers fit on so many GPUs, no two of a job on the same (a search)."""
-    if parts is None:
-        return False
-    workers = sorted(
-        ((size, job) for job, (size, number) in enumerate(parts) for _ in range(number)), reverse=True
-    )
-    left, jobs = [1.0] * gpus, [set[int]() for _ in range(gpus)]
-
-    def search(at: int) -> bool:
-        if at == len(workers):
-            return True
-        size, job = workers[at]
-        if size >= 1:
-            chosen = [n for n in range(gpus) if left[n] == 1.0][: int(size)]
-            if len(chosen) < size:
-                return False
-            for n in chosen:
-                left[n] = 0.0
-            if search(at + 1):
-                return True
-            for n in chosen:
-                left[n] = 1.0
-            return False
-        tried = set()
-        for n in range(gpus):
-            state = left[n], tuple(sorted(jobs[n]))
-            if left[n] + 1e-9 < size or job in jobs[n] or state in tried:
-                continue
-            tried.add(state)
-            left[n] -= size
-            jobs[n].add(job)
-            if search(at + 1):
-                return True
-            left[n] += size
-            jobs[n].discard(job)
-        return False
-
-    return search(0)
