@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, SupportsIndex
 
-from dray.train import files, spool
+from dray.train import files, saved_files, spool
 from dray.train.checkpoints import (
     Checkpoint,
     CheckpointRef,
@@ -141,13 +141,15 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
     if base is None:
         size, sha256 = files.measure(source)
         return SavedArtifact(target, source.absolute().as_uri(), size, sha256)
-    _check_room(target, source.stat().st_size)
+    before = source.stat()
+    _check_room(target, before.st_size)
     url = f"{base.rstrip('/')}/{target}"
     size, sha256 = files.store(source, url)
     _saved_bytes[target] = size
     told = tell("artifact", {"path": target, "url": url, "size_bytes": size, "sha256": sha256})
     if math.isinf(told) or not _is_written():
         raise StorageError(f"the disk of this node has no room to report the artifact {target}")
+    saved_files.note(saved_files.version_of(before))
     return SavedArtifact(target, url, size, sha256)
 
 

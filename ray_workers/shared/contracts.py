@@ -266,6 +266,9 @@ class Outcome:
     ran_s: float | None
     """Seconds from the start of its processes to its end, by a clock that stands still while the
     machine sleeps. None where nobody can say, and where it started none."""
+    left_behind: str = ""
+    """A sentence on results in the working directory, which no storage keeps; empty if there are
+    none."""
 
     @classmethod
     def of(

@@ -243,22 +243,23 @@ class _Recorder:
             session, job, row, outcome, ended_at, now
         )
         if outcome.cause is Cause.SUCCEEDED:
-            self._move(Trigger.SUCCEED, "succeeded", message, _details(job, outcome))
+            self._move(Trigger.SUCCEED, "succeeded", message, outcome)
         elif job.state == JobState.CANCELLING:
             self._cancelled(outcome)
         else:
             self._retry_or_fail(outcome, message, by_drill=by_drill)
 
-    def _move(self, trigger: Trigger, code: str, message: str, data: Mapping[str, Any]) -> None:
-        """To the job's end."""
+    def _move(self, trigger: Trigger, code: str, message: str, outcome: Outcome) -> None:
+        """To the job's end, with a sentence on the results that the outcome says are not kept."""
+        left = clean(outcome.left_behind)
         move(
             self.session,
             self.job,
             trigger,
             code=code,
-            message=message,
+            message=f"{message}. {left}" if left else message,
             now=self.now,
-            data=data,
+            data=_details(self.job, outcome),
             ends=self.ends,
         )
 
@@ -270,7 +271,7 @@ class _Recorder:
         if outcome.cause is not Cause.STOPPED:
             message += f"; meanwhile: {clean(outcome.message)}"
         code = STOPPED_EARLY if is_stopped_early else CANCELLED_BY_USER
-        self._move(Trigger.STOPPED, code, message, _details(job, outcome))
+        self._move(Trigger.STOPPED, code, message, outcome)
 
     def _retry_or_fail(self, outcome: Outcome, message: str, *, by_drill: bool) -> None:
         session, job, now = self.session, self.job, self.now
@@ -293,9 +294,8 @@ class _Recorder:
             by_overload=outcome.slowness > 1.0,
         )
         _charge(job, cause, decision.budget)
-        data = _details(job, outcome)
         if isinstance(decision, GiveUp):
-            self._move(Trigger.FAIL, decision.code, f"{message} ({decision.because})", data)
+            self._move(Trigger.FAIL, decision.code, f"{message} ({decision.because})", outcome)
             return
         if cause is Cause.DIVERGED:
             sentence = (
@@ -315,7 +315,8 @@ class _Recorder:
                 "not_before": now + timedelta(seconds=decision.delay_s),
                 "world_size": job.num_workers,
             },
-            data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
+            data=_details(job, outcome)
+            | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
         )
 
     def _fails_alike(self, message: str) -> bool:

@@ -88,6 +88,6 @@ def test_a_success_names_the_result_that_was_left_in_the_working_directory(
     ended = client.wait(job.id, timeout_s=120)
     assert ended.reason is not None
     assert ended.reason.message.endswith(
-        "; 1 file was left in the working directory and not kept as artifacts: 'model.pt' "
-        "(1.5 KB); write results to the folder DRAY_OUTPUT_DIR"
+        ". 1 file was left in the working directory and not kept as artifacts: 'model.pt' "
+        "(1.5 KB); the folder DRAY_OUTPUT_DIR and train.save_artifact keep results"
     )

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dray.input.names import unfit
-from dray.train import files, storage_room
+from dray.train import files, saved_files, storage_room
 from dray.train.spool import SpoolWriter
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.left_behind import left_behind
@@ -216,7 +216,8 @@ def _left_behind(folder: Path, plan: FolderPlan, work_dir: Path) -> str:
     if plan.code and code is None:
         return ""  # nothing shows which files the script wrote
     try:
-        return left_behind(work_dir, (folder / _BEGAN).stat().st_mtime_ns, code)
+        since_ns = (folder / _BEGAN).stat().st_mtime_ns
+        return left_behind(work_dir, since_ns, code, saved_files.noted(folder))
     except OSError:
         return ""
 

@@ -6,8 +6,10 @@ import filecmp
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from dray.train.saved_files import Version, version_of
 
 MAX_FILES = 20_000
 """Files that are looked at."""
@@ -16,18 +18,21 @@ NAMED = 5
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
-def left_behind(directory: Path, since_ns: int, code: Path | None) -> str:
+def left_behind(
+    directory: Path, since_ns: int, code: Path | None, saved: Collection[Version] = ()
+) -> str:
     """A sentence on the files that were written into a script's working directory since a time;
     empty if there are none.
 
-    code: the folder with the job's code, whose files are in the directory as well. Links, hidden
-    files and what Python caches do not count.
+    code: the folder with the job's code, whose files are in the directory as well. saved: the files
+    that are artifacts. Links, hidden files and what Python caches do not count.
     """
     sizes: dict[str, list[int]] = defaultdict(list)
     for number, path in enumerate(_files(directory)):
         if number == MAX_FILES:
             break
-        if (size := _size_of_result(directory, path, since_ns, code)) is not None:
+        copied = None if code is None else code / path
+        if (size := _size_of_result(directory / path, since_ns, copied, saved)) is not None:
             top, _, below = path.partition("/")
             sizes[f"{top}/" if below else top].append(size)
     if not sizes:
@@ -39,7 +44,7 @@ def left_behind(directory: Path, since_ns: int, code: Path | None) -> str:
     files = "1 file was" if number == 1 else f"{number} files were"
     return (
         f"{files} left in the working directory and not kept as artifacts: {', '.join(names)}"
-        f"{more}; write results to the folder DRAY_OUTPUT_DIR"
+        f"{more}; the folder DRAY_OUTPUT_DIR and train.save_artifact keep results"
     )
 
 
@@ -51,15 +56,18 @@ def _files(directory: Path) -> Iterator[str]:
         yield from ((base / name).as_posix() for name in sorted(names) if not name.startswith("."))
 
 
-def _size_of_result(directory: Path, path: str, since_ns: int, code: Path | None) -> int | None:
-    """The file's bytes; None if it is no result."""
-    place = directory / path
+def _size_of_result(
+    place: Path, since_ns: int, copied: Path | None, saved: Collection[Version]
+) -> int | None:
+    """The file's bytes; None if it is no result. copied: the file of the code of this name."""
     try:
         found = place.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns < since_ns:
             return None
-        if code is not None and (code / path).is_file():
-            return None if filecmp.cmp(code / path, place, shallow=False) else found.st_size
+        if version_of(found) in saved:
+            return None
+        if copied is not None and copied.is_file():
+            return None if filecmp.cmp(copied, place, shallow=False) else found.st_size
         return found.st_size
     except OSError:  # removed meanwhile
         return None

@@ -269,8 +269,10 @@ class Service:
         *,
         slowness: float = 1.0,
         ran_s: float | None = None,
+        left_behind: str = "",
     ) -> Recorded:
-        outcome = replace(Outcome.of(cause, message), slowness=slowness, ran_s=ran_s)
+        outcome = Outcome.of(cause, message)
+        outcome = replace(outcome, slowness=slowness, ran_s=ran_s, left_behind=left_behind)
         reply = self.reply(job_id, attempt, frames, phase=Phase.ENDED, outcome=outcome)
         return self.store(job_id, attempt, reply)
 

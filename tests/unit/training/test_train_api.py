@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from dray import train
 from dray.spec.program.metrics import MetricKey
-from dray.train import reporting, storage_room
+from dray.train import reporting, saved_files, storage_room
 from dray.train.spool import segments
 from service.ingest.decoding import metric_key
 
@@ -135,6 +135,18 @@ def test_an_artifact_is_copied_hashed_and_told(spool: Path, tmp_path: Path) -> N
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
     }
     assert saved.url == copy.as_uri()
+
+
+def test_an_artifact_is_noted_beside_the_output_folder_as_it_was_when_it_was_saved(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_OUTPUT_DIR", str(tmp_path / "output"))
+    source = tmp_path / "weights.bin"
+    source.write_bytes(b"abc")
+    train.save_artifact(source)
+    assert saved_files.version_of(source.stat()) in saved_files.noted(tmp_path)
+    source.write_bytes(b"abcd")
+    assert saved_files.version_of(source.stat()) not in saved_files.noted(tmp_path)
 
 
 def test_artifacts_that_are_too_large_together_are_refused_before_they_are_copied(

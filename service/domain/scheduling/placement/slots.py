@@ -37,6 +37,8 @@ WHOLE_GPUS = "whole GPUs"
 
 ROOM_FOR = "GPUs with room for "
 """The beginning of the name of a resource: how many GPUs have room for a part of this size."""
+UNITS = ("bytes", "KiB", "MiB", "GiB")
+"""Of memory, each 1024 times the one before."""
 
 ACCELERATOR_SHARE = 0.001
 """The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
@@ -320,10 +322,22 @@ def spoken_bundle(bundle: Mapping[str, float]) -> str:
     return what + (f" on {kinds[0]}" if kinds else "") + where
 
 
-def amount_of(name: str, amount: float) -> str:
-    if name == "memory":
-        return f"{amount / 2**30:.3g} GiB of memory"
-    return f"{amount:g} {name}"
+def amount_of(name: str, amount: float, digits: int = 3) -> str:
+    """`8 GPU`, `15.5 GiB of memory`; digits: of memory, if it has no more before the point."""
+    if name != "memory":
+        return f"{round(amount, 4):.15g} {name}"
+    power = max((at for at in range(len(UNITS)) if amount >= 1024**at), default=0)
+    value = amount / 1024**power
+    return f"{value:.{max(digits, len(str(round(value))))}g} {UNITS[power]} of memory"
+
+
+def told_apart(name: str, one: float, other: float) -> tuple[str, str]:
+    """Both amounts, with as many digits as make their words differ."""
+    for digits in range(3, 16):
+        words = amount_of(name, one, digits), amount_of(name, other, digits)
+        if words[0] != words[1]:
+            break
+    return words
 
 
 def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:

@@ -13,12 +13,19 @@ from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
 from service.domain.scheduling.placement.slots import count, workers
 from service.domain.scheduling.policy.ranking import is_kept_back
-from service.domain.scheduling.policy.records import Preempt, Shrink, Snapshot, WaitingJob
+from service.domain.scheduling.policy.records import (
+    Growing,
+    Preempt,
+    Shrink,
+    Snapshot,
+    WaitingJob,
+)
 from service.domain.scheduling.rules import eviction, order
 from service.domain.scheduling.rules.backfill import Backfill
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 
+OTHERS_GAIN = "other jobs come first or gain more by"
 MAX_PREEMPTED = 100
 """Jobs that one plan asks for slots: those that are still in the way are asked by the next."""
 
@@ -54,6 +61,10 @@ class Departures:
         self.asked: list[Preempt | Shrink] = []
         self._grown: set[str] = set()
         """Groups that this plan gives slots: it asks them for none."""
+
+    def asked_of(self, job_id: str) -> Preempt | Shrink | None:
+        """What this plan asks of the job."""
+        return next((ask for ask in self.asked if ask.job_id == job_id), None)
 
     def from_nodes(self, slices: Sequence[Slice]) -> tuple[str, ...]:
         """The jobs that leave slots on the nodes of these slices, those first that were asked
@@ -123,14 +134,15 @@ class Departures:
                     given.append(part)
                     left -= part.num_workers
             if given:
-                message = "goes on with fewer workers, because other jobs gain more by these"
+                message = f"goes on with fewer workers, because {OTHERS_GAIN} these"
                 self._shrink(running, given, message, name)
             return
-        message = (
-            f"leaves its slots and resumes on {workers(target)} instead of {held}, by its speed"
-            if target
-            else "leaves its slots for a while, because other jobs gain more by them"
-        )
+        if not target:
+            message = f"leaves its slots for a while, because {OTHERS_GAIN} them"
+        else:
+            is_own = target > held or self.chooses_at_most(running, target)
+            why = "by its speed" if is_own else "because other jobs come first or gain more"
+            message = f"leaves its slots and resumes on {workers(target)} instead of {held}, {why}"
         self.asked.append(Preempt(name, Reason("resized", message), name))
         self.backfill.leaves(name)
         self._expect(running, running.slices)
@@ -138,6 +150,13 @@ class Departures:
     def keeps(self, job_id: str) -> None:
         """The group is given slots."""
         self._grown.add(job_id)
+
+    def chooses_at_most(self, job: RunningJob | Growing, num_workers: int) -> bool:
+        """Whether a group that has slots would gain by no more workers if it were alone."""
+        name, choice = job.job_id, self._snapshot.elastic[job.job_id]
+        alone = sizing.Sized(name, choice, count(job.slices))
+        per_node = max(1, self._stock.largest(self._gangs.of(job.request).kind))
+        return sizing.sizes([alone], choice.most, per_node)[name] <= num_workers
 
     def make_room(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Have running jobs leave slots for this one; False where not enough may be asked. Jobs
@@ -170,7 +189,7 @@ class Departures:
         slices = tuple(part for ask in asks for part in ask.slices)
         if any(ask.is_all for ask in asks):
             why = eviction.because(coming, self._ranks[running.job_id])
-            reason = Reason("preempted", f"leaves its slots to job {name}, which {why}")
+            reason = Reason("preempted", f"leaves its slots to job {name}, {why}")
             self.asked.append(Preempt(running.job_id, reason, name))
             self.backfill.leaves(running.job_id)
             slices = running.slices

@@ -13,7 +13,6 @@ from service.domain.scheduling.placement.slots import (
     EPSILON,
     Node,
     Request,
-    amount_of,
     fits,
     fits_at_home,
     is_open,
@@ -22,6 +21,8 @@ from service.domain.scheduling.placement.slots import (
     number_of_nodes,
     spoken_bundle,
     spoken_ranks,
+    told_apart,
+    workers,
 )
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
 from service.domain.scheduling.placement.unlike import place_unlike
@@ -36,6 +37,17 @@ def can_ever_fit(
     """Why the accepted nodes could not run the gang even if they were empty; None if they could.
     topology: of these nodes, and perhaps of others."""
     accepted = [node for node in nodes if node.accepted]
+    reason = _why_not_on(request, accepted, topology)
+    if reason is None or len(accepted) == len(nodes):
+        return reason
+    kept = len(nodes) - len(accepted)
+    verbs = "is not accepted does not" if kept == 1 else "are not accepted do not"
+    return _unsatisfiable(f"{reason.message} ({number_of_nodes(kept)} that {verbs} count)")
+
+
+def _why_not_on(
+    request: Request, accepted: Sequence[Node], topology: Topology | None
+) -> Reason | None:
     if request.homes:
         return _why_homeless(request, accepted)
     usable = [node for node in accepted if is_open(node.total)]
@@ -70,8 +82,9 @@ def _why_never(
         sizes = {node.id: fits(request.bundle, node.total) for node in usable}
         return _why_never_together(request, topology or Topology((), usable), sizes)
     if most:
+        room = workers(most) if request.roles else most
         return _unsatisfiable(
-            f"{needs(request)}, but the whole cluster has room for {most} at once"
+            f"{needs(request)}, but the whole cluster has room for {room} at once"
             + (", each on another GPU" if is_part_of_gpu(request.bundle) else ""),
         )
     totals = [node.total for node in usable]
@@ -89,9 +102,9 @@ def _why_never(
     if name.startswith("accelerator_type:"):
         kind = name.removeprefix("accelerator_type:")
         return _unsatisfiable(f"no node of the cluster has the accelerator {kind}")
+    asked, there = told_apart(name, amount, best)
     return _unsatisfiable(
-        f"each worker needs {amount_of(name, amount)}, but the largest node has "
-        f"{amount_of(name, best) if best else f'no {name}'}",
+        f"each worker needs {asked}, but the largest node has {there if best else f'no {name}'}"
     )
 
 

@@ -94,16 +94,25 @@ def plan(
         except Exception as error:  # then elastic jobs start at the sizes that fit
             on_error("elastic jobs", error)
 
+    def not_planned(job_id: str, error: Exception) -> Reason:
+        on_error(job_id, error)
+        return _not_planned(error)
+
     def of_group(decide: Callable[[Growing], Decision], group: Growing) -> Decision:
         try:
             return decide(group)
         except Exception as error:
-            on_error(group.job_id, error)
-            return Stay(group.job_id, _not_planned(error))
+            return Stay(group.job_id, not_planned(group.job_id, error))
 
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
-    standing_by = [of_group(round_.serve, group) for group in groups if group.lacking]
+    if obstacle is not None and not (snapshot.connected and accepted):
+        standing_by: list[Decision] = [
+            Stay(group.job_id, obstacle) for group in groups if group.lacking
+        ]
+    else:
+        standing_by = [of_group(round_.serve, group) for group in groups if group.lacking]
     if obstacle is not None:
+        round_.explain(not_planned)
         waits = [
             waits_for_jobs(job, position) if job.after else Wait(job.job_id, obstacle, position)
             for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
@@ -117,12 +126,13 @@ def plan(
         try:
             decision = round_.decide(snapshot.queue[at], of_queue[at], ranks[at], position)
         except Exception as error:  # slots that it took are free again in the next plan
-            on_error(snapshot.queue[at].job_id, error)
-            decision = Wait(snapshot.queue[at].job_id, _not_planned(error), position)
+            name = snapshot.queue[at].job_id
+            decision = Wait(name, not_planned(name, error), position)
         position += isinstance(decision, Wait)
         decisions.append(decision)
     round_.end_queue()
     grown = [of_group(round_.grow, group) for group in groups if not group.lacking]
+    round_.explain(not_planned)
     return [*decisions, *kept, *unsound, *standing_by, *grown, *round_.departures.asked]
 
 
@@ -158,7 +168,7 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     if snapshot.nodes and not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
     if not accepted and not may_come:
-        return Reason("no_nodes", "waits for a node: the cluster has none yet")
+        return Reason("no_nodes", "waits for a node: the cluster has none")
     if snapshot.storage_problem is not None:
         return Reason("storage_full", f"waits for room: {snapshot.storage_problem}")
     return None

@@ -102,12 +102,12 @@ def _takes_room(job: WaitingJob, gang: Gang, limits: QueueLimits) -> bool:
 
 
 def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
-    """With what groups that run hold and lack."""
+    """With what groups that run hold, and lack before all others."""
     limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
     for group in snapshot.growing:
         of_account = limits.of((group.queue, group.owner))
         if of_account is not None:
-            of_account.take(group.job_id, gangs.of(group.request).kind, group.lacking)
+            of_account.keep_place(group.job_id, gangs.of(group.request).kind, group.lacking)
     return limits
 
 

@@ -112,8 +112,8 @@ class Start:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Wait:
-    """Nobody changes it, but it is not frozen: there is one for each waiting job, and to make a
-    frozen one takes five times as long."""
+    """Not frozen: there is one for each waiting job, to make a frozen one takes five times as long,
+    and of many the reason is added when all else is decided."""
 
     job_id: str
     reason: Reason
@@ -164,9 +164,9 @@ class Shrink:
     """As of `Grow`."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Stay:
-    """A group that could use more slots gets none now."""
+    """A group that could use more slots gets none now. As `Wait`, not frozen."""
 
     job_id: str
     reason: Reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
@@ -11,7 +11,7 @@ from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
 from service.domain.scheduling.placement.slots import Node, count, is_open, workers
 from service.domain.scheduling.placement.topology import Topology
-from service.domain.scheduling.policy.departures import Departures
+from service.domain.scheduling.policy.departures import OTHERS_GAIN, Departures
 from service.domain.scheduling.policy.feasibility import ALL_CLOSED, can_ever_fit
 from service.domain.scheduling.policy.ranking import limits_of
 from service.domain.scheduling.policy.records import (
@@ -27,8 +27,10 @@ from service.domain.scheduling.policy.records import (
 )
 from service.domain.scheduling.rules import order
 from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
-from service.domain.scheduling.rules.obstacles import Obstacles, Reason, jobs
+from service.domain.scheduling.rules.obstacles import Obstacles, Reason, Told, jobs
 
+PENDING = Reason("", "")
+"""Of decisions whose reason is added at the end (`Round.explain`)."""
 SOON_S = 15.0
 """A job that backs off for no longer keeps its place: it was not at fault, or not often."""
 
@@ -62,7 +64,8 @@ class Round:
         if all(job.ends_within_s is None for job in snapshot.queue):
             self._backfill.close()
         self._limits = limits_of(snapshot, gangs)
-        self._obstacles = Obstacles(self._stock, snapshot.holders, self._free)
+        self._obstacles = Obstacles(self._stock, snapshot.holders, self._free, nodes)
+        self._unexplained: list[tuple[Wait | Stay, Callable[[], Told]]] = []
         self._to_come = snapshot.to_come
         there = [*nodes, *snapshot.to_come]
         self._is_closed = bool(there) and not any(is_open(node.total) for node in there)
@@ -73,6 +76,8 @@ class Round:
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
+        self._promised_of_arrays: Counter[str] = Counter()
+        """Jobs for which others make room, by array."""
 
     def serve(self, group: Growing) -> Decision:
         """Give a group that lacks workers all of them, of any free slots."""
@@ -81,13 +86,17 @@ class Round:
             return stay
         slices = self._free.pack_near(gang.kind, lacking, lacking, group.slices)
         if slices is not None:
+            limits = self._limits.of((group.queue, group.owner))
+            if limits is not None:  # it held a place for these
+                limits.keep_place(group.job_id, gang.kind, -lacking)
+                limits.take(group.job_id, gang.kind, lacking)
             return self._grow(group, gang, slices)
         how = "trains on without" if group.trains else "stands by for"
         sentence = f"{how} {workers(lacking)} of {gang.bundle_spoken}"
-        reason, ahead = self._why_no_more(sentence, group, gang, lacking)
+        stay = self._stay(sentence, group, gang, lacking)
         self._set_aside(group.job_id, gang, lacking)
         self._backfill.close()
-        return Stay(group.job_id, reason, ahead)
+        return stay
 
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
         if job.after:
@@ -98,12 +107,11 @@ class Round:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
-            message = (
-                f"is tried again at {job.not_before:%H:%M:%S} UTC, after its last attempt has ended"
-            )
+            message = f"waits until {job.not_before:%H:%M:%S} UTC before it is tried again"
             return Wait(job.job_id, Reason("backing_off", message), position)
         if job.array is not None and self._is_full(job.array):
-            return Wait(job.job_id, Reason("array_limit", job.array.sentence), position)
+            sentence = self._of_array(job.array)
+            return Wait(job.job_id, Reason("array_limit", sentence), position)
         if job.preparing is not None:
             self._backing_off.append((job, gang))
             reason = Reason("preparing_environment", job.preparing)
@@ -121,7 +129,7 @@ class Round:
         # All that is free now is free soon, too.
         fits_soon = offer.soon.has(kind, least)
         if target == 0 and fits_soon:
-            message = f"{gang.needs}; other jobs gain more by the slots that there are"
+            message = f"{gang.needs}; {OTHERS_GAIN} the slots that there are"
             return Wait(job.job_id, Reason("others_gain_more", message), position)
         if target:
             most = max(least, min(most, target))
@@ -143,14 +151,18 @@ class Round:
         if fits_soon or self.departures.make_room(job, gang, rank, offer):
             promised = self._promise(job, gang, offer, most, position)
             if promised is not None:
-                self._count_in_array(job)
+                if job.array is not None:
+                    self._promised_of_arrays[job.array.array_id] += 1
                 return promised
-        reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
+        wait = Wait(job.job_id, PENDING, position)
         if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
-            reason, ahead = lacks, ()
+            wait.reason = lacks
+        else:
+            ahead, why = self._obstacles.ahead_of(gang), self._obstacles.why_waiting
+            self._unexplained.append((wait, lambda: why(job.job_id, gang, ahead)))
         self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
         self._backfill.block(kind, least, rank)
-        return Wait(job.job_id, reason, position, ahead)
+        return wait
 
     def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
         """Let a job that is tried again soon keep its place, as if it waited for slots."""
@@ -212,7 +224,13 @@ class Round:
         return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
 
     def _is_full(self, array: ArrayLimit) -> bool:
-        return self._running_of_arrays[array.array_id] >= array.max_running
+        name = array.array_id
+        both = self._running_of_arrays[name] + self._promised_of_arrays[name]
+        return both >= array.max_running
+
+    def _of_array(self, array: ArrayLimit) -> str:
+        name = array.array_id
+        return array.sentence(self._running_of_arrays[name], self._promised_of_arrays[name])
 
     def _count_in_array(self, job: WaitingJob) -> None:
         if job.array is not None:
@@ -229,18 +247,23 @@ class Round:
 
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
+        if (stay := self._asked_for_slots(group)) is not None:
+            return stay
         gang = self._gangs.of(group.request)
         kind = gang.kind
         most, held = group.most, count(group.slices)
-        if (stay := self._asked_for_slots(group)) is not None:
-            return stay
         if group.job_id in self._targets:
             most = min(most, self._targets[group.job_id] - held)
+        sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
         if most <= 0:
-            message = f"trains on {workers(held)}; other jobs gain more by the slots that there are"
+            if self._room_near(group, gang) <= 0:
+                return self._stay(sentence, group, gang, 1)
+            why = f"{OTHERS_GAIN} the slots that there are"
+            if self.departures.chooses_at_most(group, held):
+                why = "that is its size for now, by the step times that are known of it"
+            message = f"trains on {workers(held)}; {why}"
             return Stay(group.job_id, Reason("others_gain_more", message))
         limits = self._limits.of((group.queue, group.owner))
-        sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
         if limits is not None:
             room = limits.room(group.job_id, kind, 1)
             if not room.workers:
@@ -251,22 +274,38 @@ class Round:
             if limits is not None:
                 limits.take(group.job_id, kind, count(slices))
             return self._grow(group, gang, slices)
-        return Stay(group.job_id, *self._why_no_more(sentence, group, gang, 1))
+        return self._stay(sentence, group, gang, 1)
 
     def _asked_for_slots(self, group: Growing) -> Stay | None:
         """Nothing for a group that this plan asks for slots."""
-        asked = next((ask for ask in self.departures.asked if ask.job_id == group.job_id), None)
+        asked = self.departures.asked_of(group.job_id)
         if asked is None:
             return None
-        message = "gets no more slots while it is asked for some"
         ahead = () if asked.because_of == group.job_id else (asked.because_of,)
-        return Stay(group.job_id, Reason("asked_for_slots", message), ahead)
+        return Stay(group.job_id, Reason("asked_for_slots", asked.reason.message), ahead)
 
-    def _why_no_more(
-        self, sentence: str, group: Growing, gang: Gang, least: int
-    ) -> tuple[Reason, tuple[str, ...]]:
-        free = self._free.room_near(gang.kind, group.slices)
-        return self._obstacles.why(sentence, group.job_id, gang.kind, least, free)
+    def _stay(self, sentence: str, group: Growing, gang: Gang, least: int) -> Stay:
+        """The group lacks so many workers at least, since too few are free or reserved by none."""
+        stay = Stay(group.job_id, PENDING)
+        ahead = self._obstacles.ahead(gang.kind)
+
+        def why() -> Told:
+            kind, free = gang.kind, self._room_near(group, gang)
+            return self._obstacles.why(sentence, group.job_id, kind, least, ahead, free, runs=True)
+
+        self._unexplained.append((stay, why))
+        return stay
+
+    def _room_near(self, group: Growing, gang: Gang) -> int:
+        return self._free.room_near(gang.kind, group.slices)
+
+    def explain(self, on_error: Callable[[str, Exception], Reason]) -> None:
+        """Add the reasons that depend on what the whole plan starts."""
+        for decision, why in self._unexplained:
+            try:
+                decision.reason, decision.blocked_by = why()
+            except Exception as error:
+                decision.reason = on_error(decision.job_id, error)
 
     def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
         self._take(group.job_id, gang.kind, slices, group.slices)

@@ -48,7 +48,7 @@ def waits_for(after: Sequence[Dependency]) -> str:
         for one in after[:MAX_NAMED]
     ]
     if len(after) > MAX_NAMED:
-        shown.append(f"of {len(after) - MAX_NAMED} more")
+        shown.append(f"and of {len(after) - MAX_NAMED} more")
     return f"waits for {', '.join(shown)}"
 
 
@@ -66,7 +66,11 @@ class ArrayLimit:
     array_id: str
     max_running: int
 
-    @property
-    def sentence(self) -> str:
-        """Why a job does not start while as many run."""
-        return f"{self.max_running} jobs of {self.array_id} run, its max_running"
+    def sentence(self, running: int, starting: int) -> str:
+        """Why a job does not start while as many run, or start as soon as others have left."""
+        verbs = ("job", "runs") if running == 1 else ("jobs", "run")
+        soon = f", and {starting} {'starts' if starting == 1 else 'start'} next" if starting else ""
+        return (
+            f"{running} {verbs[0]} of {self.array_id} {verbs[1]}{soon}, "
+            f"of at most {self.max_running} at once"
+        )

@@ -98,18 +98,22 @@ def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) 
 
 
 def because(coming: Rank, rank: Rank) -> str:
-    """How the job that comes is ahead of the one that leaves; goes on from its name."""
+    """Why a job leaves its slots to one that has a right to them; goes on from that one's name."""
     if coming.turn < rank.turn:
         if coming.turn is Turn.QUOTA:
-            return "is within its queue's quota"
-        return "is of a queue that has used less of its share"
+            return "which is within its queue's quota"
+        return "because its own queue has used more than its share"
     if coming.priority > rank.priority:
-        return "has a higher priority"
+        return "which has a higher priority"
     if coming.user_is_ahead < rank.user_is_ahead:
-        return "is of a user that has used less of their share"
-    if coming.work < rank.work:
-        return "has less work left"
-    return "waits, while the group has more workers than it needs at least"
+        return "because its own user has used more than their share"
+    if coming.place:  # it has the rank of a job that it passes
+        return "which was moved to the front of its queue"
+    if coming.work < 0:
+        return "which has waited for more than a day"
+    if not coming.work:
+        return "which goes first until it is known how long it takes"
+    return "which has less work left"
 
 
 def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> list[RunningJob]:

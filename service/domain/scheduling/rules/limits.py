@@ -83,6 +83,7 @@ class _Scope:
     """Subject of the sentence on what is held."""
     where: str
     limit: str
+    allows: str
     use: _Use
 
     @property
@@ -114,7 +115,7 @@ class AccountLimits:
         for scope, counted in self._limits_of(kind):
             workers, resource = _left(scope, job_id, counted)
             if workers < least:
-                return _told(scope, job_id, workers, resource)
+                return _never(scope, counted, least) or _told(scope, job_id, workers, resource)
             most = min(most, workers)
         return UNLIMITED if most == UNLIMITED.workers else Room(most)
 
@@ -204,12 +205,13 @@ class QueueLimits:
         of_user = _Scope(
             USER_LIMIT,
             *(queue.user_limit, queue.max_running_per_user, owner),
-            *(f" in the queue {name!r}", "its limit for a user is", _Use()),
+            *(f" in the queue {name!r}", "its limit for a user is"),
+            *(f"the queue {name!r} allows a user", _Use()),
         )
         of_queue = _Scope(
             QUEUE_LIMIT,
             *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit is"),
-            self._of_queues[name],
+            *(f"the queue {name!r} allows", self._of_queues[name]),
         )
         return of_user, of_queue
 
@@ -229,6 +231,15 @@ def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | Non
     return left, resource
 
 
+def _never(scope: _Scope, counted: _Counted, least: int) -> Room | None:
+    """No room for so many workers, if they are more than the limits ever allow; else None."""
+    for name, each in counted:
+        most = scope.amounts[name]
+        if least * each > most + EPSILON:
+            return Room(0, scope.code, f"{scope.allows} {spoken(name, most)} at most")
+    return None
+
+
 def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Room:
     """The room that the limits leave, in words."""
     use = scope.use
@@ -242,7 +253,7 @@ def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Roo
     else:
         has = f"holds {spoken(resource, use.holds.get(resource, 0.0))}"
         limit = spoken(resource, scope.amounts[resource])
-        is_any_ahead = use.ahead.get(resource, 0.0) > 0
+        is_any_ahead = use.ahead.get(resource, 0.0) > EPSILON
     room = Room(workers, scope.code, _message(scope, has, limit, is_any_ahead), tuple(named))
     if is_shared and is_any_ahead:
         use.told[resource] = room
@@ -251,7 +262,7 @@ def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Roo
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
     """`the queue 'night' holds 7 GPU, its limit is 8 GPU`."""
-    ahead = ", and jobs ahead wait for the rest" if is_any_ahead else ""
+    ahead = ", and jobs ahead wait, too" if is_any_ahead else ""
     return f"{scope.holder} {has}{scope.where}, {scope.limit} {limit}{ahead}"
 
 

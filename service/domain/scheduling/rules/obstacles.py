@@ -1,4 +1,8 @@
-"""Why a job waits: the sentences, and the jobs that are in its way."""
+"""Why a job waits: the sentences, and the jobs that are in its way.
+
+What a plan starts later in the queue takes slots as well, so the sentences on what is free and who
+holds slots are made at its end; who is ahead is noted when the job has its turn.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from dataclasses import dataclass
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, WorkerKind
 from service.domain.scheduling.placement.pools import Pool, Stock
-from service.domain.scheduling.placement.slots import Holder, count
+from service.domain.scheduling.placement.slots import Holder, Node, fits
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20
@@ -23,6 +27,10 @@ class Reason:
 
     code: str
     message: str
+
+
+Told = tuple[Reason, tuple[str, ...]]
+"""A reason, and the jobs in the way."""
 
 
 class _Reach:
@@ -42,24 +50,32 @@ class _Reach:
         """Those with some of the same nodes."""
 
 
+Ahead = tuple[tuple[str, ...], int]
+"""The first jobs that have reserved slots, and how many there are."""
+
+
 class _Seen:
     """The obstacles to all gangs that ask for the same, until the next job starts."""
 
-    __slots__ = ("free", "num_holders", "reach", "told")
+    __slots__ = ("free", "num_holders", "told")
 
-    def __init__(self, reach: _Reach, free: int, num_holders: int) -> None:
-        self.reach = reach
+    def __init__(self, free: int, num_holders: int) -> None:
         self.free = free
         self.num_holders = num_holders
-        self.told: tuple[Reason, tuple[str, ...]] | None = None
+        self.told: Told | None = None
         """Why they wait, if too few slots are free."""
 
 
 class Obstacles:
     """Jobs that hold slots, and jobs ahead that have reserved some, as a plan goes on."""
 
-    def __init__(self, stock: Stock, holders: Sequence[Holder], free: Pool) -> None:
+    def __init__(
+        self, stock: Stock, holders: Sequence[Holder], free: Pool, nodes: Sequence[Node]
+    ) -> None:
+        self._nodes = nodes
         self._stock = stock
+        self._stuck = {stock.kind_of[node.id] for node in nodes if any(node.quarantined.values())}
+        """The kinds of nodes on which processes are stuck."""
         self._free = free
         self._holders = [(holder.job_id, holder.slices) for holder in holders]
         self._num_blocked = 0
@@ -79,29 +95,45 @@ class Obstacles:
             reach.blocked.append((self._num_blocked, job_id))
         self._num_blocked += 1
 
-    def why_waiting(self, job_id: str, gang: Gang) -> tuple[Reason, tuple[str, ...]]:
+    def ahead(self, kind: WorkerKind) -> Ahead:
+        """The jobs that have reserved slots of nodes on which such workers could run."""
+        return self._ahead(self._reach_of.get(kind) or self._reach(kind))
+
+    def ahead_of(self, gang: Gang) -> Ahead | None:
+        """The same where enough is free for the gang; None where that is why it waits."""
+        return self.ahead(gang.kind) if self._look(gang).free >= gang.least else None
+
+    def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Told:
         """Why the gang does not start, and which jobs are in the way."""
-        seen = self._seen.get(gang)
-        if seen is None or seen.num_holders != len(self._holders):
-            reach, free = self._counted(gang.kind), self._free.room(gang.kind)
-            seen = self._seen[gang] = _Seen(reach, free, len(self._holders))
-        if seen.free >= gang.least:
-            return self._behind(gang.needs, seen.reach, seen.free)
-        if job_id in seen.reach.held_by:
-            return self.why(gang.needs, job_id, gang.kind, gang.least)
+        seen = self._look(gang)
+        if seen.free >= gang.least or job_id in self._counted(gang.kind).held_by:
+            return self.why(gang.needs, job_id, gang.kind, gang.least, ahead, seen.free)
         if seen.told is None:
-            seen.told = self.why(gang.needs, job_id, gang.kind, gang.least)
+            seen.told = self.why(gang.needs, job_id, gang.kind, gang.least, None, seen.free)
         return seen.told
 
+    def _look(self, gang: Gang) -> _Seen:
+        seen = self._seen.get(gang)
+        if seen is None or seen.num_holders != len(self._holders):
+            seen = _Seen(self._free.room(gang.kind), len(self._holders))
+            self._seen[gang] = seen
+        return seen
+
     def why(
-        self, sentence: str, job_id: str, kind: WorkerKind, least: int, free: int | None = None
-    ) -> tuple[Reason, tuple[str, ...]]:
+        self,
+        sentence: str,
+        job_id: str,
+        kind: WorkerKind,
+        least: int,
+        ahead: Ahead | None,
+        free: int,
+        *,
+        runs: bool = False,
+    ) -> Told:
         """Why so many workers are not available, and which jobs are in the way. free: how many
-        could be together with those that it has."""
-        is_new = free is None
-        free = self._free.room(kind) if free is None else free
-        if free >= least:
-            return self._behind(sentence, self._reach(kind), free)
+        could be together, with those that it has if it `runs`."""
+        if free >= least and ahead is not None:
+            return self._behind(sentence, ahead, free)
         reach = self._counted(kind)
         own = reach.held_by.get(job_id, 0)
         others = len(reach.held_by) - (job_id in reach.held_by)
@@ -109,27 +141,33 @@ class Obstacles:
         code, there = "waiting_for_slots", f"{free} {_is(free)} free"
         if kind.required is not None and (total := self._free.total(kind)) >= least:
             code = "waiting_for_domain"
-            there = f"{total} {_is(total)} free, but {self._together(kind, free, is_new)}"
-        if not kind.is_whole and (closed := self._free.closed(kind)):
+            there = f"{total} {_is(total)} free, but {self._together(kind, free, not runs)}"
+        if kind.is_whole:
+            there = "they do not all fit into what is free"
+        elif closed := self._free.closed(kind):
             there += f" ({closed} more on nodes with a silo's data are for ranks of silos alone)"
         message, in_the_way = f"{sentence}; {there}", tuple(named)
         if others:
-            verb = "holds" if others == 1 else "hold"
-            message += f", {jobs(in_the_way, others)} {verb} {reach.held - own}"
-        elif self._stock.whole(kind) > self._holds(job_id):
+            verb, held = "holds" if others == 1 else "hold", reach.held - own
+            slots = "1 slot" if held == 1 else f"{held} slots"
+            message += f", {jobs(in_the_way, others)} {verb} {slots} on suitable nodes"
+        elif not reach.node_kinds:
+            message = f"{sentence}; no node that is accepted could run one"
+        elif reach.node_kinds & self._stuck:
+            message += ", processes that did not end use some of the rest"
+        elif self._stock.whole(kind) > own:
             message += ", others use the rest of the cluster"
         else:
             message += ", and it holds all that the cluster has"
         return Reason(code, message), in_the_way
 
-    def _behind(self, sentence: str, reach: _Reach, free: int) -> tuple[Reason, tuple[str, ...]]:
-        ahead, number = self._ahead(reach)
+    def _behind(self, sentence: str, ahead: Ahead, free: int) -> Told:
+        names, number = ahead
         message = (
-            f"{sentence}; {free} could start, but {jobs(ahead, number)} "
-            f"{_is(number)} ahead in the queue and "
-            f"{'needs' if number == 1 else 'need'} the same slots"
+            f"{sentence}; {free} {_is(free)} free, but {jobs(names, number)} "
+            f"{'comes' if number == 1 else 'come'} first and could use the same slots"
         )
-        return Reason("behind_in_queue", message), ahead
+        return Reason("behind_in_queue", message), names
 
     def _together(self, kind: WorkerKind, free: int, is_new: bool) -> str:
         """How many are free in one domain; is_new: in any, since nothing of the group runs yet."""
@@ -158,20 +196,24 @@ class Obstacles:
         reach.num_holders = len(self._holders)
         return reach
 
-    def _holds(self, job_id: str) -> int:
-        return sum(count(slices) for name, slices in self._holders if name == job_id)
-
     def _reach(self, kind: WorkerKind) -> _Reach:
         reach = self._reach_of.get(kind)
         if reach is None:
-            there = enumerate(self._stock.capacity(kind))
-            node_kinds = frozenset(at for at, workers in there if workers)
+            node_kinds = frozenset(self._suitable(kind))
             reach = self._reaches.get(node_kinds)
             if reach is None:
                 reach = self._reaches[node_kinds] = _Reach(node_kinds)
                 self._meet(reach)
             self._reach_of[kind] = reach
         return reach
+
+    def _suitable(self, kind: WorkerKind) -> set[int]:
+        """The kinds of nodes on which a worker could run if they were empty."""
+        if kind.unlike is None:
+            return {at for at, number in enumerate(self._stock.capacity(kind)) if number}
+        bundles = [bundle for _, bundle in kind.unlike.runs]
+        could = (n for n in self._nodes if any(fits(bundle, n.total) for bundle in bundles))
+        return {self._stock.kind_of[node.id] for node in could}
 
     def _meet(self, new: _Reach) -> None:
         for reach in self._reaches.values():
@@ -180,7 +222,7 @@ class Obstacles:
                 if reach is not new:
                     reach.rivals.append(new)
 
-    def _ahead(self, reach: _Reach) -> tuple[tuple[str, ...], int]:
+    def _ahead(self, reach: _Reach) -> Ahead:
         """Blocked jobs ahead that have reserved slots of a node on which a job could run, and how
         many there are."""
         number = sum([rival.num_blocked for rival in reach.rivals])

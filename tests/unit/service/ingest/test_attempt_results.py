@@ -660,3 +660,31 @@ async def test_an_error_that_comes_again_after_a_lost_node_is_tried_again(servic
         service.advance(3600)
         assert (await service.jobs.get(job_id)).state is JobState.QUEUED
         assert service.claim(job_id, attempt) is not None
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [
+        (Cause.SUCCEEDED, "it ended. 1 file was left"),
+        (Cause.USER_ERROR, "it ended (max_retries is 0). 1 file was left"),
+        (Cause.STOPPED, "cancelled by the user. 1 file was left"),
+    ],
+)
+async def test_each_end_of_a_job_names_the_results_that_are_not_kept(
+    service: Service, cause: Cause, says: str
+) -> None:
+    job_id = await service.running(max_retries=0)
+    if cause is Cause.STOPPED:
+        await service.jobs.cancel(job_id)
+    service.end(job_id, 1, cause, left_behind="1 file was left")
+    job = await service.jobs.get(job_id)
+    assert job.state.is_terminal
+    assert job.reason.message == says
+    assert (await service.reading.attempts(job_id)).items[0].reason.message == "it ended"
+
+
+async def test_an_attempt_that_is_followed_by_another_names_no_results(service: Service) -> None:
+    job_id = await service.running(max_retries=1)
+    service.end(job_id, 1, Cause.USER_ERROR, left_behind="1 file was left")
+    assert "1 file" not in (await service.jobs.get(job_id)).reason.message

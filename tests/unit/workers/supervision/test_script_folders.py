@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,7 +129,8 @@ def test_files_that_are_lost_end_a_success_and_those_left_out_are_told() -> None
     assert told.message == f"{DONE.message}; 1 file of DRAY_OUTPUT_DIR can't be kept: 'x'"
 
 
-def test_a_success_names_the_results_that_were_left_behind() -> None:
+@pytest.mark.parametrize("outcome", [DONE, FAILED])
+def test_each_end_names_the_results_that_were_left_behind(outcome: Outcome) -> None:
     left = FilesKept(1, None, "", "1 file was left")
-    assert with_files(DONE, [left, KEPT, left]).message == f"{DONE.message}; 1 file was left"
-    assert with_files(FAILED, [left]).message == FAILED.message
+    ended = with_files(outcome, [left, KEPT, left])
+    assert ended == replace(outcome, left_behind="1 file was left")

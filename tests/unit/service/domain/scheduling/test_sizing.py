@@ -330,7 +330,7 @@ def test_a_group_grows_in_place_up_to_its_size_and_no_further() -> None:
     made = planned(jobs, (there,), (waiting("well"),), (group,))
     assert isinstance(made["well"], Start)
     assert isinstance(made["badly"], Stay)
-    assert made["badly"].reason.code == "others_gain_more"
+    assert made["badly"].blocked_by == ("well",)
     alone = planned({"badly": badly}, (there,), growing=(group,))["badly"]
     assert isinstance(alone, Grow), "free slots are used, whatever the gain"
     assert sum(part.num_workers for part in alone.slices) == 4

@@ -54,7 +54,10 @@ async def test_it_starts_small_says_why_and_grows_when_slots_are_free(world: Wor
 
     await eventually(explained, "it never said what it waits for")
     said = (await runtime.reading.explain(job_id)).reason.message
-    assert said.endswith(f"could use 2 workers more of 1 CPU; 0 are free, job {other} holds 3")
+    assert said.endswith(
+        "could use 2 workers more of 1 CPU; 0 are free, "
+        f"job {other} holds 3 slots on suitable nodes"
+    )
     await runtime.jobs.cancel(other)
     await has(runtime, job_id, 3)
     held = (await runtime.reading.cluster()).nodes[0].held

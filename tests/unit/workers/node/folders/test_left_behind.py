@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dray.train import saved_files
 from ray_workers.node.folders import job_folders
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.job_folders import FolderPlan
@@ -36,14 +37,14 @@ def test_what_the_script_wrote_is_named_with_its_size(tmp_path: Path) -> None:
     assert left_behind(work, since, code) == (
         "4 files were left in the working directory and not kept as artifacts: "
         "'model.pt' (4.2 MB), 'runs/' (1 KB), 'conf.json' (4 B); "
-        "write results to the folder DRAY_OUTPUT_DIR"
+        "the folder DRAY_OUTPUT_DIR and train.save_artifact keep results"
     )
     (work / "model.pt").unlink()
     (work / "conf.json").unlink()
     (work / "runs/a/c").unlink()
     assert left_behind(work, since, code).startswith("1 file was left")
     put(work, **{f"f{number}": 9 - number for number in range(7)})
-    assert "'f4' (5 B) ...; write" in left_behind(work, since, code)
+    assert "'f4' (5 B) ...; the folder" in left_behind(work, since, code)
     assert left_behind(tmp_path / "none", since, None) == ""
 
 
@@ -63,3 +64,25 @@ def test_the_end_of_an_attempt_names_the_files_once(
     assert "'model.pt' (2 B)" in kept.left_behind
     (work / "model.pt").unlink()
     assert job_folders.keep_output(*given) == kept
+
+
+def test_a_file_that_was_saved_as_an_artifact_is_not_left_behind_unless_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, work = tmp_path / "folders", tmp_path / "work"
+    (folder / "output").mkdir(parents=True)
+    monkeypatch.setenv("DRAY_OUTPUT_DIR", str(folder / "output"))
+    put(work, model_pt=2, partial=3, log_txt=4)
+    for name in ("model.pt", "log.txt", "partial"):
+        saved_files.note(saved_files.version_of((work / name).stat()))
+    (work / "partial").rename(work / "best.pt")
+    put(work, log_txt=5)
+    with (folder / "saved").open("a") as notes:
+        notes.write("not\n1 2\n" + "9" * 30 + " 1 1 1\n")
+    saved = saved_files.noted(folder)
+    assert left_behind(work, 0, None, saved).startswith(
+        "1 file was left in the working directory and not kept as artifacts: 'log.txt' (5 B)"
+    )
+    (folder / "saved").unlink()
+    os.mkfifo(folder / "saved")
+    assert saved_files.noted(folder) == frozenset()

@@ -114,7 +114,7 @@ def test_workers_come_first_and_servers_near_them(nodes: Any, slices: Any) -> No
     [
         ((node("n", CPU=5.0, GPU=2.0),), "has room for each of these, and not for all at once"),
         ((node("n", CPU=3.0, GPU=2.0),), "the whole cluster has room for 0 servers at once"),
-        ((node("n", CPU=16.0, GPU=1.0),), "the whole cluster has room for 1 at once"),
+        ((node("n", CPU=16.0, GPU=1.0),), "the whole cluster has room for 1 worker at once"),
         ((node("n", CPU=16.0),), "each worker needs 1 GPU, but the largest node has no GPU"),
     ],
 )
@@ -135,7 +135,8 @@ def test_a_gang_waits_whole_and_reserves_what_it_could_use() -> None:
     assert isinstance(first, Wait)
     assert first.reason.code == "waiting_for_slots"
     assert first.reason.message.startswith(
-        "needs 2 workers of 1 CPU and 1 GPU, and 1 server of 4 CPU; 0 are free, job other holds 1"
+        "needs 2 workers of 1 CPU and 1 GPU, and 1 server of 4 CPU; "
+        "they do not all fit into what is free, job other holds 1 slot on suitable nodes"
     )
     assert isinstance(second, Wait), "it would take what the first waits for"
 

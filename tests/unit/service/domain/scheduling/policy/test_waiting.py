@@ -67,7 +67,7 @@ def test_an_array_starts_as_many_jobs_as_it_may_run() -> None:
     for decision in decisions[2:5]:
         assert isinstance(decision, Wait)
         assert decision.reason.code == "array_limit"
-        assert decision.reason.message == "3 jobs of array-1 run, its max_running"
+        assert decision.reason.message == "3 jobs of array-1 run, of at most 3 at once"
         assert decision.blocked_by == ()
 
 
@@ -163,7 +163,7 @@ def test_a_job_waits_for_an_agent_that_starts_and_not_for_a_refused_node() -> No
     for nodes, message in (
         ([replace(there, accepted=False, is_starting=True)], "dray's agent starts on 1 node"),
         ([replace(there, accepted=False)], "every node of the cluster is refused"),
-        ([], "the cluster has none yet"),
+        ([], "the cluster has none"),
     ):
         (wait,) = plan(Snapshot((job("a"),), tuple(nodes), True), NOW)
         assert isinstance(wait, Wait)

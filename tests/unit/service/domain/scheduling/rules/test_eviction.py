@@ -30,7 +30,9 @@ def test_a_job_of_which_nobody_knows_how_long_it_takes_is_tried_at_once() -> Non
     wait, leaves = plan(snapshot([waiting("new", 1)], there), NOW)
     assert isinstance(leaves, Preempt)
     assert (leaves.job_id, leaves.because_of) == ("long", "new")
-    assert leaves.reason.message == "leaves its slots to job new, which has less work left"
+    assert leaves.reason.message == (
+        "leaves its slots to job new, which goes first until it is known how long it takes"
+    )
     assert isinstance(wait, Wait)
     assert (wait.reason.code, wait.blocked_by) == ("room_is_made", ("long",))
     assert wait.reason.message == "needs 1 worker of 1 GPU; job long makes room for it"

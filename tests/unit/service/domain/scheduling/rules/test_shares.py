@@ -51,7 +51,7 @@ def snapshot(
 def leaving(seen: Snapshot) -> dict[str, str]:
     """Who is asked to leave, and how the one that comes is ahead."""
     return {
-        decision.job_id: decision.reason.message.split("which ")[1]
+        decision.job_id: decision.reason.message.split(", ")[1]
         for decision in plan(seen, NOW)
         if isinstance(decision, Preempt)
     }
@@ -62,7 +62,7 @@ def test_borrowed_slots_go_back_to_the_queue_whose_quota_they_are() -> None:
     there = [running("borrows", "other", gpus=8, yields=False)]
     job = waiting("mine", "own", gpus=4)
     seen = snapshot([job], there, queues, Used())
-    assert leaving(seen) == {"borrows": "is within its queue's quota"}
+    assert leaving(seen) == {"borrows": "which is within its queue's quota"}
     seen = snapshot([waiting("mine", "own", gpus=5)], there, queues, Used())
     assert leaving(seen) == {}, "that is more than the quota, and the script would lose its work"
     there = [running("a", "own", gpus=4), *there[:0], running("b", "other", gpus=4, yields=False)]
@@ -79,7 +79,7 @@ def test_jobs_that_a_limit_keeps_back_use_up_no_quota(limit: dict[str, Any]) -> 
         waiting("b", "own", "bob", seq=9),
     ]
     assert leaving(snapshot(queue, there, queues, Used())) == {
-        "borrows": "is within its queue's quota"
+        "borrows": "which is within its queue's quota"
     }
 
 
@@ -88,15 +88,15 @@ def test_what_runs_within_a_quota_is_not_pushed_out_by_the_work_of_others() -> N
     there = [running("mine", "own", gpus=8)]
     assert leaving(snapshot([waiting("new", "other")], there, queues, Used())) == {}
     assert leaving(snapshot([waiting("new", "other")], there, queues[1:], Used())) == {
-        "mine": "has less work left"
+        "mine": "which goes first until it is known how long it takes"
     }
 
 
 @pytest.mark.parametrize(
     ("queue", "owner", "slack_s", "why"),
     [
-        ("two", "ann", QUEUE_SLACK_S, "is of a queue that has used less of its share"),
-        ("one", "bob", USER_SLACK_S, "is of a user that has used less of their share"),
+        ("two", "ann", QUEUE_SLACK_S, "because its own queue has used more than its share"),
+        ("one", "bob", USER_SLACK_S, "because its own user has used more than their share"),
     ],
 )
 def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
@@ -123,7 +123,7 @@ def test_a_user_is_ahead_by_the_weight_in_its_queue(weight: float, is_ahead: boo
     there = [running("greedy", "one", gpus=8)]
     job = dataclasses.replace(waiting("new", "one", "bob", gpus=8), left_s=HOUR)
     seen = snapshot([job], there, [Queue("one", user_weights={"ann": weight})], used)
-    why = "is of a user that has used less of their share"
+    why = "because its own user has used more than their share"
     assert leaving(seen) == ({"greedy": why} if is_ahead else {})
 
 
@@ -155,7 +155,7 @@ def test_a_queue_whose_jobs_are_all_held_does_not_count_among_the_others() -> No
     job = dataclasses.replace(waiting("new", "two", gpus=8), left_s=HOUR)
     held = dataclasses.replace(waiting("held", "three"), held="ann")
     found = leaving(snapshot([job, held], there, queues, used))
-    assert found == {"greedy": "is of a queue that has used less of its share"}
+    assert found == {"greedy": "because its own queue has used more than its share"}
 
 
 def test_half_of_the_use_is_forgotten_each_half_life() -> None:
@@ -289,5 +289,5 @@ def test_a_quota_is_not_used_up_by_jobs_that_could_not_start() -> None:
     low = dataclasses.replace(running("low", "own", gpus=8), priority=10)
     high = dataclasses.replace(waiting("high", "own", gpus=8), priority=90)
     assert leaving(snapshot([high], [low], queues, Used())) == {
-        "low": "is within its queue's quota"
+        "low": "which is within its queue's quota"
     }

@@ -1,0 +1,268 @@
+"""The sentences on jobs that wait, and on groups that get no more."""
+
+from __future__ import annotations
+
+import re
+
+from service.domain.scheduling.policy import (
+    Decision,
+    Preempt,
+    Shrink,
+    Start,
+    Wait,
+)
+from tests.unit.service.domain.scheduling.policy.reasons.claims import Claims, says
+from tests.unit.service.domain.scheduling.policy.reasons.words import some_jobs
+
+
+@says(r"is held by (\S+); `dray release (\S+)` lets it go on")
+def held(claims: Claims, decision: Decision, who: str, name: str) -> None:
+    assert claims.waiting[decision.job_id].held == who
+    assert name == decision.job_id
+
+
+@says(r"waits for (the (?:end|success) of .*)")
+def after_others(claims: Claims, decision: Decision, words: str) -> None:
+    after = claims.waiting[decision.job_id].after
+    words, _, more = words.partition(" and of ")
+    named = re.findall(r"the (end|success) of (\S+) \((\S+)\)", words)
+    assert len(named) + int(more.removesuffix(" more") or 0) == len(after)
+    for one, (what, name, state) in zip(after, named, strict=False):
+        assert (what == "success", name, state) == (one.on_success, one.id, one.is_now)
+
+
+@says(r"waits until (\d\d:\d\d:\d\d) UTC before it is tried again")
+def backs_off(claims: Claims, decision: Decision, at: str) -> None:
+    until = claims.waiting[decision.job_id].not_before
+    assert until is not None
+    assert until > claims.now
+    assert f"{until:%H:%M:%S}" == at
+
+
+@says(r"(\d+) jobs? of (\S+) runs?(?:, and (\d+) starts? next)?, of at most (\d+) at once")
+def array_is_full(
+    claims: Claims, decision: Decision, number: str, name: str, soon: str | None, most: str
+) -> None:
+    array = claims.waiting[decision.job_id].array
+    assert array is not None
+    assert (array.array_id, array.max_running) == (name, int(most))
+    of_array = [
+        each
+        for each in claims.decisions[: claims.decisions.index(decision)]
+        if each.job_id in claims.waiting
+        and (array := claims.waiting[each.job_id].array) is not None
+        and array.array_id == name
+    ]
+    started = sum(isinstance(each, Start) for each in of_array)
+    assert int(number) == claims.snapshot.running_of_arrays.get(name, 0) + started
+    coming = sum(isinstance(d, Wait) and d.reason.code == "room_is_made" for d in of_array)
+    assert int(soon or 0) == coming
+    assert int(number) + int(soon or 0) >= int(most)
+
+
+@says("its environment is being prepared")
+def is_prepared(claims: Claims, decision: Decision) -> None:
+    assert claims.waiting[decision.job_id].preparing
+
+
+@says("waits for the Ray cluster, which does not answer")
+def no_cluster(claims: Claims, decision: Decision) -> None:
+    assert not claims.snapshot.connected
+
+
+@says("waits for room: the storage holds 2 GB of 2 GB")
+def no_storage(claims: Claims, decision: Decision) -> None:
+    assert claims.snapshot.storage_problem is not None
+
+
+@says(r"waits for a node: (the cluster has none|every node of the cluster is refused)")
+def no_node(claims: Claims, decision: Decision, which: str) -> None:
+    assert not claims.all_nodes
+    assert (which == "the cluster has none") == (not claims.snapshot.nodes)
+    assert not any(node.is_starting for node in claims.snapshot.nodes)
+
+
+@says(r"waits for a node: dray's agent starts on (\d+) nodes?")
+def agents_start(claims: Claims, decision: Decision, number: str) -> None:
+    assert not claims.all_nodes
+    assert sum(node.is_starting for node in claims.snapshot.nodes) == int(number) > 0
+
+
+@says(
+    r"([^;]+); (\d+) (?:is|are) free( \(\d+ more .*\))?, (jobs? .*) holds? (\d+) slots? on "
+    r"suitable nodes"
+)
+def others_hold(
+    claims: Claims, decision: Decision, needs: str, free: str, closed: str | None, jobs: str, n: str
+) -> None:
+    claims.check_opening(decision, needs)
+    claims.check_free(decision, int(free))
+    assert int(free) < claims.least(decision)
+    claims.check_holders(decision, jobs, int(n))
+    check_closed(claims, decision, closed)
+
+
+@says(
+    r"([^;]+); they do not all fit into what is free, (jobs? .*) holds? (\d+) slots? on "
+    r"suitable nodes"
+)
+def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, number: str) -> None:
+    claims.check_opening(decision, needs)
+    assert not claims.all_fit(claims.request(decision), claims.whole_free())
+    claims.check_holders(decision, jobs, int(number))
+
+
+@says(
+    r"([^;]+); (?:(\d+) (?:is|are) free|they do not all fit into what is free)( \(\d+ more "
+    r".*\))?, (?:and it holds all that the cluster has|(others use the rest of the "
+    r"cluster)|(processes that did not end use some of the rest))"
+)
+def none_holds(
+    claims: Claims,
+    decision: Decision,
+    needs: str,
+    free: str | None,
+    closed: str | None,
+    others: str | None,
+    stuck: str | None,
+) -> None:
+    claims.check_opening(decision, needs)
+    check_closed(claims, decision, closed)
+    request = claims.request(decision)
+    if free is None:
+        assert not claims.all_fit(request, claims.whole_free())
+    else:
+        claims.check_free(decision, int(free))
+        assert int(free) < claims.least(decision)
+    suitable = claims.suitable(request)
+    holders = {j for j, slots in claims.holding.items() if any(n in suitable for n, _, _ in slots)}
+    assert holders <= {decision.job_id}
+    nodes = [claims.nodes[name] for name in suitable]
+    used = any(
+        node.available_to_us[name] + amount + node.quarantined.get(name, 0.0) < node.total[name]
+        for node in nodes
+        for name in request.bundle
+        if name in node.total
+        for amount in [
+            sum(
+                bundle.get(name, 0.0) * n
+                for slots in claims.holding.values()
+                for at, bundle, n in slots
+                if at == node.id
+            )
+        ]
+    )
+    if stuck:
+        assert any(node.quarantined for node in nodes)
+    elif others:
+        assert used
+    else:
+        own = sum(n for node, _, n in claims.holding[decision.job_id] if node in suitable)
+        rooms = claims.rooms(request, claims.empty_sizes(request, claims.nodes), claims.nodes)
+        assert own >= max(rooms.values())
+
+
+def check_closed(claims: Claims, decision: Decision, words: str | None) -> None:
+    request = claims.request(decision)
+    is_whole = bool(request.homes or request.roles)
+    number = 0 if is_whole else sum(claims.free_sizes(request, opened=True).values())
+    told = int(re.findall(r"\d+", words)[0]) if words else 0
+    assert told == number, (told, number)
+
+
+@says(
+    r"([^;]+); (\d+) (?:is|are) free, but (?:only (\d+)|none) within (one|its) (\S+?)(?: "
+    r"\((\S+)\))?( \(\d+ more .*\))?(?:, (jobs? .*) holds? (\d+) slots? on suitable "
+    r"nodes)?(?:, others use the rest of the cluster|, and it holds all that the cluster "
+    r"has|, processes that did not end use some of the rest)?"
+)
+def not_in_a_domain(
+    claims: Claims,
+    decision: Decision,
+    needs: str,
+    total: str,
+    there: str | None,
+    which: str,
+    level: str,
+    place: str | None,
+    closed: str | None,
+    jobs: str | None,
+    number: str | None,
+) -> None:
+    claims.check_opening(decision, needs)
+    check_closed(claims, decision, closed)
+    request = claims.request(decision)
+    assert request.required_level == level
+    sizes = claims.free_sizes(request)
+    assert int(total) == sum(sizes.values()) >= claims.least(decision)
+    claims.check_free(decision, int(there or 0))
+    assert int(there or 0) < claims.least(decision)
+    if place is not None and level != "node":
+        rooms = claims.rooms(request, sizes, claims.nodes)
+        best = [where for where, n in rooms.items() if n == int(there or 0)]
+        assert place in [where[-1] if isinstance(where, tuple) else where for where in best]
+    if jobs:
+        claims.check_holders(decision, jobs, int(number or 0))
+
+
+@says(
+    r"([^;]+); (\d+) (?:is|are) free, but (jobs? .*) (?:comes|come) first and could use the "
+    r"same slots"
+)
+def behind(claims: Claims, decision: Decision, needs: str, free: str, jobs: str) -> None:
+    claims.check_opening(decision, needs)
+    claims.check_free(decision, int(free))
+    assert int(free) >= claims.least(decision)
+    names, number = some_jobs(jobs)
+    ahead, back_off = claims.blocked_ahead(decision)
+    assert set(names) <= ahead | back_off, (names, ahead)
+    assert len(ahead) <= number <= len(ahead | back_off), (number, ahead)
+
+
+@says(r"([^;]+); (jobs? .*) makes? room for it")
+def room_is_made(claims: Claims, decision: Decision, needs: str, jobs: str) -> None:
+    claims.check_opening(decision, needs)
+    names, _number = some_jobs(jobs)
+    leaving = {
+        *(job.job_id for job in claims.snapshot.running if job.is_leaving or job.recalled),
+        *(d.job_id for d in claims.decisions if isinstance(d, Preempt | Shrink)),
+    }
+    assert set(names) <= leaving
+    assert isinstance(decision, Wait)
+    kept = {part.node_id for part in decision.slices}
+    for name in names:
+        assert any(node in kept for node, _, _ in claims.holding[name])
+
+
+@says(r"trains on (\d+) workers?; other jobs come first or gain more by the slots that there are")
+def others_grow(claims: Claims, decision: Decision, number: str) -> None:
+    group = claims.groups[decision.job_id]
+    assert int(number) == sum(part.num_workers for part in group.slices)
+    assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
+
+
+@says(r"([^;]+); other jobs come first or gain more by the slots that there are")
+def others_gain(claims: Claims, decision: Decision, needs: str) -> None:
+    claims.check_opening(decision, needs)
+    others = {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
+    assert others, "there is another one"
+    assert decision.job_id in claims.snapshot.elastic
+
+
+@says(
+    r"trains on (\d+) workers?; that is its size for now, by the step times that are known of "
+    r"it"
+)
+def gains_nothing(claims: Claims, decision: Decision, number: str) -> None:
+    group = claims.groups[decision.job_id]
+    assert int(number) == sum(part.num_workers for part in group.slices)
+    choice = claims.snapshot.elastic[decision.job_id]
+    assert int(number) < choice.most
+    if choice.in_place:  # then it takes whatever is free
+        raise AssertionError("a group that grows in place gains by more")
+
+
+@says(r"([^;]+); no node that is accepted could run one")
+def no_place(claims: Claims, decision: Decision, needs: str) -> None:
+    claims.check_opening(decision, needs)
+    assert not claims.suitable(claims.request(decision))
