@@ -14,7 +14,12 @@ class Forecast(View):
     """When something is expected."""
 
     at: datetime | None = None
-    """Null where nobody can tell; `reason` then says why."""
+    """Null where the time is not known; `reason` then has the reason. Of an end the middle of the
+    range."""
+    earliest_at: datetime | None = None
+    latest_at: datetime | None = None
+    """The range: by the fastest and the slowest paces that the jobs are likely to go on with. Null
+    where `at` is, and `latest_at` also where a start has no latest time."""
     not_before: datetime | None = None
     """Where `at` is null: until when it will not have come."""
     reason: Reason | None = None

@@ -300,7 +300,7 @@ class Queries:
             waits = open_rounds.sentence(row, open_round, now)
             said = row.reason_message, waits, size, silent, away, hang
             message = "; ".join(filter(None, said))
-            start, end = forecasts.of_job(session, row)
+            start, end = forecasts.of_job(session, row, serializers.progress(session, row), now)
             position = row.position if is_queued else None
             ahead = [] if position is None else planned_jobs.first_in_queue(session, position)
             waits_for = blocked_by or in_its_way

@@ -23,13 +23,12 @@ from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.counterfactuals import Choices, Counterfactual, JobQuestions
-from service.domain.scheduling.outlook.simulation import Expected
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle import resizing
-from service.outlook import codec
+from service.outlook import codec, forecasts
 from service.outlook.earlier_runs import EarlierRuns, Kind
 
 CURRENT_FOR = timedelta(minutes=2)
@@ -104,7 +103,7 @@ class Answers:
         questions = JobQuestions(newest.situation, job, now)
         decision = questions.decision
         waits = decision if isinstance(decision, policy.Wait) else None
-        start = _forecast(questions.expected(), now)
+        start = forecasts.view(questions.expected(), now)
         found: list[Counterfactual] = []
         if isinstance(decision, policy.Wait | policy.Impossible) and not after:
             found = questions.answers(_choices(session, row), decision.reason)
@@ -238,18 +237,6 @@ def worker_step(document: Mapping[str, Any]) -> int | None:
     if script.get("roles") or parallel.get("data", "auto") != "auto":
         return None
     return prod(int(parallel.get(axis, 1)) for axis in AXES)
-
-
-def _forecast(expected: Expected, now: datetime) -> views.Forecast:
-    why = expected.why
-    return views.Forecast(
-        at=expected.at,
-        not_before=expected.not_before,
-        reason=None if why is None else views.Reason(code=why.code, message=why.message),
-        num_assumed=expected.num_assumed,
-        made_at=now,
-        first_at=expected.at,
-    )
 
 
 def _view(each: Counterfactual) -> views.Counterfactual:

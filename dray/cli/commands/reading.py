@@ -139,17 +139,22 @@ def say_explanation(answer: Explanation) -> None:
 
 
 def _expected(forecast: Forecast) -> str:
-    """The time, and what the forecast assumes; or why nobody knows it."""
-    from dray.cli.display.output import cell
+    """The range of the time, and what the forecast assumes; or why the time is not known."""
+    from dray.cli.display.output import local
 
     if forecast.at is None:
-        why = "nobody knows" if forecast.reason is None else forecast.reason.message
+        why = "" if forecast.reason is None else f": {forecast.reason.message}"
         bound = forecast.not_before
-        return f"not known, {why}" + (f"; not before {cell(bound)}" if bound else "")
+        return f"not known{why}" + (f"; not before {local(bound)}" if bound else "")
+    if forecast.latest_at is None:
+        when = f"{local(forecast.earliest_at or forecast.at)} or later"
+    else:
+        first, last = local(forecast.earliest_at or forecast.at), local(forecast.latest_at)
+        when = first if first == last else f"{first} to {last}"
     if not forecast.num_assumed:
-        return cell(forecast.at)
+        return when
     jobs = "1 job" if forecast.num_assumed == 1 else f"{forecast.num_assumed} jobs"
-    return f"{cell(forecast.at)}, if {jobs} of unknown length take as long as others of late"
+    return f"{when}, if {jobs} of unknown length take as long as recent jobs did"
 
 
 def _off(error: ForecastError) -> str:

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 
 from ray_workers.shared.contracts import by_bundle
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook.simulation import LEAVING_S, Expected, Simulation
+from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook.simulation import LEAVING_S, Expected
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement.slots import Request, count, fits, free_again, workers
 from service.domain.scheduling.placement.unlike import place_unlike
@@ -77,9 +78,11 @@ class JobQuestions:
             return Expected(None, self.decision.reason)
         snapshot = replace(self._situation.snapshot, queue=self._queue_with_it())
         there = replace(self._situation, snapshot=snapshot)
-        play = Simulation(there, self._now, only=self.job.job_id, max_plans=MAX_PLANS)
-        found = play.run()[self.job.job_id]
-        if found.at is None or not play.has_run_out:
+        plays = ranges.plays(there, self._now, only=self.job.job_id, max_plans=MAX_PLANS)
+        for play in plays:
+            play.run()
+        found = ranges.expected(there, plays)[self.job.job_id]
+        if found.at is None or not any(play.has_run_out for play in plays):
             return found
         number = sum(self._situation.left_out.values())
         message = f"{number} more jobs wait, of which some are ahead of it"
