@@ -322,7 +322,7 @@ class Queries:
                 start=start,
                 end=end,
                 counterfactuals=(
-                    self._answers.counterfactuals(session, row, now) if is_queued else []
+                    self._answers.counterfactuals(session, row, start, now) if is_queued else []
                 ),
                 forecast_error=answers.error_of(session, row.state),
                 sync=_sync_plan(session, job_id),

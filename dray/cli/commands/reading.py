@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dray.views import (
         Attempt,
         AutoscalingState,
+        Counterfactual,
         Event,
         Explanation,
         Forecast,
@@ -129,7 +130,7 @@ def say_explanation(answer: Explanation) -> None:
     if answer.counterfactuals:
         say("otherwise:")
     for each in answer.counterfactuals:
-        say(f"  {each.message}", indent="    ")
+        say(f"  {each.message}{_when(each)}", indent="    ")
     if answer.sync is not None:
         say(f"sync: auto became {answer.sync.chosen}:")
         for option in answer.sync.options:
@@ -155,6 +156,15 @@ def _expected(forecast: Forecast) -> str:
         return when
     jobs = "1 job" if forecast.num_assumed == 1 else f"{forecast.num_assumed} jobs"
     return f"{when}, if {jobs} of unknown length take as long as recent jobs did"
+
+
+def _when(change: Counterfactual) -> str:
+    """The time of a start that is later than now."""
+    from dray.cli.display.output import local
+
+    if change.at is None or change.at <= datetime.now(UTC):
+        return ""
+    return f" (about {local(change.at)})"
 
 
 def _off(error: ForecastError) -> str:
