@@ -86,7 +86,7 @@ class Answers:
             if len(newest.answers) >= MAX_KEPT:
                 newest.answers.clear()
             newest.answers[key] = answers
-        return _views(answers, start and start.at, newest.made_at, now)
+        return _views(answers, None if start is None else start.at, newest.made_at, now)
 
     def favoured(self, session: Session, row: JobRow, now: datetime) -> list[views.Reason]:
         """Rules by which jobs of others come before one that waits for slots."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from service.db.models import JobRow
 from service.domain.scheduling.policy import Request, WaitingJob
@@ -16,10 +17,15 @@ from tests.unit.service.helpers import Service
 pytestmark = RULES
 
 
+def row_of(service: Service, job_id: str) -> JobRow:
+    query = select(JobRow).where(JobRow.id == job_id)
+    return service.database.read_sync(lambda s: s.scalars(query).one())
+
+
 async def sizes(service: Service, number: int, **fields: Any) -> list[int]:
     """The smaller sizes that the document may have."""
     job_id = await service.submit(resources={"num_workers": number}, **fields)
-    row = service.database.read_sync(lambda s: s.get_one(JobRow, job_id))
+    row = row_of(service, job_id)
     resubmit = Resubmission(row, {})
     job = WaitingJob(job_id, 1, 50, 7, Request(number, {"CPU": 1.0}), waited_s=90.0)
     found = [resubmit(job, num_workers=size) for size in range(1, number)]
@@ -42,12 +48,12 @@ async def test_only_sizes_that_a_submit_takes_are_tried(
 
 
 async def test_a_job_of_an_array_can_not_be_submitted_alone(service: Service) -> None:
-    assert await sizes(service, 2, array={"count": 2}) == []
+    assert await sizes(service, 2, array={"size": 2}) == []
 
 
 async def test_it_comes_last_and_takes_as_long_as_jobs_of_its_new_size(service: Service) -> None:
     job_id = await service.submit(name="big", resources={"num_workers": 4})
-    row = service.database.read_sync(lambda s: s.get_one(JobRow, job_id))
+    row = row_of(service, job_id)
     job = WaitingJob(job_id, 1, 50, 7, Request(4, {"CPU": 1.0}), left_s=10.0, waited_s=90.0)
     again = Resubmission(row, {Kind(row.owner, "big", 2): [300.0]})(job, num_workers=2)
     assert again is not None
