@@ -68,7 +68,8 @@ def _finish(session: Session, job_id: str) -> None:
         "total_steps": 1000,
         "epoch": 10,
         "samples_per_s": None,
-        "eta_s": None,
+        "earliest_end_at": None,
+        "latest_end_at": None,
     }
 
 

@@ -31,8 +31,11 @@ class Progress(View):
     total_steps: int | None = None
     epoch: int | None = None
     samples_per_s: float | None = None
-    """Null while the job is not RUNNING, like `eta_s`."""
-    eta_s: float | None = None
+    """Null while the job is not RUNNING, like the times of its end."""
+    earliest_end_at: datetime | None = None
+    latest_end_at: datetime | None = None
+    """Between which times the job ends at the paces that were measured of it; both are null until
+    enough steps were measured, and of a job that reports no total number of steps."""
 
 
 class Links(View):

@@ -14,7 +14,12 @@ class Forecast(View):
     """When something is expected."""
 
     at: datetime | None = None
-    """Null where nobody can tell; `reason` then says why."""
+    """Null where the time is not known; `reason` then has the reason. Of an end the middle of the
+    range."""
+    earliest_at: datetime | None = None
+    latest_at: datetime | None = None
+    """The range: by the fastest and the slowest paces that the jobs are likely to go on with. Null
+    where `at` is, and `latest_at` also where a start has no latest time."""
     not_before: datetime | None = None
     """Where `at` is null: until when it will not have come."""
     reason: Reason | None = None
@@ -48,14 +53,15 @@ class Counterfactual(View):
     """A change of a waiting job, and when the job would start with it."""
 
     message: str
-    """`starts now with 4 workers`, `never: the largest node has 8 GPU`."""
+    """`starts now with 4 workers`, `starts earlier at priority 70`, `never: the largest node has 8
+    GPU`."""
     at: datetime | None = None
     """When it would start; null if never, or nobody knows when."""
     num_workers: int | None = None
     queue: str | None = None
     priority: int | None = None
-    """The thing that is changed; all three are null of a job that could never start as it is, and
-    where `required_topology` is left out."""
+    """What is changed, which may be a queue with a lower priority; all three are null of a job that
+    could never start as it is, and where `required_topology` is left out."""
 
 
 class Explanation(View):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -32,6 +32,7 @@ from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import events as events_repository
 from service.domain.ids import artifact_id
+from service.domain.progress import Mark, end_between, reached
 from service.domain.series import TIMES, Points
 from service.ingest import metric_columns, resume_reports, rounds, step_times
 from service.ingest.decoding import decode, metric_key, resumed_step
@@ -93,7 +94,7 @@ class RankFrames:
         if self._reached is not None:
             step, frame = self._reached
             at = time_of(frame, self._now)
-            self._job.progress = progress(self._attempt, self._said, step, at)
+            self._job.progress = progress(self._job, self._attempt, self._said, step, at)
             times = step_times.noted(self._job, self._attempt, self._said, self._batch)
             if times is not None:
                 self._job.step_times = times
@@ -362,20 +363,28 @@ def _are_guesses(names: Collection[str]) -> bool:
 
 
 def progress(
-    attempt: AttemptRow, said: Mapping[str, Any], step: int, at: datetime
+    job: JobRow, attempt: AttemptRow, said: Mapping[str, Any], step: int, at: datetime
 ) -> dict[str, Any]:
-    """The progress of rank 0, with the time that is left at the attempt's own mean speed."""
+    """The progress of rank 0, with the times between which the job ends at the paces of this
+    attempt."""
     total = said.get("total_steps")
-    eta_s = None
-    if total is not None and attempt.first_metric_at is not None:
-        steps = step - (attempt.first_metric_step or 0)
-        seconds = (at - attempt.first_metric_at).total_seconds()
-        if steps > 0 and seconds >= 0:
-            eta_s = max(0, total - step) * seconds / steps
+    marks = [Mark(*mark) for mark in (job.progress or {}).get("marks") or ()]
+    marks = reached(marks, Mark(at.timestamp(), step))
+    ends = None if total is None else end_between(marks, total, _ended_at(job, attempt))
+    earliest, latest = (None, None) if ends is None else (time.isoformat() for time in ends)
     return {
         "step": step,
         "total_steps": total,
         "epoch": said.get("epoch"),
         "samples_per_s": said.get("samples_per_s"),
-        "eta_s": eta_s,
+        "earliest_end_at": earliest,
+        "latest_end_at": latest,
+        "marks": marks,
     }
+
+
+def _ended_at(job: JobRow, attempt: AttemptRow) -> datetime | None:
+    """When its `max_runtime_s` ends the attempt."""
+    if job.max_runtime_s is None or attempt.started_at is None:
+        return None
+    return attempt.started_at + timedelta(seconds=job.max_runtime_s - job.runtime_used_s)

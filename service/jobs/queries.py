@@ -300,7 +300,7 @@ class Queries:
             waits = open_rounds.sentence(row, open_round, now)
             said = row.reason_message, waits, size, silent, away, hang
             message = "; ".join(filter(None, said))
-            start, end = forecasts.of_job(session, row)
+            start, end = forecasts.of_job(session, row, serializers.progress(session, row), now)
             position = row.position if is_queued else None
             ahead = [] if position is None else planned_jobs.first_in_queue(session, position)
             waits_for = blocked_by or in_its_way
@@ -322,7 +322,7 @@ class Queries:
                 start=start,
                 end=end,
                 counterfactuals=(
-                    self._answers.counterfactuals(session, row, now) if is_queued else []
+                    self._answers.counterfactuals(session, row, start, now) if is_queued else []
                 ),
                 forecast_error=answers.error_of(session, row.state),
                 sync=_sync_plan(session, job_id),

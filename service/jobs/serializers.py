@@ -64,6 +64,7 @@ def _job(
 ) -> views.Job:
     """is_silent: the cluster does not answer, so that nobody knows whether the job trains now."""
     base = f"/v1/jobs/{row.id}"
+    shown_progress = _progress(row, is_silent)
     return views.Job(
         id=row.id,
         name=row.name,
@@ -82,7 +83,7 @@ def _job(
         attempt=row.attempt,
         world_size=row.world_size,
         position=row.position,
-        progress=_progress(row, is_silent),
+        progress=None if shown_progress is None else views.Progress(**shown_progress),
         summary=row.summary,
         warnings=[views.Reason(**each) for each in row.warnings or ()],
         recoveries=row.recoveries,
@@ -103,10 +104,15 @@ def _job(
     )
 
 
-def _progress(row: JobRow | Row[Any], is_silent: bool) -> views.Progress | None:
+def progress(session: Session, row: JobRow) -> Mapping[str, Any] | None:
+    """The progress as it is shown."""
+    return _progress(row, _cluster(session)[1])
+
+
+def _progress(row: JobRow | Row[Any], is_silent: bool) -> Mapping[str, Any] | None:
     runs = row.state == views.JobState.RUNNING and not is_silent
-    shown = row.progress if runs else without_rates(row.progress)
-    return views.Progress(**shown) if shown else None
+    shown: Mapping[str, Any] | None = row.progress if runs else without_rates(row.progress)
+    return shown
 
 
 def other_job(row: Row[Any]) -> views.OtherJob:

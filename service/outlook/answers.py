@@ -6,10 +6,9 @@ it every few seconds (`service.loops.scheduling.forecaster`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from math import prod
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -22,15 +21,20 @@ from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
-from service.domain.scheduling.outlook.counterfactuals import Choices, Counterfactual, JobQuestions
-from service.domain.scheduling.outlook.simulation import Expected
+from service.domain.scheduling.outlook.counterfactuals import (
+    Choices,
+    Counterfactual,
+    JobQuestions,
+    sooner,
+)
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle import resizing
-from service.outlook import codec
-from service.outlook.earlier_runs import EarlierRuns, Kind
+from service.outlook import codec, forecasts
+from service.outlook.earlier_runs import EarlierRuns, Kind, Runs
+from service.outlook.resubmitting import NEWEST_SEQ, Resubmission
 
 CURRENT_FOR = timedelta(minutes=2)
 """An older situation says nothing about now: no process runs the loops."""
@@ -41,7 +45,6 @@ FOR_SLOTS = frozenset(
     }
 )
 """Why jobs wait that could start at once elsewhere, smaller, or with a higher priority."""
-AXES = ("shard", "tensor", "pipeline", "context")
 MAX_KEPT = 4096
 
 
@@ -52,7 +55,7 @@ class _Newest:
     made_at: datetime
     situation: Situation | None
     """None of one that another release wrote, whose process still runs the loops."""
-    answers: dict[tuple[Any, ...], list[views.Counterfactual]] = field(default_factory=dict)
+    answers: dict[tuple[Any, ...], list[Counterfactual]] = field(default_factory=dict)
     """By the job and all that may be changed of it."""
 
 
@@ -64,10 +67,10 @@ class Answers:
         self._newest: _Newest | None = None
 
     def counterfactuals(
-        self, session: Session, row: JobRow, now: datetime
+        self, session: Session, row: JobRow, start: views.Forecast | None, now: datetime
     ) -> list[views.Counterfactual]:
         """Of a job that waits for slots; nothing of any other, and nothing where no forecast is
-        current."""
+        current. start: as it is expected of the job as it is."""
         newest = self._current(session, now)
         if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
             return []
@@ -77,11 +80,13 @@ class Answers:
             job = self._waiting(session, newest.situation, row, now)
             questions = JobQuestions(newest.situation, job, newest.made_at)
             why = Reason(row.reason_code, row.reason_message)
-            found = questions.answers(_choices(session, row), why)
+            answers = questions.answers(
+                _choices(session, row, self._earlier.get(session, now)), why
+            )
             if len(newest.answers) >= MAX_KEPT:
                 newest.answers.clear()
-            newest.answers[key] = answers = [_view(each) for each in found]
-        return answers
+            newest.answers[key] = answers
+        return _views(answers, None if start is None else start.at, newest.made_at, now)
 
     def favoured(self, session: Session, row: JobRow, now: datetime) -> list[views.Reason]:
         """Rules by which jobs of others come before one that waits for slots."""
@@ -104,10 +109,11 @@ class Answers:
         questions = JobQuestions(newest.situation, job, now)
         decision = questions.decision
         waits = decision if isinstance(decision, policy.Wait) else None
-        start = _forecast(questions.expected(), now)
+        start = forecasts.view(questions.expected(), now)
         found: list[Counterfactual] = []
         if isinstance(decision, policy.Wait | policy.Impossible) and not after:
-            found = questions.answers(_choices(session, row), decision.reason)
+            choices = _choices(session, row, self._earlier.get(session, now))
+            found = questions.answers(choices, decision.reason)
         return views.Explanation(
             state=row.state,
             reason=_reason(decision),
@@ -117,7 +123,7 @@ class Answers:
             favoured=_favoured(newest.situation, row),
             expected_start_at=start.at,
             start=start,
-            counterfactuals=[_view(each) for each in found],
+            counterfactuals=_views(found, start.at, now, now),
             forecast_error=errors(session).starts,
         )
 
@@ -202,21 +208,17 @@ def error_of(session: Session, state: JobState) -> views.ForecastError | None:
     return found.starts if state is JobState.QUEUED else found.ends
 
 
-NEWEST_SEQ = 2**63 - 1
-"""Of a job that was not submitted: it would come after all others."""
-
-
 def _favoured(there: Situation, row: JobRow) -> list[views.Reason]:
     found = there.favoured(row.queue, row.owner)
     return [views.Reason(code=each.code, message=each.message) for each in found]
 
 
-def _choices(session: Session, row: JobRow) -> Choices:
+def _choices(session: Session, row: JobRow, earlier: Runs) -> Choices:
     queues = queues_repository.every(session)
     here = next((queue for queue in queues if queue.name == row.queue), Queue(row.queue))
     others = (queue for queue in queues if queue is not here)
     return Choices(
-        worker_step=worker_step(row.spec),
+        resubmit=Resubmission(row, earlier),
         queues=tuple(queue for queue in others if _takes(session, queue, row.owner)),
         max_priority=here.max_priority,
     )
@@ -231,32 +233,23 @@ def _takes(session: Session, queue: Queue, owner: str) -> bool:
     )
 
 
-def worker_step(document: Mapping[str, Any]) -> int | None:
-    """The number of which the workers of a job must be a multiple; None where they can't change
-    alone."""
-    script, parallel = document.get("script") or {}, document.get("parallel") or {}
-    if script.get("roles") or parallel.get("data", "auto") != "auto":
+def _view(each: Counterfactual, made_at: datetime, now: datetime) -> views.Counterfactual | None:
+    """None where the time has passed. What starts at once, starts at once a few seconds later."""
+    at = now if each.at == made_at else each.at
+    if at is not None and at < now:
         return None
-    return prod(int(parallel.get(axis, 1)) for axis in AXES)
-
-
-def _forecast(expected: Expected, now: datetime) -> views.Forecast:
-    why = expected.why
-    return views.Forecast(
-        at=expected.at,
-        not_before=expected.not_before,
-        reason=None if why is None else views.Reason(code=why.code, message=why.message),
-        num_assumed=expected.num_assumed,
-        made_at=now,
-        first_at=expected.at,
-    )
-
-
-def _view(each: Counterfactual) -> views.Counterfactual:
     return views.Counterfactual(
         message=each.message,
-        at=each.at,
+        at=at,
         num_workers=each.num_workers,
         queue=each.queue,
         priority=each.priority,
     )
+
+
+def _views(
+    found: Iterable[Counterfactual], start_at: datetime | None, made_at: datetime, now: datetime
+) -> list[views.Counterfactual]:
+    """Those that are sooner than the start that is expected."""
+    shown = (_view(each, made_at, now) for each in sooner(found, start_at))
+    return [each for each in shown if each is not None]

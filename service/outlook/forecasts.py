@@ -1,10 +1,15 @@
-"""Forecasts of starts and ends, as they are stored, and how far off they were."""
+"""Forecasts of starts and ends: as they are made, stored and shown, and how far off they were.
+
+`end_of` and `start_of` are the only source of an expected time, for each answer and each page. An
+end is stored with the progress that it follows from (`service.ingest.rank_frames`), so that all
+answers about a job have the same range until its progress changes.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,11 +23,14 @@ from service.db.repositories.bulk import in_chunks
 from service.db.repositories.scheduling import forecasts as repository
 from service.db.repositories.scheduling.forecasts import ForecastOf
 from service.db.session import touch
+from service.domain.progress import TimeLeft
 from service.domain.scheduling import policy
+from service.domain.scheduling.outlook import ranges
 from service.domain.scheduling.outlook.simulation import Expected
 from service.domain.scheduling.outlook.situation import UNKNOWN_S, Situation
 from service.domain.scheduling.rules.obstacles import Reason
 from service.lifecycle.resizing import HOLDING
+from service.outlook.earlier_runs import Kind, Runs
 
 COUNTED_FOR = timedelta(days=7)
 """Errors of forecasts whose event came longer ago are not counted any more."""
@@ -41,18 +49,36 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a forecast needs beside the scheduler's view."""
+    """All that a forecast needs besides the scheduler's view."""
 
     jobs: Sequence[Row[Any]]
-    usual_s: float
+    runs_s: Sequence[float]
+    """Seconds that the jobs ran that succeeded last, of any kind."""
+    earlier: Runs = field(default_factory=dict)
+
+    @property
+    def usual_s(self) -> float:
+        return statistics.median(self.runs_s) if self.runs_s else UNKNOWN_S
+
+    def time_left(self, job: Row[Any], ran_s: float, now: datetime) -> TimeLeft | None:
+        """How long a job has left by its own progress, by earlier runs, or by its limit."""
+        end = end_of(job.progress, now) if job.state is JobState.RUNNING else NO_END
+        if end.earliest is not None and end.latest is not None:
+            return TimeLeft(*((at - now).total_seconds() for at in (end.earliest, end.latest)))
+        earlier_s = self.earlier.get(Kind(job.owner, job.name, job.num_workers), ())
+        found = ranges.by_earlier_runs(earlier_s, job.runtime_used_s + ran_s)
+        limit_s = _limit_s(job, ran_s)
+        return TimeLeft(0.0, limit_s) if found is None and limit_s is not None else found
 
 
-def facts(session: Session) -> Facts:
-    runs = repository.usual_run_s(session, USUAL_RUNS)
-    return Facts(repository.facts(session), statistics.median(runs) if runs else UNKNOWN_S)
+def facts(session: Session, earlier: Runs | None = None) -> Facts:
+    runs_s = repository.usual_run_s(session, USUAL_RUNS)
+    return Facts(repository.facts(session), runs_s, earlier or {})
 
 
-def situation(snapshot: policy.Snapshot, known: Facts, ran_s: Mapping[str, float]) -> Situation:
+def situation(
+    snapshot: policy.Snapshot, known: Facts, ran_s: Mapping[str, float], now: datetime
+) -> Situation:
     """The begin of a play. ran_s: for how long running attempts have run."""
     by_id = {job.id: job for job in known.jobs}
     last = len(by_id) + 1
@@ -62,9 +88,14 @@ def situation(snapshot: policy.Snapshot, known: Facts, ran_s: Mapping[str, float
         return last if found is None or found.position is None else int(found.position)
 
     limits = {
-        job.id: max(0.0, job.max_runtime_s - job.runtime_used_s - ran_s.get(job.id, 0.0))
+        job.id: limit_s
         for job in known.jobs
-        if job.max_runtime_s is not None
+        if (limit_s := _limit_s(job, ran_s.get(job.id, 0.0))) is not None
+    }
+    time_left = {
+        job.id: left
+        for job in known.jobs
+        if (left := known.time_left(job, ran_s.get(job.id, 0.0), now)) is not None
     }
     return Situation(
         replace(snapshot, queue=tuple(sorted(snapshot.queue, key=place))),
@@ -72,26 +103,51 @@ def situation(snapshot: policy.Snapshot, known: Facts, ran_s: Mapping[str, float
         arrays={job.id: job.array_id for job in known.jobs if job.array_id is not None},
         cancelled=frozenset(job.id for job in known.jobs if job.state is JobState.CANCELLING),
         usual_s=known.usual_s,
+        usual_range_s=ranges.of_usual(known.runs_s),
+        time_left=time_left,
+        unmeasured=frozenset(job.job_id for job in snapshot.running if job.job_id not in time_left),
     )
 
 
-def ends(there: Situation, now: datetime) -> dict[str, Expected]:
-    """When each running job is expected to end, by its own progress and by earlier runs."""
-    found = {}
-    for job in there.snapshot.running:
-        limit_s = there.runtime_left_s.get(job.job_id)
-        left_s = job.left_s
-        if left_s is None:
-            found[job.job_id] = Expected(None, NO_PROGRESS)
-        elif not job.is_leaving:
-            left_s = left_s if limit_s is None else min(left_s, limit_s)
-            found[job.job_id] = Expected(now + timedelta(seconds=left_s))
-    return found
+def _limit_s(job: Row[Any], ran_s: float) -> float | None:
+    """Seconds after which the job's `max_runtime_s` ends it."""
+    if job.max_runtime_s is None:
+        return None
+    return max(0.0, float(job.max_runtime_s - job.runtime_used_s - ran_s))
 
 
-NO_PROGRESS = Reason(
-    "unknown_length", "neither its progress nor earlier runs tell how long it takes"
-)
+NO_TOTAL = Reason("unknown_length", "it reports no total number of steps")
+NO_PACE = Reason("unknown_length", "too few of its steps were measured since it started")
+OVERDUE = Reason("overdue", "the time that was expected has passed")
+NO_END = Expected(None, NO_PACE)
+
+
+def ends(known: Facts, now: datetime) -> dict[str, Expected]:
+    """When each running job is expected to end."""
+    running = (job for job in known.jobs if job.state is JobState.RUNNING)
+    return {job.id: end_of(job.progress, now) for job in running}
+
+
+def end_of(progress: Mapping[str, Any] | None, now: datetime) -> Expected:
+    """When a job with this progress is expected to end."""
+    said = progress or {}
+    if said.get("total_steps") is None:
+        return Expected(None, NO_TOTAL)
+    earliest, latest = said.get("earliest_end_at"), said.get("latest_end_at")
+    if earliest is None or latest is None:
+        return NO_END
+    first, last = datetime.fromisoformat(earliest), datetime.fromisoformat(latest)
+    return _from_now(Expected(first + (last - first) / 2, earliest=first, latest=last), now)
+
+
+def _from_now(expected: Expected, now: datetime) -> Expected:
+    """The part of the range that has not passed."""
+    at, earliest = expected.at, expected.earliest
+    if at is None or at > now:
+        return expected if earliest is None else replace(expected, earliest=max(earliest, now))
+    if expected.latest is None or expected.latest <= now:
+        return Expected(None, OVERDUE)
+    return replace(expected, at=now, earliest=now)
 
 
 class Forecasts:
@@ -155,14 +211,22 @@ def _differs(new: Expected, old: Expected, now: datetime) -> bool:
         code = None if new.why is None else new.why.code
         was = None if old.why is None else old.why.code
         return (new.at is None) != (old.at is None) or code != was
-    off_s = abs((new.at - old.at).total_seconds())
-    left_s = abs((new.at - now).total_seconds())
-    return off_s > max(SAME_S, SAME_SHARE * left_s)
+    if (new.latest is None) != (old.latest is None):
+        return True
+    pairs = (new.at, old.at), (new.earliest, old.earliest), (new.latest, old.latest)
+    return any(_is_apart(time, was, now) for time, was in pairs if time and was)
+
+
+def _is_apart(new: datetime, old: datetime, now: datetime) -> bool:
+    left_s = abs((new - now).total_seconds())
+    return abs((new - old).total_seconds()) > max(SAME_S, SAME_SHARE * left_s)
 
 
 def _expected(row: ForecastRow | Row[Any]) -> Expected:
     why = None if row.code is None else Reason(row.code, row.message or "")
-    return Expected(row.expected_at, why, row.not_before, row.num_assumed)
+    return Expected(
+        *(row.expected_at, why, row.not_before, row.num_assumed), row.earliest_at, row.latest_at
+    )
 
 
 def _as_row(key: Key, each: Expected, made_at: datetime) -> dict[str, Any]:
@@ -172,6 +236,8 @@ def _as_row(key: Key, each: Expected, made_at: datetime) -> dict[str, Any]:
         "attempt": attempt,
         "of": of,
         "expected_at": each.at,
+        "earliest_at": each.earliest,
+        "latest_at": each.latest,
         "not_before": each.not_before,
         "code": each.why and each.why.code,
         "message": each.why and each.why.message,
@@ -208,25 +274,36 @@ def _error(off_s: Sequence[float], ahead_s: Sequence[float]) -> views.ForecastEr
     )
 
 
-def of_job(session: Session, job: JobRow) -> tuple[views.Forecast | None, views.Forecast | None]:
-    """When the job is expected to start, while it waits, and to end, while it runs."""
-    start = end = None
+def of_job(
+    session: Session, job: JobRow, progress: Mapping[str, Any] | None, now: datetime
+) -> tuple[views.Forecast | None, views.Forecast | None]:
+    """When the job is expected to start, while it waits, and to end, while it has slots. progress:
+    as it is shown."""
     if job.state is JobState.QUEUED:
-        start = repository.of_job(session, job.id, job.attempt + 1, ForecastOf.START)
-    elif job.state in HOLDING:
-        end = repository.of_job(session, job.id, job.attempt, ForecastOf.END)
-    return _view(start), _view(end)
+        row = repository.of_job(session, job.id, job.attempt + 1, ForecastOf.START)
+        return start_of(row, now), None
+    if job.state not in HOLDING:
+        return None, None
+    row = repository.of_job(session, job.id, job.attempt, ForecastOf.END)
+    return None, view(end_of(progress, now), now, row)
 
 
-def _view(row: ForecastRow | None) -> views.Forecast | None:
-    if row is None:
-        return None
-    why = None if row.code is None else views.Reason(code=row.code, message=row.message or "")
+def start_of(row: ForecastRow | None, now: datetime) -> views.Forecast | None:
+    """The stored start; None before the first forecast."""
+    return None if row is None else view(_from_now(_expected(row), now), row.made_at, row)
+
+
+def view(
+    expected: Expected, made_at: datetime, stored: ForecastRow | None = None
+) -> views.Forecast:
+    why = expected.why
     return views.Forecast(
-        at=row.expected_at,
-        not_before=row.not_before,
-        reason=why,
-        num_assumed=row.num_assumed,
-        made_at=row.made_at,
-        first_at=row.first_expected_at,
+        at=expected.at,
+        earliest_at=expected.earliest,
+        latest_at=expected.latest,
+        not_before=expected.not_before,
+        reason=None if why is None else views.Reason(code=why.code, message=why.message),
+        num_assumed=expected.num_assumed,
+        made_at=made_at,
+        first_at=expected.at if stored is None else stored.first_expected_at,
     )

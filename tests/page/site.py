@@ -317,6 +317,8 @@ class Site:
             attempt=1,
             of="start",
             expected_at=expected,
+            earliest_at=expected,
+            latest_at=expected + timedelta(minutes=2 * position),
             num_assumed=0,
             made_at=now,
             first_expected_at=expected,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dray.views import (
         Attempt,
         AutoscalingState,
+        Counterfactual,
         Event,
         Explanation,
         Forecast,
@@ -129,7 +130,7 @@ def say_explanation(answer: Explanation) -> None:
     if answer.counterfactuals:
         say("otherwise:")
     for each in answer.counterfactuals:
-        say(f"  {each.message}", indent="    ")
+        say(f"  {each.message}{_when(each)}", indent="    ")
     if answer.sync is not None:
         say(f"sync: auto became {answer.sync.chosen}:")
         for option in answer.sync.options:
@@ -139,17 +140,31 @@ def say_explanation(answer: Explanation) -> None:
 
 
 def _expected(forecast: Forecast) -> str:
-    """The time, and what the forecast assumes; or why nobody knows it."""
-    from dray.cli.display.output import cell
+    """The range of the time, and what the forecast assumes; or why the time is not known."""
+    from dray.cli.display.output import local
 
     if forecast.at is None:
-        why = "nobody knows" if forecast.reason is None else forecast.reason.message
+        why = "" if forecast.reason is None else f": {forecast.reason.message}"
         bound = forecast.not_before
-        return f"not known, {why}" + (f"; not before {cell(bound)}" if bound else "")
+        return f"not known{why}" + (f"; not before {local(bound)}" if bound else "")
+    if forecast.latest_at is None:
+        when = f"{local(forecast.earliest_at or forecast.at)} or later"
+    else:
+        first, last = local(forecast.earliest_at or forecast.at), local(forecast.latest_at)
+        when = first if first == last else f"{first} to {last}"
     if not forecast.num_assumed:
-        return cell(forecast.at)
+        return when
     jobs = "1 job" if forecast.num_assumed == 1 else f"{forecast.num_assumed} jobs"
-    return f"{cell(forecast.at)}, if {jobs} of unknown length take as long as others of late"
+    return f"{when}, if {jobs} of unknown length take as long as recent jobs did"
+
+
+def _when(change: Counterfactual) -> str:
+    """The time of a start that is later than now."""
+    from dray.cli.display.output import local
+
+    if change.at is None or change.at <= datetime.now(UTC):
+        return ""
+    return f" (about {local(change.at)})"
 
 
 def _off(error: ForecastError) -> str:

@@ -210,9 +210,25 @@ def _how_far(job: views.Job) -> str:
     if progress is not None and not job.state.is_terminal:
         if progress.samples_per_s is not None:
             parts.append(f"{progress.samples_per_s:,.0f} samples/s")
-        if progress.eta_s is not None:
-            parts.append(f"ETA {duration(progress.eta_s)}")
+        parts += ends_in(progress)
     return ", ".join(parts)
+
+
+def ends_in(progress: views.Progress) -> list[str]:
+    """`ETA 1h12m-1h30m`; nothing where no end is expected, or it has passed."""
+    earliest, latest = progress.earliest_end_at, progress.latest_end_at
+    now = datetime.now(UTC)
+    if earliest is None or latest is None or latest <= now:
+        return []
+    least, most = (duration(max(0.0, (at - now).total_seconds())) for at in (earliest, latest))
+    return [f"ETA {least}" if least == most else f"ETA {least}-{most}"]
+
+
+def local(moment: datetime) -> str:
+    """A time in the reader's zone: `14:20`, with the date of another day, and with the zone."""
+    there, today = moment.astimezone(), datetime.now().astimezone()
+    day = "" if there.date() == today.date() else f"{there:%Y-%m-%d} "
+    return f"{day}{there:%H:%M} {there:%Z}"
 
 
 def goodput(job: views.Job) -> str | None:

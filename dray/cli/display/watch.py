@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dray import errors
 from dray.cli.display import terminal
-from dray.cli.display.output import duration, flush, number, say, summary, write
+from dray.cli.display.output import duration, ends_in, flush, number, say, summary, write
 from dray.cli.display.tables import shortened
 from dray.views import Job, JobState
 
@@ -73,8 +73,8 @@ def status(job: Job) -> str:
         parts.append(f"loss {number(job.summary['train/loss'])}")
     if progress.samples_per_s is not None:
         parts.append(f"{progress.samples_per_s:,.0f} samples/s")
-    if progress.eta_s is not None and not job.state.is_terminal:
-        parts.append(f"ETA {duration(progress.eta_s)}")
+    if not job.state.is_terminal:
+        parts += ends_in(progress)
     return ", ".join(parts)
 
 

@@ -58,6 +58,8 @@ class ForecastRow(Base):
     of: Mapped[str] = mapped_column(String(8), primary_key=True)
     """`start` or `end`."""
     expected_at: Mapped[datetime | None]
+    earliest_at: Mapped[datetime | None]
+    latest_at: Mapped[datetime | None]
     not_before: Mapped[datetime | None]
     """Where no time is known, until when the forecast has reached."""
     code: Mapped[str | None] = mapped_column(String(64))

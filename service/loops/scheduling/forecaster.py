@@ -19,12 +19,14 @@ from service.db.notifications import QUEUE, Signals
 from service.db.repositories.scheduling import forecasts as repository
 from service.db.session import touch
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook.simulation import Expected, Simulation
+from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook.simulation import Expected
 from service.domain.scheduling.outlook.situation import Situation
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.queue_view import LiveAttempt
 from service.loops.shared.timings import LoopTimings
 from service.outlook import codec, forecasts
+from service.outlook.earlier_runs import EarlierRuns
 from service.outlook.forecasts import Key
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Forecaster:
         self._signals = signals
         self._timings = timings
         self._forecasts = forecasts.Forecasts()
+        self._earlier = EarlierRuns()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -77,16 +80,17 @@ class Forecaster:
         view = self._latest()
         if view is None:
             return 0
-        known = await self._database.read(lambda s, _: self._read(s))
+        known = await self._database.read(self._read)
         there = await asyncio.to_thread(_situation, view, known)
         # First, so that questions about now are answered by it while the play goes on.
         stored = await asyncio.to_thread(lambda: codec.encode(there.first_jobs()))
         await self._database.write(lambda s, _: _put(s, view.at, stored))
-        play = await asyncio.to_thread(Simulation, there, view.at)
-        while await self._restful(play.step):
-            pass
-        ends = forecasts.ends(there, view.at)
-        pieces = await asyncio.to_thread(self._forecasts.changes, known, play.starts, ends, view.at)
+        plays = await asyncio.to_thread(ranges.plays, there, view.at)
+        for play in plays:
+            while await self._restful(play.step):
+                pass
+        starts, ends = ranges.expected(there, plays), forecasts.ends(known, view.at)
+        pieces = await asyncio.to_thread(self._forecasts.changes, known, starts, ends, view.at)
         for changes in pieces:
             await self._store(changes, view.at)
         await self._database.write(_settle)
@@ -102,9 +106,9 @@ class Forecaster:
         await asyncio.sleep(self._timings.forecast_rest * took_s)
         return goes_on
 
-    def _read(self, session: Session) -> forecasts.Facts:
+    def _read(self, session: Session, now: datetime) -> forecasts.Facts:
         self._forecasts.load(session)
-        return forecasts.facts(session)
+        return forecasts.facts(session, self._earlier.get(session, now))
 
 
 def _put(session: Session, made_at: datetime, situation: bytes) -> None:
@@ -129,4 +133,4 @@ def _situation(view: SchedulerView, known: forecasts.Facts) -> Situation:
         for attempt in view.live
         if attempt.started_at is not None
     }
-    return forecasts.situation(view.snapshot, known, ran_s)
+    return forecasts.situation(view.snapshot, known, ran_s, view.at)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -73,10 +75,21 @@ def test_a_storage_that_is_full_is_told_with_the_cluster(answered: Any) -> None:
     assert lines[1] == "storage: the storage is full; delete finished jobs"
 
 
+@pytest.fixture
+def in_paris(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The zone of the reader."""
+    monkeypatch.setenv("TZ", "Europe/Paris")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
 def other(job_id: str, name: str, state: str, **more: Any) -> dict[str, Any]:
     return {"id": job_id, "name": name, "state": state, "priority": 50, "world_size": 1, **more}
 
 
+@pytest.mark.usefixtures("in_paris")
 def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
     explanation = {
         "state": "QUEUED",
@@ -89,6 +102,8 @@ def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
         "expected_start_at": "2026-01-31T12:00:00Z",
         "start": {
             "at": "2026-01-31T12:00:00Z",
+            "earliest_at": "2026-01-31T11:50:00Z",
+            "latest_at": "2026-01-31T12:30:00Z",
             "num_assumed": 2,
             "made_at": "2026-01-31T11:00:00Z",
         },
@@ -104,8 +119,8 @@ def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
         "hold slots:",
         "  job-a nightly: RUNNING, 2 workers, priority 50",
         "waits for: job-b",
-        "expected start: 2026-01-31 12:00:00Z, if 2 jobs of unknown length take as long as others "
-        "of late",
+        "expected start: 2026-01-31 12:50 CET to 2026-01-31 13:30 CET, if 2 jobs of unknown length "
+        "take as long as recent jobs did",
         "such forecasts were off by 30.0 s in the median, and 5m00s at most in nine of ten cases "
         "(of 7 in 7 days)",
         "otherwise:",
@@ -113,6 +128,7 @@ def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
     ]
 
 
+@pytest.mark.usefixtures("in_paris")
 def test_a_job_that_nobody_knows_the_start_of_says_why_and_until_when_not(answered: Any) -> None:
     start = {
         "not_before": "2026-01-31T12:00:00Z",
@@ -122,8 +138,8 @@ def test_a_job_that_nobody_knows_the_start_of_says_why_and_until_when_not(answer
     reason = {"code": "waiting", "message": "waits for 2 GPUs"}
     lines = answered({"state": "QUEUED", "reason": reason, "start": start}, "explain", JOB)
     assert lines[-1] == (
-        "expected start: not known, the forecast ends 3 hours from now; not before "
-        "2026-01-31 12:00:00Z"
+        "expected start: not known: the forecast ends 3 hours from now; not before "
+        "2026-01-31 13:00 CET"
     )
 
 

@@ -46,7 +46,14 @@ def job(state: JobState, **more: Any) -> Job:
     return Job.model_validate({**fields, **more})
 
 
-PROGRESS = Progress(step=5, total_steps=20, epoch=0, samples_per_s=1234.5, eta_s=75.0)
+def ends(earliest_s: float, latest_s: float) -> dict[str, Any]:
+    """The fields of an expected end so many seconds from now."""
+    now = datetime.now(UTC)
+    times = [now + timedelta(seconds=seconds) for seconds in (earliest_s, latest_s)]
+    return dict(zip(("earliest_end_at", "latest_end_at"), times, strict=True))
+
+
+PROGRESS = Progress(step=5, total_steps=20, epoch=0, samples_per_s=1234.5, **ends(3670, 7270))
 
 
 def test_a_waiting_job_says_why() -> None:
@@ -55,7 +62,7 @@ def test_a_waiting_job_says_why() -> None:
 
 def test_a_running_job_says_how_far_how_good_how_fast_and_how_long() -> None:
     running = job(JobState.RUNNING, progress=PROGRESS, summary={"train/loss": 0.123456})
-    assert status(running) == "step 5/20, loss 0.1235, 1,234 samples/s, ETA 1m15s"
+    assert status(running) == "step 5/20, loss 0.1235, 1,234 samples/s, ETA 1h01m-2h01m"
 
 
 def test_a_loss_that_is_no_number_and_a_length_nobody_knows_are_said_so() -> None:
@@ -189,14 +196,14 @@ def test_without_a_terminal_each_state_is_a_line(
 def test_the_bar_gives_way_to_the_figures_and_the_eta(width: int) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=width, color_system=None)
-    progress = Progress(step=1200, total_steps=10000, samples_per_s=12345.6, eta_s=4321.0)
+    progress = Progress(step=1200, total_steps=10000, samples_per_s=12345.6, **ends(4325, 4445))
     running = job(JobState.RUNNING, progress=progress, summary={"train/loss": 0.123456})
     with _bar(console) as shown:
         shown.show(running)
     frame = screen.getvalue().split("\r")[-1].strip()
     text = Text.from_ansi(frame).plain.splitlines()[0]
     assert len(text) <= width
-    assert "step 1200/10000, loss 0.1235, 12,346 samples/s, ETA 1h12m" in text
+    assert "step 1200/10000, loss 0.1235, 12,346 samples/s, ETA 1h12m-1h14m" in text
 
 
 def test_a_reason_that_would_steer_the_terminal_does_not() -> None:

@@ -1,8 +1,9 @@
-"""Rates and the ETA are a running attempt's, and the dashboard's link leads somewhere."""
+"""Rates and the expected end are a running attempt's, and the dashboard's link leads somewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,19 @@ def at(step: int) -> Frame:
 async def training(service: Service) -> str:
     job_id = await service.submit(resources={"num_workers": 2})
     service.claim(job_id, workers=2)
-    service.report(job_id, 1, [at(9), at(10)])
+    for step in range(1, 11):
+        service.advance(2)
+        service.report(job_id, 1, [replace(at(step), time=service.now.timestamp())])
     return job_id
 
 
-def rates(job: views.Job) -> tuple[float | None, float | None]:
+NO_RATES = (None, None, None)
+
+
+def rates(job: views.Job) -> tuple[object, ...]:
     assert job.progress is not None
-    return job.progress.samples_per_s, job.progress.eta_s
+    progress = job.progress
+    return progress.samples_per_s, progress.earliest_end_at, progress.latest_end_at
 
 
 async def lose_the_node(service: Service, job_id: str) -> None:
@@ -82,20 +89,20 @@ async def fail(service: Service, job_id: str) -> None:
         (fail, JobState.FAILED),
     ],
 )
-async def test_only_a_running_job_has_a_rate_and_an_eta(
+async def test_only_a_running_job_has_a_rate_and_an_expected_end(
     service: Service, leave: Step, state: JobState
 ) -> None:
     job_id = await training(service)
     before = await service.jobs.get(job_id)
     assert rates(before)[0] == 50.0
-    assert rates(before)[1] is not None
+    assert None not in rates(before)
     await leave(service, job_id)
     job = await service.jobs.get(job_id)
     assert job.state is state
-    assert rates(job) == (None, None)
+    assert rates(job) == NO_RATES
     assert job.progress is not None
     assert (job.progress.step, job.progress.total_steps) in ((10, 100), (11, 100))
-    assert rates((await service.jobs.list()).items[0]) == (None, None)
+    assert rates((await service.jobs.list()).items[0]) == NO_RATES
     assert b'"samples_per_s":null' in await StatusCache(service.database).read(job_id)
 
 
@@ -105,8 +112,8 @@ async def test_while_the_cluster_is_silent_a_job_has_no_rate_and_explain_says_wh
     job_id = await training(service)
     why = "Ray did not answer snapshot in time"
     service.database.write_sync(lambda s: node_table.store(s, None, why, service.now))
-    assert rates(await service.jobs.get(job_id)) == (None, None)
-    assert rates((await service.jobs.list()).items[0]) == (None, None)
+    assert rates(await service.jobs.get(job_id)) == NO_RATES
+    assert rates((await service.jobs.list()).items[0]) == NO_RATES
     assert b'"samples_per_s":null' in await StatusCache(service.database).read(job_id)
     said = f"the cluster does not answer: {why}"
     assert said in (await service.reading.explain(job_id)).reason.message
@@ -127,7 +134,7 @@ async def test_a_new_attempt_does_not_take_over_the_rate_of_the_one_before(
     service.report(job_id, 2, [metrics(1, {"x": 1.0}, total_steps=100)])
     job = await service.jobs.get(job_id)
     assert job.state is JobState.RUNNING
-    assert rates(job) == (None, None)
+    assert rates(job) == NO_RATES
 
 
 async def test_nor_does_a_repaired_group(service: Service) -> None:
@@ -136,7 +143,7 @@ async def test_nor_does_a_repaired_group(service: Service) -> None:
     service.report(job_id, 1, [regrouped(1)], phase=Phase.RUNNING)
     job = await service.jobs.get(job_id)
     assert job.state is JobState.RUNNING
-    assert rates(job) == (None, None)
+    assert rates(job) == NO_RATES
 
 
 def see_cluster(service: Service) -> None:

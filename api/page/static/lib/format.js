@@ -47,6 +47,23 @@ export function until(time, now) {
   return left <= 1 ? 'now' : `in ${duration(left)}`;
 }
 
+// When something is expected, as a range: `in 5 min to 9 min (14:20 to 14:24)`.
+export function range({ at, earliest_at: earliest, latest_at: latest }, now) {
+  const first = earliest ?? at;
+  if (!latest) return `${until(first, now)} or later (${clock(first)})`;
+  const times = clock(first) === clock(latest) ? clock(first) : `${clock(first)} to ${clock(latest)}`;
+  const [soonest, last] = [until(first, now), until(latest, now)];
+  return `${soonest === last ? soonest : `${soonest} to ${last.replace(/^in /, '')}`} (${times})`;
+}
+
+// How long a job has left: `5 min to 9 min left`; nothing where no end is expected, or it has passed.
+export function leftOf({ earliest_end_at: earliest, latest_end_at: latest }, now) {
+  if (!latest || new Date(latest) <= now) return '';
+  const [least, most] = [earliest, latest].map((time) => Math.max(0, (new Date(time) - now) / 1000));
+  if (!least) return `${duration(most)} left at most`;
+  return `${duration(least) === duration(most) ? '' : `${duration(least)} to `}${duration(most)} left`;
+}
+
 export function clock(time) {
   const at = new Date(time);
   const today = new Date().toDateString() === at.toDateString();

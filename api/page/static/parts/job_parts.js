@@ -1,6 +1,7 @@
 // How a job is shown in a few words: its state, its progress, its numbers.
 
-import { duration, money, number, percent, whole } from '../lib/format.js';
+import { serverNow } from '../lib/api.js';
+import { leftOf, money, number, percent, whole } from '../lib/format.js';
 import { html } from '../lib/html.js';
 import { link } from '../lib/address.js';
 
@@ -41,7 +42,8 @@ export function Progress({ job }) {
   if (!progress) {
     return html`<span class="soft">${job.state === 'QUEUED' && job.position ? `${whole(job.position)} in the queue` : '–'}</span>`;
   }
-  const { step, total_steps: total, eta_s: eta } = progress;
+  const { step, total_steps: total } = progress;
+  const left = leftOf(progress, serverNow());
   const share = total ? Math.min(1, step / total) : null;
   const [one, several] = job.spec?.federated ? ['round', 'rounds'] : ['step', 'steps'];
   const said = total ? `${whole(step)} of ${whole(total)} ${several}` : `${one} ${whole(step)}`;
@@ -49,7 +51,7 @@ export function Progress({ job }) {
     ${share !== null && html`<span class="meter" role="progressbar" aria-valuemin="0" aria-valuemax="100"
       aria-valuenow=${Math.round(100 * share)} aria-label=${said}><span style=${{ width: `${100 * share}%` }}></span></span>`}
     <span class="said" title=${said}>${share === null ? said : `${Math.floor(100 * share)}%`}${
-      eta ? html` <span class="soft">${duration(eta)} left</span>` : ''}</span>
+      left ? html` <span class="soft">${left}</span>` : ''}</span>
   </span>`;
 }
 

@@ -137,14 +137,14 @@ function Waiting({ now, running }) {
   if (!found) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   if (!found.jobs.length) return html`<${Empty}>Nothing waits.<//>`;
   const starts = found.jobs.map(({ explanation }) => explanation.start?.at).filter(Boolean).map((at) => new Date(at).getTime());
-  const runs = running.filter((job) => job.progress?.eta_s).map((job) => ({ job, end: now + 1000 * job.progress.eta_s })).sort((a, b) => a.end - b.end).slice(0, FORECASTS);
+  const runs = running.map((job) => ({ job, end: new Date(job.progress?.latest_end_at ?? 0).getTime() })).filter(({ end }) => end > now).sort((a, b) => a.end - b.end).slice(0, FORECASTS);
   const until = Math.max(now + 60000, ...starts, ...runs.map(({ end }) => end)) * 1;
   const span = (until - now) * 1.15;
   const part = (time) => `${Math.max(0, Math.min(100, (100 * (time - now)) / span))}%`;
   return html`<div class="card"><p class="soft">From now to ${clock(now + span)}: solid while a job runs, dashed while it waits.</p>
     <div class="forecast">
       ${runs.map(({ job, end }) => html`<div key=${job.id} class="name"><a href=${toJob(job.id)}>${nameOf(job)}</a></div>
-        <div class="track" title=${`ends about ${exactly(end)}`}><span class="span runs" style=${{ left: 0, width: part(end) }}></span><span class="when" style=${{ left: part(end) }}>${duration((end - now) / 1000)}</span></div>`)}
+        <div class="track" title=${`ends between ${exactly(job.progress.earliest_end_at)} and ${exactly(end)}`}><span class="span runs" style=${{ left: 0, width: part(end) }}></span><span class="when" style=${{ left: part(end) }}>${duration((end - now) / 1000)}</span></div>`)}
       ${found.jobs.map(({ job, explanation }) => {
         const at = explanation.start?.at && new Date(explanation.start.at).getTime();
         return html`<div key=${job.id} class="name"><a href=${toJob(job.id)} title=${job.id}>${nameOf(job)}</a></div>

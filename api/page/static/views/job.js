@@ -2,7 +2,7 @@
 
 import { address, adjust, go, link } from '../lib/address.js';
 import { change, followEvents } from '../lib/api.js';
-import { clock, duration, exactly, plural, seconds, until } from '../lib/format.js';
+import { clock, duration, exactly, plural, range, seconds, until } from '../lib/format.js';
 import { html, useEffect, useRef, useState } from '../lib/html.js';
 import { pace, useNow, usePoll, useWhileLooked } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
@@ -140,11 +140,11 @@ function Why({ job, explanation }) {
     <p>${(told?.reason ?? job.reason).message}</p>
     ${job.held_by && html`<p>${job.held_by} holds it.</p>`}
     ${told?.position && html`<p>It is number ${told.position} of ${plural(told.queue_length, 'waiting job')}.</p>`}
-    ${start?.at && html`<p>It is expected to start <strong title=${exactly(start.at)}>${until(start.at, now)}</strong> (${clock(start.at)})${
-      start.num_assumed ? `, if ${plural(start.num_assumed, 'job')} of unknown length take as long as others did` : ''}.</p>`}
-    ${start && !start.at && start.reason && html`<p>When it starts can't be told: ${start.reason.message}.</p>`}
-    ${told?.end?.at && html`<p>It is expected to end <strong title=${exactly(told.end.at)}>${until(told.end.at, now)}</strong> (${clock(told.end.at)}).</p>`}
-    ${told?.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}${one.at ? ` (${until(one.at, now)})` : ''}.</p>`)}
+    ${start?.at && html`<p>It is expected to start <strong title=${exactly(start.at)}>${range(start, now)}</strong>${
+      start.num_assumed ? `, if ${plural(start.num_assumed, 'job')} of unknown length take as long as recent jobs did` : ''}.</p>`}
+    ${start && !start.at && start.reason && html`<p>The time of its start is not known: ${start.reason.message}.</p>`}
+    ${told?.end?.at && html`<p>It is expected to end <strong title=${`${exactly(told.end.earliest_at)} to ${exactly(told.end.latest_at)}`}>${range(told.end, now)}</strong>.</p>`}
+    ${told?.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}${new Date(one.at ?? 0) > now ? ` (${until(one.at, now)}, about ${clock(one.at)})` : ''}.</p>`)}
     ${told && (told.ahead.length > 0 || told.blocked_by.length > 0) && html`<details><summary>${told.blocked_by.length ? `${plural(told.blocked_by.length, 'job')} it waits for` : 'Jobs ahead of it'}</summary>
       <p>${[...told.running.filter(({ id }) => told.blocked_by.includes(id)), ...told.ahead].map((other) => html`<span key=${other.id}><${JobLink} job=${other} /> <span class="soft">${other.state}, ${plural(other.world_size, 'worker')}</span><br /></span>`)}</p></details>`}
     ${told?.favoured.map((one) => html`<p key=${one.code}>${one.message}</p>`)}

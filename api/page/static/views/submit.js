@@ -2,7 +2,7 @@
 
 import { address, go } from '../lib/address.js';
 import { change, get, mayPass, serverNow } from '../lib/api.js';
-import { bytes, clock, duration, plural, until } from '../lib/format.js';
+import { bytes, clock, duration, plural, range } from '../lib/format.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
 import { lineOf, openAt, placeOf } from '../lib/json_places.js';
 import { repeat, usePoll } from '../lib/live.js';
@@ -130,10 +130,10 @@ function Verdict({ verdict, line, show }) {
   if (!explanation) return html`<div class="verdict" role="status"><p class="soft">Being checked …</p></div>`;
   const { start } = explanation;
   return html`<div class="verdict right" role="status"><h2>The server would take it</h2><p>${explanation.reason.message}</p>
-    ${start?.at && html`<p>Expected to start <strong>${until(start.at, serverNow())}</strong> (${clock(start.at)}).</p>`}
+    ${start?.at && html`<p>Expected to start <strong>${range(start, serverNow())}</strong>.</p>`}
     ${start && !start.at && start.reason && html`<p>When it would start can't be told: ${start.reason.message}.</p>`}
     ${explanation.queue_length ? html`<p>It would be one of ${plural(explanation.queue_length, 'waiting job')}.</p>` : ''}
-    ${explanation.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}.</p>`)}
+    ${explanation.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}${new Date(one.at ?? 0) > serverNow() ? ` (about ${clock(one.at)})` : ''}.</p>`)}
     ${explanation.sync && html`<p>The ranks would keep in step by <strong>${explanation.sync.chosen}</strong>: ${explanation.sync.options.find(({ name }) => name === explanation.sync.chosen)?.why}.</p>`}
     ${plan && html`<${Plan} plan=${plan} />`}</div>`;
 }

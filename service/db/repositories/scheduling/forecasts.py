@@ -38,15 +38,22 @@ class ForecastOf(StrEnum):
     END = "end"
 
 
-_SAID = ("expected_at", "not_before", "code", "message", "num_assumed", "made_at")
+_SAID = (
+    *("expected_at", "earliest_at", "latest_at", "not_before"),
+    *("code", "message", "num_assumed", "made_at"),
+)
 _FIRST = ("first_expected_at", "first_made_at")
 
 
 def facts(session: Session) -> Sequence[Row[Any]]:
-    """(id, state, attempt, position, array_id, max_runtime_s, runtime_used_s) of all jobs that have
-    not ended: what a forecast needs beside what the scheduler sees."""
+    """(id, name, owner, state, attempt, num_workers, position, array_id, max_runtime_s,
+    runtime_used_s, progress) of all jobs that have not ended: what a forecast needs besides what
+    the scheduler sees."""
     c = JobRow.__table__.c
-    names = ("id", "state", "attempt", "position", "array_id", "max_runtime_s", "runtime_used_s")
+    names = (
+        *("id", "name", "owner", "state", "attempt", "num_workers", "position", "array_id"),
+        *("max_runtime_s", "runtime_used_s", "progress"),
+    )
     query: Select[Any] = select(*(c[name] for name in names)).where(c.state.in_(UNFINISHED))
     return session.connection().execute(query).all()
 

@@ -1,23 +1,25 @@
 """Changes that would have a waiting job start: fewer workers, another queue, a higher priority, any
 domain of the topology.
 
-Each question is one call of the policy, with the job changed and the others as they are.
+Each change is tried before it is suggested, by one call of the policy with the job changed and the
+others as they are. Where the job would not start at once, the policy is played forward with it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Protocol
 
-from ray_workers.shared.contracts import by_bundle
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook.simulation import LEAVING_S, Expected, Simulation
+from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook.simulation import Expected, Simulation
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.placement.slots import Request, count, fits, free_again, workers
+from service.domain.scheduling.placement.slots import Request, count, fits, workers
 from service.domain.scheduling.placement.unlike import place_unlike
-from service.domain.scheduling.policy import RunningJob, WaitingJob
+from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.limits import QUEUE_LIMIT, USER_LIMIT, why_never
 from service.domain.scheduling.rules.obstacles import Reason, jobs
 from service.domain.scheduling.rules.queues import Queue
@@ -28,8 +30,13 @@ MAX_QUEUES = 3
 """Other queues that are tried."""
 MAX_SIZES = 2
 """Smaller gangs that are tried."""
+MAX_CHECKED = 16
+"""Documents with fewer workers that are checked, to find the largest valid one."""
 MAX_PLANS = 60
-"""How often the policy is called for the expected start of a job that was not submitted."""
+"""How often the policy is called for an expected start."""
+SOON_S = 60.0
+SOONER_S = 5.0
+"""A start that is no earlier than this before the expected one is not suggested."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +51,39 @@ class Counterfactual:
     priority: int | None = None
 
 
+class Resubmit(Protocol):
+    """The job as it would wait if its document were submitted again with one thing changed."""
+
+    def __call__(
+        self, job: WaitingJob, *, num_workers: int | None = None, anywhere: bool = False
+    ) -> WaitingJob | None:
+        """None if the document would be refused. num_workers: instead of as many as it has;
+        anywhere: without `required_topology`."""
+
+
+def refuses_all(
+    job: WaitingJob, *, num_workers: int | None = None, anywhere: bool = False
+) -> WaitingJob | None:
+    """Of a job whose document can't be submitted again."""
+    return None
+
+
 @dataclass(frozen=True)
 class Choices:
     """The changes of a job that its user may make."""
 
-    worker_step: int | None = 1
-    """The number of workers must be a multiple; None: it can't change."""
+    resubmit: Resubmit = refuses_all
     queues: tuple[Queue, ...] = ()
     """Other queues that would take the job."""
     max_priority: int = 100
+
+
+def sooner(found: Iterable[Counterfactual], expected_at: datetime | None) -> list[Counterfactual]:
+    """Those with which the job starts before the expected start."""
+    if expected_at is None:
+        return list(found)
+    latest = expected_at - timedelta(seconds=SOONER_S)
+    return [each for each in found if each.at is None or each.at <= latest]
 
 
 class JobQuestions:
@@ -64,7 +95,7 @@ class JobQuestions:
         self._situation = situation.without(job.job_id)
         self._nodes, self._topology = situation.nodes, situation.topology
         heads = tuple(self._situation.heads)
-        self._snapshot = replace(situation.snapshot, queue=heads, growing=())
+        self._snapshot = replace(situation.snapshot, queue=heads)
 
     @functools.cached_property
     def decision(self) -> policy.Decision:
@@ -75,70 +106,85 @@ class JobQuestions:
         """When the job starts as it is, by a play of its own."""
         if isinstance(self.decision, policy.Impossible):
             return Expected(None, self.decision.reason)
-        snapshot = replace(self._situation.snapshot, queue=self._queue_with_it())
-        there = replace(self._situation, snapshot=snapshot)
-        play = Simulation(there, self._now, only=self.job.job_id, max_plans=MAX_PLANS)
-        found = play.run()[self.job.job_id]
-        if found.at is None or not play.has_run_out:
+        there = self._with(self.job)
+        plays = ranges.plays(there, self._now, only=self.job.job_id, max_plans=MAX_PLANS)
+        for play in plays:
+            play.run()
+        found = ranges.expected(there, plays)[self.job.job_id]
+        if found.at is None or not any(play.has_run_out for play in plays):
             return found
         number = sum(self._situation.left_out.values())
         message = f"{number} more jobs wait, of which some are ahead of it"
         return Expected(None, Reason("beyond_forecast", message), not_before=found.at)
 
-    def _queue_with_it(self) -> tuple[WaitingJob, ...]:
-        """The waiting jobs, and this one at its place among them."""
+    def _with(self, job: WaitingJob) -> Situation:
+        """The situation with this job at its place among those that wait."""
         queue = self._situation.snapshot.queue
-        order = [decision.job_id for decision in self._plan(self.job)]
-        behind = set(order[order.index(self.job.job_id) + 1 :])
-        at = next((n for n, job in enumerate(queue) if job.job_id in behind), len(queue))
-        return (*queue[:at], self.job, *queue[at:])
+        order = [decision.job_id for decision in self._plan(job)]
+        behind = set(order[order.index(job.job_id) + 1 :])
+        at = next((n for n, other in enumerate(queue) if other.job_id in behind), len(queue))
+        with_it = (*queue[:at], job, *queue[at:])
+        return replace(self._situation, snapshot=replace(self._situation.snapshot, queue=with_it))
 
     def answers(self, choices: Choices, why: Reason) -> list[Counterfactual]:
-        """Changes with which the job starts earlier. why: the reason for which it waits."""
+        """Changes with which the job starts. why: the reason for which it waits."""
         if why.code == UNSATISFIABLE:
             never = Counterfactual(f"never: {why.message}", None)
-            return [never, *self._that_could_ever_start(choices.worker_step)]
-        found = [*self._anywhere(), *self._with_fewer_workers(choices.worker_step)]
+            return [never, *self._that_could_ever_start(choices)]
+        found = [*self._anywhere(choices), *self._with_fewer_workers(choices)]
         # Elsewhere only the limits are others, and the turn of the queue and of its users.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
             found += self._in_other_queues(choices.queues)
         return [*found, *self._at_higher_priority(choices.max_priority)]
 
-    def _that_could_ever_start(self, step: int | None) -> Iterator[Counterfactual]:
-        number = self._most_workers({node.id: node.total for node in self._nodes}, step)
-        if number:
+    def _that_could_ever_start(self, choices: Choices) -> Iterator[Counterfactual]:
+        most = self._most_workers({node.id: node.total for node in self._nodes})
+        smaller = self._largest(choices, most)
+        if smaller is not None and self._starts_alone(smaller):
+            number = smaller.request.num_workers
             message = f"could start at some time with {workers(number)}"
             yield Counterfactual(message, None, num_workers=number)
 
-    def _anywhere(self) -> Iterator[Counterfactual]:
-        request = self.job.request
-        if request.required_level is not None:
-            anywhere = replace(self.job, request=replace(request, required_level=None))
-            found = self._soon(self._decide(anywhere), "without required_topology")
-            if found is not None:
-                yield found
+    def _starts_alone(self, job: WaitingJob) -> bool:
+        """Whether the job starts where no other runs or waits."""
+        nodes = tuple(replace(node, available_to_us=node.total) for node in self._nodes)
+        empty = replace(
+            self._snapshot, queue=(job,), nodes=nodes, holders=(), running=(), growing=()
+        )
+        return any(isinstance(each, policy.Start) for each in policy.plan(empty, self._now))
 
-    def _with_fewer_workers(self, step: int | None) -> Iterator[Counterfactual]:
-        free = {node.id: node.available_to_us for node in self._nodes}
-        number = self._most_workers(free, step)
-        for _ in range(MAX_SIZES if number else 0):
-            smaller = replace(self.job.request, num_workers=number, min_workers=None)
-            if isinstance(self._decide(replace(self.job, request=smaller)), policy.Start):
+    def _anywhere(self, choices: Choices) -> Iterator[Counterfactual]:
+        if self.job.request.required_level is not None:
+            anywhere = choices.resubmit(self.job, anywhere=True)
+            if anywhere is not None:
+                yield from self._tried(anywhere, "without required_topology")
+
+    def _with_fewer_workers(self, choices: Choices) -> Iterator[Counterfactual]:
+        number = self._most_workers({node.id: node.available_to_us for node in self._nodes})
+        for _ in range(MAX_SIZES):
+            smaller = self._largest(choices, number)
+            if smaller is None:
+                return
+            number = smaller.request.num_workers
+            if isinstance(self._decide(smaller), policy.Start):
                 message = f"starts now with {workers(number)}"
                 yield Counterfactual(message, self._now, num_workers=number)
                 return
-            number = number // 2 // (step or 1) * (step or 1)
-            if not number:
-                return
+            number //= 2
 
-    def _most_workers(self, there: Mapping[str, Mapping[str, float]], step: int | None) -> int:
+    def _largest(self, choices: Choices, most: int) -> WaitingJob | None:
+        """The job with as many workers as a valid document may have, up to `most`."""
+        sizes = range(most, max(0, most - MAX_CHECKED), -1)
+        jobs_ = (choices.resubmit(self.job, num_workers=number) for number in sizes)
+        return next((job for job in jobs_ if job is not None), None)
+
+    def _most_workers(self, there: Mapping[str, Mapping[str, float]]) -> int:
         """The most workers, fewer than the job needs, that have room on these nodes; 0 if none
         have."""
         request = self.job.request
         if request.roles:
             return 0  # how many of them would have which role is not known
-        room = self._room(request, there)
-        return 0 if step is None else min(room, request.least - 1) // step * step
+        return min(self._room(request, there), request.least - 1)
 
     def _room(self, request: Request, there: Mapping[str, Mapping[str, float]]) -> int:
         """How many workers have room where they may be together; there: by node, its resources."""
@@ -152,60 +198,51 @@ class JobQuestions:
         usable = [queue for queue in others if why_never(queue, self.job.request) is None]
         for queue in usable[:MAX_QUEUES]:
             priority = min(self.job.priority, queue.max_priority)
+            words = f"in queue {queue.name!r}"
+            if priority < self.job.priority:
+                words += f" at priority {priority}"
             moved = replace(self.job, queue=queue.name, priority=priority, place=0)
-            found = self._soon(self._decide(moved), f"in queue {queue.name!r}")
-            if found is not None:
-                yield replace(found, queue=queue.name)
+            for found in self._tried(moved, words):
+                lower = priority if priority < self.job.priority else None
+                yield replace(found, queue=queue.name, priority=lower)
 
     def _at_higher_priority(self, most: int) -> Iterator[Counterfactual]:
         """At the lowest priority above those of all others that wait, if the user may have it."""
         others = (job.priority for job in self._snapshot.queue)
         priority = min(most, max(others, default=self.job.priority) + 1)
-        if priority <= self.job.priority:
-            return
-        raised = replace(self.job, priority=priority, place=0)
-        decision, words = self._decide(raised), f"at priority {priority}"
-        found = self._soon(decision, words)
-        if found is None and isinstance(decision, policy.Wait) and decision.position == 1:
-            at = self._first_fit(raised.request)
-            if at is not None:
-                found = Counterfactual(f"starts at {at:%H:%M} UTC {words}", at)
-        if found is not None:
-            yield replace(found, priority=priority)
+        if priority > self.job.priority:
+            raised = replace(self.job, priority=priority, place=0)
+            for found in self._tried(raised, f"at priority {priority}", later=True):
+                yield replace(found, priority=priority)
 
-    def _soon(self, decision: policy.Decision, words: str) -> Counterfactual | None:
+    def _tried(
+        self, job: WaitingJob, words: str, *, later: bool = False
+    ) -> Iterator[Counterfactual]:
+        """Whether the changed job starts, at once or as soon as others have made room. later: or at
+        any time that is known."""
+        decision = self._decide(job)
         if isinstance(decision, policy.Start):
-            return Counterfactual(f"starts now {words}", self._now)
-        if isinstance(decision, policy.Wait) and decision.reason.code == "room_is_made":
-            others = jobs(decision.blocked_by)
-            message = f"starts within a minute {words}: {others} would make room"
-            return Counterfactual(message, self._now + timedelta(seconds=LEAVING_S))
-        return None
+            yield Counterfactual(f"starts now {words}", self._now)
+        if not isinstance(decision, policy.Wait):
+            return
+        room_is_made = decision.reason.code == "room_is_made"
+        at = self._played(job) if room_is_made or later else None
+        if at is None:
+            return
+        if not room_is_made:
+            yield Counterfactual(f"starts earlier {words}", at)
+            return
+        when = "within a minute" if (at - self._now).total_seconds() <= SOON_S else "earlier"
+        others = jobs(decision.blocked_by)
+        yield Counterfactual(f"starts {when} {words}: {others} would make room", at)
 
-    def _first_fit(self, request: Request) -> datetime | None:
-        """When so many running jobs have ended that the first of the queue fits; None where that
-        takes one of which nobody knows how long it has left."""
-        nodes = {node.id: node for node in self._nodes}
-        free = {node.id: dict(node.available_to_us) for node in self._nodes}
-        for left_s, running in self._ends():
-            of_job = running.request
-            for part, bundle in by_bundle(running.slices, of_job.bundle, of_job.roles):
-                if part.node_id in free:
-                    node = nodes[part.node_id]
-                    free_again(free[part.node_id], node, bundle, part.num_workers)
-            if self._room(request, free) >= request.least:
-                return self._now + timedelta(seconds=left_s)
-        return None
-
-    def _ends(self) -> list[tuple[float, RunningJob]]:
-        """Running jobs whose end is known, the first to end first, with the seconds until then."""
-        limits = self._situation.runtime_left_s
-        ends = [
-            (min(job.left_s, limits.get(job.job_id, job.left_s)), job)
-            for job in self._snapshot.running
-            if job.left_s is not None
-        ]
-        return sorted(ends, key=lambda end: end[0])
+    def _played(self, job: WaitingJob) -> datetime | None:
+        """When the job starts; None where that takes a job of which nobody knows how long it
+        takes."""
+        there = self._with(job).paced(ranges.SHARES[ranges.MIDDLE])
+        play = Simulation(there, self._now, only=job.job_id, max_plans=MAX_PLANS)
+        found = play.run()[job.job_id]
+        return None if play.has_run_out or found.num_assumed else found.at
 
     def _decide(self, job: WaitingJob) -> policy.Decision:
         return next(each for each in self._plan(job) if each.job_id == job.job_id)

@@ -61,6 +61,10 @@ class Expected:
     """Where no time is known: it has not started until then."""
     num_assumed: int = 0
     """Jobs of unknown length that the play needed an assumption for until then."""
+    earliest: datetime | None = None
+    latest: datetime | None = None
+    """The range of `at`. A start has no latest time where it is not known whether the job starts
+    when others take long."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from service.domain.progress import TimeLeft
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.lanes import Lanes
 from service.domain.scheduling.placement.slots import Node
@@ -37,6 +38,12 @@ class Situation:
     """Jobs that leave their slots and do not come back."""
     usual_s: float = UNKNOWN_S
     """How long a job is assumed to run of which nothing is known."""
+    usual_range_s: TimeLeft | None = None
+    """The range around `usual_s`; None where too few jobs have run to tell."""
+    time_left: Mapping[str, TimeLeft] = field(default_factory=dict)
+    """How long jobs have left that run or wait, by job, where their paces or earlier runs tell."""
+    unmeasured: frozenset[str] = frozenset()
+    """Running jobs of which neither does."""
     accounts: frozenset[Account] = frozenset()
     """Queues and users with jobs that run or could, also those whose jobs are left out."""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -58,9 +65,31 @@ class Situation:
             snapshot=replace(snapshot, queue=queue),
             runtime_left_s=_of(there, self.runtime_left_s),
             arrays=_of(there, self.arrays),
+            time_left=_of(there, self.time_left),
             others_of_arrays=others + Counter(self.others_of_arrays),
             accounts=self._accounts(),
             left_out=dict(lanes.left_out),
+        )
+
+    def paced(self, share: float) -> Situation:
+        """As it is if all jobs take as long as this share of the way from the least to the most
+        that they may have left. A running job of which nothing tells takes as long as usual."""
+        snapshot = self.snapshot
+
+        def left_s(job: WaitingJob | RunningJob) -> float | None:
+            found = self.time_left.get(job.job_id)
+            if found is not None:
+                return found.at(share)
+            return None if job.job_id in self.unmeasured else job.left_s
+
+        return replace(
+            self,
+            snapshot=replace(
+                snapshot,
+                queue=tuple(replace(job, left_s=left_s(job)) for job in snapshot.queue),
+                running=tuple(replace(job, left_s=left_s(job)) for job in snapshot.running),
+            ),
+            usual_s=self.usual_s if self.usual_range_s is None else self.usual_range_s.at(share),
         )
 
     @functools.cached_property

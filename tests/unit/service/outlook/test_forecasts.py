@@ -13,7 +13,13 @@ from service.domain.scheduling.outlook.simulation import Expected
 from service.domain.scheduling.rules.obstacles import Reason
 from service.outlook import forecasts
 from service.outlook.forecasts import Forecasts
-from tests.unit.service.helpers import Service
+from tests.unit.service.helpers import START, Service, metrics
+
+
+@pytest.fixture(autouse=True)
+def one_clock(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An explanation is made at the time of the test."""
+    monkeypatch.setattr(service.database, "time", lambda _: service.now)
 
 
 def store(
@@ -86,9 +92,56 @@ async def test_a_job_that_one_round_does_not_see_keeps_its_forecast(service: Ser
     assert store(service, of, starts, ends) == 0
     later = {running: in_(service, 5000)}
     assert store(service, of, starts, later) == 1
-    told = await service.reading.explain(running)
-    assert told.end is not None
-    assert told.end.at == later[running].at
+    (stored,) = [
+        row for row in service.database.read_sync(repository.still_open) if row.job_id == running
+    ]
+    assert stored.expected_at == later[running].at
+
+
+async def test_a_start_whose_time_has_passed_is_not_shown(service: Service) -> None:
+    job_id = await service.submit()
+    at, latest = (service.now + timedelta(seconds=seconds) for seconds in (100, 200))
+    store(service, Forecasts(), {job_id: Expected(at, earliest=service.now, latest=latest)})
+    service.advance(150)
+    start = (await service.reading.explain(job_id)).start
+    assert start is not None
+    assert (start.earliest_at, start.at, start.latest_at) == (service.now, service.now, latest)
+    service.advance(50)
+    start = (await service.reading.explain(job_id)).start
+    assert start is not None
+    assert start.reason is not None
+    assert (start.at, start.latest_at, start.reason.code) == (None, None, "overdue")
+
+
+async def test_all_answers_about_a_job_have_the_same_end(service: Service) -> None:
+    job_id = await service.running()
+    end = (await service.reading.explain(job_id)).end
+    assert end is not None
+    assert end.reason is not None
+    assert (end.at, end.reason.message) == (None, "it reports no total number of steps")
+    for step in range(1, 11):
+        service.advance(10)
+        service.report(job_id, 1, [metrics(step, {"x": 1.0}, at=service.now, total_steps=100)])
+    end = (await service.reading.explain(job_id)).end
+    assert end is not None
+    assert end.earliest_at is not None
+    assert end.latest_at is not None
+    assert end.earliest_at < service.now + timedelta(seconds=900) < end.latest_at
+    listed = (await service.jobs.list()).items[0].progress
+    for progress in ((await service.jobs.get(job_id)).progress, listed):
+        assert progress is not None
+        found = progress.earliest_end_at, progress.latest_end_at
+        assert found == (end.earliest_at, end.latest_at)
+
+
+async def test_a_time_limit_is_the_latest_end(service: Service) -> None:
+    job_id = await service.running(max_runtime_s=200)
+    for step in range(1, 11):
+        service.advance(10)
+        service.report(job_id, 1, [metrics(step, {"x": 1.0}, at=service.now, total_steps=100)])
+    progress = (await service.jobs.get(job_id)).progress
+    assert progress is not None
+    assert progress.latest_end_at == START + timedelta(seconds=200)
 
 
 async def test_another_process_goes_on_with_what_is_stored(service: Service) -> None:
@@ -104,9 +157,7 @@ async def test_the_end_of_a_job_that_succeeds_is_measured_and_no_other(service: 
     good, bad, goes_on = [await service.running(max_retries=0) for _ in range(3)]
     ends = {job_id: in_(service, 100) for job_id in (good, bad, goes_on)}
     assert store(service, of, ends=ends) == 3
-    told = await service.reading.explain(good)
-    assert told.end is not None
-    assert (told.end.at, told.start) == (service.now + timedelta(seconds=100), None)
+    assert (await service.reading.explain(good)).start is None
     service.advance(130)
     service.end(good, 1)
     service.end(bad, 1, Cause.USER_ERROR)

@@ -37,6 +37,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.rules.eviction import MIN_RUN_S
+from tests.unit.service.domain.scheduling.outlook.test_counterfactuals import Multiples
 from tests.unit.service.domain.scheduling.policy.oracle import Oracle
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -363,7 +364,7 @@ def test_without_its_requirement_or_with_fewer_workers_it_would_start() -> None:
     job = waits("a", 8, "rack")
     questions = JobQuestions(Situation(seen([job], nodes, there)), job, NOW)
     assert isinstance(questions.decision, Wait)
-    found = questions.answers(Choices(max_priority=50), questions.decision.reason)
+    found = questions.answers(Choices(Multiples(), max_priority=50), questions.decision.reason)
     assert [each.message for each in found] == [
         "starts now without required_topology",
         "starts now with 4 workers",

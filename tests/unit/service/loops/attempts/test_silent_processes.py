@@ -8,7 +8,7 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, PollReply, ProcessKind, SilentProcess
-from tests.unit.service.helpers import START, Service, events_of, two_ranks
+from tests.unit.service.helpers import START, Service, events_of, metrics, two_ranks
 
 AGENT = SilentProcess(ProcessKind.NODE_AGENT, "node-a", START.timestamp())
 SUPERVISOR = SilentProcess(ProcessKind.SUPERVISOR, None, START.timestamp())
@@ -39,13 +39,17 @@ async def test_explain_says_who_is_silent_since_when_and_progress_promises_no_en
     service: Service,
 ) -> None:
     job_id = await two_ranks(service)
-    assert (await service.jobs.get(job_id)).progress.eta_s is not None
+    for step in range(11, 20):
+        service.advance(2)
+        values = {"train/loss": 1.0}
+        service.report(job_id, 1, [metrics(step, values, at=service.now, total_steps=100)])
+    assert (await service.jobs.get(job_id)).progress.latest_end_at is not None
     service.store(job_id, 1, nothing_but(service, job_id, SUPERVISOR))
     message = (await service.reading.explain(job_id)).reason.message
     assert "the attempt's supervisor has not answered since 2026-01-01 12:00:00 UTC" in message
     job = await service.jobs.get(job_id)
-    assert job.progress.eta_s is None
-    assert job.progress.step == 10
+    assert job.progress.latest_end_at is None
+    assert job.progress.step == 19
     service.end(job_id, 1, Cause.SUPERVISOR_LOST)
     assert "answered" not in (await service.reading.explain(job_id)).reason.message
 

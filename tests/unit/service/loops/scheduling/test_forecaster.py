@@ -18,18 +18,12 @@ from service.jobs.listing import JobQuery
 from service.outlook import forecasts
 from service.outlook.answers import Answers
 from service.runtime import Runtime
-from tests.fakes.attempt import FakeRank
 from tests.unit.service.loops.world import PATIENCE_S, World, comes_to, eventually
 
 
 @pytest.fixture(autouse=True)
 def quick_forecasts(world: World) -> None:
     world.set_timings(forecast_pause_s=0.01, forecast_period_s=0.05)
-
-
-async def halfway(rank: FakeRank) -> None:
-    rank.report(50, total_steps=100, train_loss=1.0)
-    await asyncio.get_running_loop().create_future()
 
 
 async def forecast(runtime: Runtime, job_id: str) -> views.Explanation:
@@ -52,12 +46,15 @@ async def test_a_waiting_job_is_told_when_it_will_start_and_the_error_is_measure
     world: World,
 ) -> None:
     runtime = await world.open()
-    first = await world.submit(runtime, "waits", workers=4)
+    first = await world.submit(runtime, "waits", workers=4, max_runtime_s=3000)
     await comes_to(runtime, first, JobState.RUNNING)
     second = await world.submit(runtime, workers=2)
     told = await forecast(runtime, second)
     assert told.start is not None
     assert told.start.at is not None
+    assert told.start.earliest_at is not None
+    assert told.start.latest_at is not None
+    assert told.start.earliest_at <= told.start.at <= told.start.latest_at
     assert told.expected_start_at == told.start.at
     ahead = told.start.at - told.start.made_at
     assert timedelta(0) <= ahead <= timedelta(seconds=UNKNOWN_S)
@@ -94,16 +91,14 @@ async def test_a_forecaster_goes_on_after_a_commit_of_which_it_did_not_hear(
     await forecast(runtime, await world.submit(runtime))
 
 
-async def test_a_running_job_is_told_when_it_will_end(world: World) -> None:
-    world.plays["halfway"] = halfway
+async def test_of_a_job_that_reports_no_steps_no_end_is_expected(world: World) -> None:
     runtime = await world.open()
-    job_id = await world.submit(runtime, "halfway")
-
-    async def has_end() -> bool:
-        end = (await runtime.reading.explain(job_id)).end
-        return end is not None and end.at is not None
-
-    await eventually(has_end, "it never got an end")
+    job_id = await world.submit(runtime, "waits")
+    await comes_to(runtime, job_id, JobState.RUNNING)
+    end = (await forecast(runtime, job_id)).end
+    assert end is not None
+    assert end.reason is not None
+    assert (end.at, end.reason.code) == (None, "unknown_length")
 
 
 async def test_a_held_job_is_told_that_nobody_knows_when_it_starts(world: World) -> None:

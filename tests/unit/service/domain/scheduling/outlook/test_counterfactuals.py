@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook.counterfactuals import Choices, Counterfactual, JobQuestions
+from service.domain.scheduling.outlook.counterfactuals import (
+    Choices,
+    Counterfactual,
+    JobQuestions,
+    refuses_all,
+    sooner,
+)
 from service.domain.scheduling.outlook.simulation import RESOLUTION
 from service.domain.scheduling.policy import (
     Decision,
@@ -35,6 +42,7 @@ from tests.unit.service.domain.scheduling.outlook.test_outlook import (
 def answers(
     job: WaitingJob, others: list[WaitingJob], running: list[RunningJob], **more: Any
 ) -> list[Counterfactual]:
+    more.setdefault("resubmit", Multiples())
     choices = Choices(**{key: more.pop(key) for key in list(more) if key in CHOICES})
     there = situation([job, *others], running, queues=choices.queues, **more)
     questions = JobQuestions(there, job, NOW)
@@ -45,7 +53,24 @@ def answers(
     return questions.answers(choices, decision.reason)
 
 
-CHOICES = ("worker_step", "queues", "max_priority")
+CHOICES = ("resubmit", "queues", "max_priority")
+
+
+class Multiples:
+    """Documents whose number of workers must be a multiple, and at least some number."""
+
+    def __init__(self, step: int = 1, least: int = 1) -> None:
+        self.step, self.least = step, least
+
+    def __call__(
+        self, job: WaitingJob, *, num_workers: int | None = None, anywhere: bool = False
+    ) -> WaitingJob | None:
+        number = num_workers or job.request.num_workers
+        if number % self.step or number < self.least:
+            return None
+        level = None if anywhere else job.request.required_level
+        request = replace(job.request, num_workers=number, min_workers=None, required_level=level)
+        return replace(job, request=request, seq=10**6, waited_s=0.0, place=0)
 
 
 def told(found: list[Counterfactual]) -> list[str]:
@@ -58,10 +83,32 @@ def test_a_gang_could_start_now_with_as_many_workers_as_are_free() -> None:
 
 
 def test_fewer_workers_are_a_multiple_of_what_one_replica_needs() -> None:
-    (found,) = answers(waits("a", 4), [], [runs("r", {"n": 1})], worker_step=2, max_priority=50)
+    (found,) = answers(
+        waits("a", 4), [], [runs("r", {"n": 1})], resubmit=Multiples(2), max_priority=50
+    )
     assert found.num_workers == 2
     running = [runs("r", {"n": 1})]
-    assert answers(waits("a", 4), [], running, worker_step=None, max_priority=50) == []
+    assert answers(waits("a", 4), [], running, resubmit=refuses_all, max_priority=50) == []
+
+
+def test_a_size_that_the_document_may_not_have_is_not_suggested() -> None:
+    running = [runs("r", {"n": 2})]
+    resubmit = Multiples(least=3)
+    assert answers(waits("a", 4), [], running, resubmit=resubmit, max_priority=50) == []
+
+
+def test_a_job_that_a_limit_keeps_back_is_promised_no_start_by_its_priority() -> None:
+    queues = (Queue("night", max_running=1),)
+    running = [runs("r", {"n": 1}, None, queue="night")]
+    others = [waits("b", queue="night", priority=51, seq=1)]
+    assert answers(waits("a", queue="night"), others, running, queues=queues) == []
+
+
+def test_what_is_no_sooner_than_the_expected_start_is_left_out() -> None:
+    found = [Counterfactual("now", NOW), Counterfactual("later", NOW + timedelta(hours=1))]
+    assert sooner(found, None) == found
+    assert sooner(found, NOW + timedelta(hours=1)) == found[:1]
+    assert sooner([*found, Counterfactual("never", None)], NOW) == [Counterfactual("never", None)]
 
 
 def test_slots_that_a_job_ahead_has_reserved_are_not_promised() -> None:
@@ -86,12 +133,12 @@ def test_a_higher_priority_has_others_make_room() -> None:
 
 def test_a_higher_priority_is_first_when_enough_jobs_have_ended() -> None:
     running = [
-        runs("short", {"n": 2}, 600.0, held_s=0.0),
-        runs("long", {"n": 2}, 8400.0, held_s=0.0),
+        runs("short", {"n": 2}, 600.0, priority=99),
+        runs("long", {"n": 2}, 8400.0, priority=99),
     ]
     others = [waits("b", 4, priority=69, seq=1)]
     (found,) = answers(waits("a", 4, left_s=9 * HOUR), others, running)
-    assert found.message == "starts at 14:20 UTC at priority 70"
+    assert found.message == "starts earlier at priority 70"
     assert found.at == NOW + timedelta(hours=2, minutes=20)
 
 
@@ -103,7 +150,7 @@ def test_nobody_is_promised_a_priority_that_they_may_not_have() -> None:
 
 def test_a_time_that_hangs_on_a_job_of_unknown_length_is_not_told() -> None:
     others = [waits("b", 4, priority=69, seq=1)]
-    assert answers(waits("a", 4), others, [runs("r", {"n": 4}, None, held_s=0.0)]) == []
+    assert answers(waits("a", 4), others, [runs("r", {"n": 4}, None, priority=99)]) == []
 
 
 def test_a_job_that_no_node_could_hold_never_starts_and_a_smaller_one_could() -> None:
@@ -152,5 +199,5 @@ def test_few_plans_answer_however_many_jobs_wait(monkeypatch: pytest.MonkeyPatch
     job = waits("a", 4, left_s=9 * HOUR)
     found = JobQuestions(there, job, NOW).answers(Choices(), Reason("waiting_for_slots", "waits"))
     assert told(found) == ["starts within a minute at priority 51: job r would make room"]
-    assert len(sizes) <= 3
+    assert len(sizes) <= 8
     assert max(sizes) < 40

@@ -29,6 +29,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.rules.eviction import RunningJob
+from tests.unit.service.domain.scheduling.outlook.test_counterfactuals import Multiples
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NORTH, SOUTH = "label:hospital=north", "label:hospital=south"
@@ -180,12 +181,12 @@ def test_forecasts_and_counterfactuals_know_the_rule() -> None:
     assert found.at is not None
     assert (found.at - NOW).total_seconds() == pytest.approx(3600, rel=0.1)
     questions = JobQuestions(situation(there, job, running=[runs]), job, NOW)
-    told = questions.answers(Choices(max_priority=50), questions.decision.reason)  # type: ignore[union-attr]
+    told = questions.answers(Choices(Multiples(), max_priority=50), questions.decision.reason)  # type: ignore[union-attr]
     assert not [each for each in told if each.num_workers]
     large = waits("j1", Request(8, CPU))
     questions = JobQuestions(situation([*closed, node("open")], large), large, NOW)
     assert isinstance(questions.decision, Impossible)
-    never, fewer = questions.answers(Choices(), questions.decision.reason)
+    never, fewer = questions.answers(Choices(Multiples()), questions.decision.reason)
     assert never.at is None
     assert fewer.num_workers == 4
 

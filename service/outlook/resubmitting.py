@@ -1,0 +1,60 @@
+"""A job as it would wait if its document were submitted again with one thing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dray.spec import JobSpec
+from service.db.models import JobRow
+from service.domain.documents import DocumentRefused, read
+from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.placement import slots
+from service.domain.scheduling.policy import WaitingJob
+from service.outlook.earlier_runs import Kind, Runs
+
+NEWEST_SEQ = 2**63 - 1
+"""Of a job that was not submitted: it would come after all others."""
+
+
+@dataclass(frozen=True)
+class Resubmission:
+    """`Resubmit` for the job of a row."""
+
+    row: JobRow
+    earlier: Runs
+
+    def __call__(
+        self, job: WaitingJob, *, num_workers: int | None = None, anywhere: bool = False
+    ) -> WaitingJob | None:
+        # The document of one job of an array has no values of its own, and silos have homes.
+        if self.row.array_id is not None or job.request.homes:
+            return None
+        spec = self._checked(num_workers, anywhere)
+        if spec is None:
+            return None
+        request = slots.request_of_job(spec)
+        kind = Kind(self.row.owner, self.row.name, request.num_workers)
+        return replace(
+            job,
+            attempt=0,
+            seq=NEWEST_SEQ,
+            request=request,
+            left_s=forecast.seconds_left(None, 0.0, self.earlier.get(kind, ())),
+            waited_s=0.0,
+            ends_within_s=self.row.max_runtime_s,
+            place=0,
+        )
+
+    def _checked(self, num_workers: int | None, anywhere: bool) -> JobSpec | None:
+        resources: Mapping[str, Any] = self.row.spec.get("resources") or {}
+        changes: dict[str, Any] = {}
+        if num_workers is not None:
+            changes["num_workers"] = num_workers
+        if anywhere:
+            changes["required_topology"] = None
+        try:
+            return read({**self.row.spec, "resources": {**resources, **changes}})
+        except DocumentRefused:
+            return None
