@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -224,6 +225,26 @@ def test_a_job_is_followed_live(site: Site, job_id: str, tab: Watched) -> None:
     before = panel.locator(".keys").inner_text()
     site.hands.report(job_id, 2, site.steps(1101, 1106, total=2000, seed=77))
     wait_until(lambda: panel.locator(".keys").inner_text() != before, "the newest loss")
+
+
+ODD_NAMES = ["precision, recall", "a\"b'c", "größe/ä", "50% & more=?#", "<b>x</b>", "val/loss_D"]
+
+
+def test_metrics_with_odd_names_are_drawn_and_chosen_by_the_address(
+    site: Site, tab: Watched
+) -> None:
+    job_id = site.submit("odd-names", 1)
+    site.claim(job_id, "cpu-a", 1)
+    values = {name: float(number) for number, name in enumerate(ODD_NAMES)}
+    site.hands.report(job_id, 1, [metrics(n, values, at=site.hands.now) for n in range(1, 6)])
+    page = tab.open(f"jobs/{job_id}")
+    for number, name in enumerate(ODD_NAMES):
+        panel = page.get_by_role("region", name=name, exact=True)
+        panel.scroll_into_view_if_needed()
+        assert panel.locator(".keys b").inner_text() == str(number)
+    for name in ODD_NAMES:
+        page = tab.open(f"jobs/{job_id}?{urlencode({'keys': name})}")
+        page.get_by_role("region", name=name, exact=True).locator("canvas").wait_for()
 
 
 @SOAK
