@@ -185,7 +185,7 @@ class Draw:
         """One that the empty cluster has room for, unless that is hard to find."""
         for _ in range(4):
             request = self.request()
-            if search.most_of(request, self.empty, LEVELS) >= request.least:
+            if search.most_of(request, self.empty, LEVELS) >= search.least_of(request):
                 break
         return request
 
@@ -318,7 +318,7 @@ class Draw:
         request, slices = held.job.request, held.slices[1:]
         if not slices or request.roles or request.homes or held.is_leaving:
             return held
-        lacking = max(0, request.least - _count(slices))
+        lacking = max(0, search.least_of(request) - _count(slices))
         return replace(held, slices=slices, lacking=lacking, is_asked=False)
 
 
