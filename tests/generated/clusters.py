@@ -164,6 +164,8 @@ class Draw:
     def node(self, name: str) -> Node:
         dice = self.dice
         total = {"CPU": float(dice.randint(1, 12))}
+        if self.has["parts"] and dice.random() < 0.5:
+            total["CPU"] = 24.0  # so that GPUs are what is scarce
         if gpus := dice.choice((0, 1, 2, 3, 4, 4)):
             total["GPU"] = float(gpus)
         if self.has["memory"]:
@@ -183,16 +185,16 @@ class Draw:
         """One that the empty cluster has room for, unless that is hard to find."""
         for _ in range(4):
             request = self.request()
-            if search.most_of(request, self.empty, LEVELS) >= request.least:
+            if search.most_of(request, self.empty, LEVELS) >= search.least_of(request):
                 break
         return request
 
     def request(self) -> Request:
         dice = self.dice
         bundle = {"CPU": float(dice.choice((1, 1, 1, 2, 3)))}
-        if dice.random() < 0.6:
+        if dice.random() < (0.85 if self.has["parts"] else 0.6):
             bundle["GPU"] = float(dice.choice((1, 1, 1, 2)))
-            if self.has["parts"] and dice.random() < 0.7:
+            if self.has["parts"] and dice.random() < 0.75:
                 bundle["GPU"] = dice.choice(PARTS)
         if self.has["memory"] and dice.random() < 0.6:
             bundle["memory"] = dice.choice((1, 2, 3)) * GIB
@@ -316,7 +318,7 @@ class Draw:
         request, slices = held.job.request, held.slices[1:]
         if not slices or request.roles or request.homes or held.is_leaving:
             return held
-        lacking = max(0, request.least - _count(slices))
+        lacking = max(0, search.least_of(request) - _count(slices))
         return replace(held, slices=slices, lacking=lacking, is_asked=False)
 
 

@@ -155,6 +155,11 @@ def domain(node: Node, levels: Sequence[str], level: str) -> object:
     return node.id
 
 
+def least_of(request: Request) -> int:
+    """With how few workers it may start."""
+    return request.num_workers if request.min_workers is None else request.min_workers
+
+
 def most_of(request: Request, spaces: Sequence[Here], levels: Sequence[str]) -> int:
     """How many workers have room where they may be together, up to the size of the request; all
     or none of a gang whose slots differ or have homes."""

@@ -104,7 +104,7 @@ class Look:
         assert search.fits_on_all(self.case.nodes, self.holders_after()), "all fit on single GPUs"
 
     def is_whole(self, request: Request, slices: Sequence[Slice]) -> None:
-        assert request.least <= count(slices) <= request.num_workers, "a gang is whole"
+        assert search.least_of(request) <= count(slices) <= request.num_workers, "a gang is whole"
         rank_nodes = [part.node_id for part in slices for _ in range(part.num_workers)]
         of_id = {node.id: node for node in self.nodes}
         bundles = [bundle for number, bundle in request.runs for _ in range(number)]
@@ -188,7 +188,7 @@ class Look:
             job = self.jobs.get(decision.job_id)
             if job is None or isinstance(decision, Start):
                 continue
-            could = search.most_of(job.request, empty, LEVELS) >= job.request.least
+            could = search.most_of(job.request, empty, LEVELS) >= search.least_of(job.request)
             if isinstance(decision, Impossible):
                 assert not could, ("impossible, and fits", job)
             elif not (job.after or job.held or (all_closed and not job.request.homes)):
@@ -219,7 +219,7 @@ class Look:
             is_limited = job.queue in {queue.name for queue in self.case.queues}
             if not isinstance(decision, Start):
                 if job.not_before is None and not is_limited:
-                    assert fit < job.request.least, ("it fits, and nobody is ahead", job)
+                    assert fit < search.least_of(job.request), ("it fits, and nobody is ahead", job)
                 return
             if not is_limited:
                 assert count(decision.slices) >= fit, ("as many as fit", job)

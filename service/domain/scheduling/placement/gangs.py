@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,13 @@ class WorkerKind:
             (part, self.vector if role is None else self.role_vectors[role.first_rank])
             for part, role in by_role(slices, self.unlike.roles)
         ]
+
+    def by_node(self, slices: Sequence[Slice]) -> Counter[str]:
+        """Workers on each node, without those of roles with resources of their own."""
+        found: Counter[str] = Counter()
+        for part, vector in self.vectors(slices):
+            found[part.node_id] += part.num_workers * (vector is self.vector)
+        return found
 
     def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
         """As `slots.fits`, with the free resources, and those of them that are set aside, as

@@ -170,13 +170,13 @@ class Stock:
     ) -> tuple[Amounts, list[tuple[float, int]]]:
         """The amounts of a node on which these slots are left, and its parts of GPUs then; with
         sign -1, on which they are taken. vector: of a worker. parts: of GPUs, before it. had:
-        workers that the job has there already."""
+        workers with such parts that the job has there before it."""
         found = _plus(tuple(amounts), tuple(vector), sign * part.num_workers)
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         if self._shared is None or not 0 < size < 1:
             return found, list(parts)
         if sign > 0:
-            after = without_parts(parts, size, part.num_workers)
+            after = without_parts(parts, size, part.num_workers, had)
         else:
             after = with_more(parts, size, had, part.num_workers)
         plain = tuple(
@@ -313,14 +313,17 @@ class Stock:
         self._parts[when, part.node_id] = after
         free.set(part.node_id, tuple(map(min, before, less)))
 
-    def expect(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
-        """These slots will be free."""
+    def expect(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
+        """These slots will be free. held: all that the job has."""
         self._soon.num_grown += 1
+        had = kind.by_node(held)
         for part, vector in kind.vectors(slices):
             group = self._soon.group_of.get(part.node_id)
             if group is not None:
                 parts = self.parts(When.SOON, part.node_id)
-                amounts, after = self.given_back(group.amounts, vector, part, parts)
+                there = had[part.node_id]
+                amounts, after = self.given_back(group.amounts, vector, part, parts, 1, there)
+                had[part.node_id] -= part.num_workers * (vector is kind.vector)
                 self._parts[When.SOON, part.node_id] = after
                 self._soon.set(part.node_id, amounts)
 
@@ -509,9 +512,10 @@ class Pool:
         part: Slice,
         parts: Parts,
         sign: int,
+        had: int,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
         """As `Stock.given_back`."""
-        return self._stock.given_back(free, vector, part, parts, sign)
+        return self._stock.given_back(free, vector, part, parts, sign, had)
 
     def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
         """The parts of GPUs that jobs will have on a node."""

@@ -46,9 +46,13 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]
     return sorted([each for each in found if each[1]], reverse=True)
 
 
-def without_parts(parts: Parts, part: float, number: int) -> list[tuple[float, int]]:
-    """The parts on a node, without those of so many workers of one job."""
+def without_parts(parts: Parts, part: float, number: int, had: int = 0) -> list[tuple[float, int]]:
+    """The parts on a node, without those of so many workers of one job. had: how many workers it
+    had there, 0 where that is unknown."""
     left = list(parts)
+    if (part, had) in left:
+        left[left.index((part, had))] = (part, had - number)
+        return [(size, there) for size, there in left if there]
     fitting = [at for at, (size, there) in enumerate(left) if size == part and there >= number]
     if fitting:
         at = min(fitting, key=lambda at: left[at][1])
@@ -61,7 +65,7 @@ def with_more(parts: Parts, part: float, had: int, more: int) -> list[tuple[floa
     are on one GPU."""
     if not had:
         return [*parts, (part, more)]
-    return sorted([*without_parts(parts, part, had), (part, had + more)], reverse=True)
+    return sorted([*without_parts(parts, part, had, had), (part, had + more)], reverse=True)
 
 
 def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float]:

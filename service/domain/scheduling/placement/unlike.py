@@ -16,11 +16,24 @@ Sort = tuple[int, Mapping[str, float]]
 
 MOST_TRIED = 2_000
 """Steps of a search."""
+MOST_NODES = 32
+"""Nodes of a search: where more have room, it would take too long."""
 
 
 def place_unlike(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
     """Slices of all ranks, in the order of the ranks, each near those placed before; none if they
-    have no room together. A long search is given up, as if they had none."""
+    have no room together, or none was found."""
+    return _placed(request, free, topology)[0]
+
+
+def never_fits(request: Request, free: Free, topology: Topology) -> bool:
+    """Whether the ranks surely have no room together."""
+    found, is_sure = _placed(request, free, topology)
+    return not found and is_sure
+
+
+def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Slice, ...], bool]:
+    """The slices, and whether there are none if none was found."""
     sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
     sorts.append((request.num_alike, request.bundle))
     alike = len(sorts) - 1
@@ -28,9 +41,11 @@ def place_unlike(request: Request, free: Free, topology: Topology) -> tuple[Slic
     # Ranks without resources of their own may have taken the only room that the others could use.
     for order in ([alike, *own], [*own, alike]):
         if found := _place([sorts[at] for at in order], free, topology):
-            return _in_order(request, dict(zip(order, found, strict=True)))
-    found = _Search([sorts[at] for at in (*own, alike)], free).found()
-    return _in_order(request, dict(zip((*own, alike), found, strict=True))) if found else ()
+            return _in_order(request, dict(zip(order, found, strict=True))), True
+    search = _Search([sorts[at] for at in (*own, alike)], free)
+    if not (found := search.found()):
+        return (), not search.was_given_up
+    return _in_order(request, dict(zip((*own, alike), found, strict=True))), True
 
 
 def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
@@ -87,11 +102,15 @@ class _Search:
         self._chosen: list[list[Slice]] = [[] for _ in sorts]
         self._known: set[tuple[object, ...]] = set()
         """Where it was in vain."""
+        self.was_given_up = False
 
     def found(self) -> list[tuple[Slice, ...]]:
         """Of each sort; empty if they have no room together, or none was found."""
         could = all(number <= self._room(bundle, 0) for number, bundle in self._sorts)
-        if not could or not self._has_enough() or not self._fill(0, 0, self._sorts[0][0]):
+        if not could or not self._has_enough():
+            return []
+        self.was_given_up = len(self._nodes) > MOST_NODES
+        if self.was_given_up or not self._fill(0, 0, self._sorts[0][0]):
             return []
         return [tuple(reversed(slices)) for slices in self._chosen]
 
@@ -115,7 +134,8 @@ class _Search:
             last = sort + 1 == len(self._sorts)
             return last or self._fill(sort + 1, 0, self._sorts[sort + 1][0])
         state = sort, at, number, *(tuple(has.values()) for has in self._left.values())
-        if state in self._known or len(self._known) >= MOST_TRIED:
+        self.was_given_up |= len(self._known) >= MOST_TRIED
+        if self.was_given_up or state in self._known:
             return False
         bundle = self._sorts[sort][1]
         if self._room(bundle, at) >= number:

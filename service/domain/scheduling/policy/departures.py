@@ -221,7 +221,7 @@ class Departures:
         self._leaving[running.job_id] = len(self._leaving)
         for part in slices:
             self._leaving_from[part.node_id].append(running.job_id)
-        self._stock.expect(self._gangs.of(running.request).kind, slices)
+        self._stock.expect(self._gangs.of(running.request).kind, slices, running.slices)
 
 
 def _standing(rank: order.Rank) -> Standing:

@@ -25,7 +25,7 @@ from service.domain.scheduling.placement.slots import (
     workers,
 )
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
-from service.domain.scheduling.placement.unlike import place_unlike
+from service.domain.scheduling.placement.unlike import never_fits
 from service.domain.scheduling.rules.obstacles import Reason
 
 ALL_CLOSED = "every node of the cluster has a silo's data, and takes ranks of silos alone"
@@ -114,7 +114,7 @@ def _why_never_beside(
     """Why the roles with resources of their own have no room beside the others; None if they
     have."""
     free = {node.id: node.total for node in nodes}
-    if place_unlike(request, free, topology or Topology((), nodes)):
+    if not never_fits(request, free, topology or Topology((), nodes)):
         return None
     role = lacking_role(request, nodes)
     room = "each of these, and not for all" if role is None else spoken_ranks(_fitting(role, nodes))

@@ -19,9 +19,10 @@ Running groups get more slots at both ends of the queue. Before the queue: a gro
 and lacks workers to train on. It was given its slots before any job that waits now, it holds the
 rest of them, and it stands by for no more than half a minute. So it gets any free slot, also one
 that a waiting job has reserved, and slots that it can't have yet are set aside as for a job ahead
-of all others. After the queue: an elastic group that trains below its size gets slots that no
-waiting job has reserved, by priority, then first come first served. Here jobs that back off reserve
-slots, too: a job that starts before them ends some day, but a group keeps what it has grown into.
+of all others. Such groups are served by priority, then first come first served. After the queue: an
+elastic group that trains below its size gets slots that no waiting job has reserved, by priority,
+then first come first served. Here jobs that back off reserve slots, too: a job that starts before
+them ends some day, but a group keeps what it has grown into.
 
 A job that backs off reserves nothing before the queue has been served, unless it is tried again
 soon: it was not at fault, as one whose node was lost, and keeps its place.

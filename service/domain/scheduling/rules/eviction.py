@@ -12,6 +12,7 @@ Before anybody leaves, elastic groups that have more than their least size give 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -226,6 +227,8 @@ class SlotCheck:
         """The free resources of a node, those of them that are set aside, and the room."""
         self._parts: dict[str, list[tuple[float, int]]] = {}
         """The parts of GPUs that jobs have on a node then."""
+        self._had: dict[str, Counter[str]] = {}
+        """By job and node, its workers then."""
         self._rooms = pool.rooms(kind)
 
     @property
@@ -236,6 +239,10 @@ class SlotCheck:
     def give_back(self, ask: Ask, sign: int = 1) -> None:
         """Return these slots, or take them again if `sign` is -1."""
         kind = self._gangs.of(ask.running.request).kind
+        name = ask.running.job_id
+        if name not in self._had:
+            self._had[name] = kind.by_node(ask.running.slices)
+        had = self._had[name]
         for part, vector in kind.vectors(ask.slices):
             if part.node_id not in self._nodes:
                 at = self._pool.at(part.node_id)
@@ -244,7 +251,9 @@ class SlotCheck:
             there = self._nodes[part.node_id]
             if there:
                 (free, aside, before), parts = there, self._parts[part.node_id]
-                free, left = self._pool.given_back(free, vector, part, parts, sign)
+                there_before = had[part.node_id]
+                had[part.node_id] -= sign * part.num_workers * (vector is kind.vector)
+                free, left = self._pool.given_back(free, vector, part, parts, sign, there_before)
                 fitting = self._kind.fits(free, aside)
                 place = self._pool.place_of(self._kind, part.node_id)
                 self._rooms[place] = self._rooms.get(place, 0) + fitting - before
