@@ -32,12 +32,12 @@ _QUALIFIER = (
     r"|running|final|current|batch|epoch|mini-batch)"
 )
 _PAIR = re.compile(
-    # What may come before: the beginning, a space or punctuation, and words such as `train`.
+    # The beginning, a space or punctuation comes before, and words such as `train`.
     rf"""(?:^|(?<=[\s,;:|(\[{{'"*>]))"""
     rf"((?:{_QUALIFIER}[ ]){{0,3}})({_NAME})['\"]?"
     r"([ ]?[=:][ ]{0,8}|[ ]{1,4})"
     rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
-    # What may follow: no unit, no other part of a date, an address, a version or a fraction.
+    # No unit follows, and no other part of a date, an address, a version or a fraction.
     r"(?=%?(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)))(?!,\d\d\d(?:\D|$))(?![ ]?/)"
 )
 _COUNT = r"""['"]?[ ]?[\[(#=:]{0,2}[ ]{0,8}(\d{1,15})\b(?!\.\d)"""

@@ -78,7 +78,7 @@ class Redraws:
 
         now: Unix seconds.
         """
-        self._log_what_is_due(now, is_quiet=False)
+        self._log_due(now, is_quiet=False)
         text = self._part + self._decoder.decode(data)
         found = _PART_OF_CONTROL.search(text, max(0, len(text) - 20))
         self._part = found.group() if found else ""
@@ -91,7 +91,7 @@ class Redraws:
     def due(self, now: float) -> list[Line]:
         """The states of redrawn rows that have waited long enough. To be called now and again,
         since a program may draw nothing for long."""
-        self._log_what_is_due(now, is_quiet=not 0.0 <= now - self._fed_at < PERIOD_S)
+        self._log_due(now, is_quiet=not 0.0 <= now - self._fed_at < PERIOD_S)
         return self._take()
 
     def finish(self) -> list[Line]:
@@ -123,8 +123,8 @@ class Redraws:
             self._redrawn(row)
 
     def _cut(self, row: _Row) -> None:
-        """Take away what is right of the cursor: programs that draw a line again draw all of it,
-        and what a shorter text leaves of a longer one is not meant."""
+        """Take away the text right of the cursor: programs that draw a line again draw all of it,
+        and do not mean the rest that a shorter text leaves of a longer one."""
         row.text = row.text[: self._column]
         self._redrawn(row)
 
@@ -158,7 +158,7 @@ class Redraws:
         self._column, self._has_returned = 0, False
 
     def _complete(self) -> None:
-        """What the row shows is not going to be continued."""
+        """Take the text of the row as complete."""
         row = self._rows[self._at]
         if self._has_begun:
             self._has_begun = False
@@ -199,7 +199,7 @@ class Redraws:
 
     # Logging.
 
-    def _log_what_is_due(self, now: float, *, is_quiet: bool) -> None:
+    def _log_due(self, now: float, *, is_quiet: bool) -> None:
         """is_quiet: the program has written nothing for long."""
         since = self._waiting_since
         # A clock may go back.

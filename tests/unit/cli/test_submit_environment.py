@@ -53,3 +53,12 @@ def test_the_packages_of_a_programs_folder_come_along(
     job = json.loads(cli("submit", "--json", "--", "train.py"))
     assert job["spec"].get("environment") is None
     assert "no packages are installed for the job: requirements.txt: -r names a file" in cli.err
+
+
+def test_guesses_are_switched_off_by_an_option(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path)
+    job = json.loads(cli("submit", "--json", "--no-guesses", "--", "train.py"))
+    assert job["spec"]["script"]["guesses"] is False

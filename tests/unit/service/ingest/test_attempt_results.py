@@ -245,6 +245,17 @@ async def test_a_script_without_metrics_runs_when_its_process_is_seen(service: S
     assert (job.state, job.first_step_at) == (JobState.RUNNING, None)
 
 
+async def test_guesses_are_metrics_and_no_progress(service: Service) -> None:
+    job_id = await service.running()
+    before = await service.jobs.get(job_id)
+    service.report(job_id, 1, [metrics(7, {"guessed/loss": 0.5, "guessed/acc": float("nan")})])
+    service.report(job_id, 1, [metrics(8, {"guessed/loss": 1})])
+    job = await service.jobs.get(job_id)
+    assert (job.progress, job.first_step_at) == (before.progress, before.first_step_at)
+    assert job.summary == {"guessed/loss": 1.0, "guessed/acc": "NaN"}
+    assert job.state == before.state
+
+
 async def test_progress_and_summary_show_the_newest_of_rank_0(service: Service) -> None:
     job_id = await service.running()
     at = START

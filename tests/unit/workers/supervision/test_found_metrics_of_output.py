@@ -56,6 +56,37 @@ async def test_metrics_are_found_in_text_bytes_and_lines_without_end(
     assert str(last["text"]).endswith("lines were not searched for metrics: too many came at once")
 
 
+async def test_the_step_of_a_record_is_found_though_the_log_leaves_most_states_of_the_bar_out(
+    tmp_path: Path,
+) -> None:
+    """tqdm moves the cursor out of the bar of an evaluation, which is nested in another."""
+    source, sink = os.pipe()
+    metric = {"name": None, "pattern": None, "step": None, "source": "transformers", "rank": 0}
+    task = rank_task(
+        spool_dir=str(tmp_path / "r0.0.metrics"),
+        work_dir=str(tmp_path / "work"),
+        folders_dir=str(tmp_path / "folders"),
+        spec={"script": {"entrypoint": "a.py"}, "metrics": [metric]},
+    )
+    finder = MetricFinder(task, since=0.0)
+    log = LogPump(Path(task.spool_dir), source, 1 << 20, Timings())
+    log.show_to(finder.saw, finder.logged)
+
+    def bar(at: int) -> str:
+        return f"\r {at:3d}%|#         | {at}/100 [00:01<00:09, 9.9it/s]"
+
+    record = "{'eval_loss': 0.4, 'epoch': 0.1}"
+    evaluation = [f"\n\r {at * 25}%|#  | {at}/4 [00:00<00:00]\x1b[A" for at in range(5)]
+    parts = [*map(bar, range(11)), *evaluation, "\n\r" + " " * 50 + "\r\x1b[A", "\r" + " " * 50]
+    os.write(sink, "".join([*parts, f"\r{record}\n", *map(bar, range(10, 100))]).encode())
+    log._pump()
+    os.close(sink)
+    log.finish()
+    await finder.finish()
+    assert bodies(tmp_path, "found") == [{"step": 10, "values": {"eval/loss": 0.4}}]
+    assert [body["text"] for body in bodies(tmp_path, "log")] == [record, bar(99)[1:]]
+
+
 def test_a_rank_with_a_model_of_the_users_own_gets_no_credentials_as_a_script_gets_none() -> None:
     assert runs_user_code({"script": {"entrypoint": "a.py"}, "model": None})
     assert runs_user_code({"script": None, "model": {"name": "imported"}})

@@ -16,6 +16,7 @@ import { changedAt, marksOf } from './timeline.js';
 const EVERY_MS = 5000;
 const MAX_RANKS = 16;
 const MOST_SKIPPED = 2;
+const GUESSED = 'guessed/';
 const FIRST = ['train/loss', 'val/loss', 'val/accuracy'];
 
 // Metrics that say the same of several things have one panel: by their names, that of the panel and
@@ -93,7 +94,8 @@ export function Curves({ job, events, attempts, checkpoints }) {
       return html`<section key=${panel} class="panel" aria-label=${panel}><h2 class="minor">${panel}</h2>
         <${Chart} curves=${curves} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
           onZoom=${setRange} axis=${toTime ? 'time' : 'step'} sync=${job.id} label=${`${panel}, last ${curves.map(({ name, ys }) => (members.length > 1 ? `${name} ${ys.at(-1)}` : ys.at(-1))).join(', ')}`} />
-        ${odd > 0 && html`<p class="note">${odd} of the values shown are not finite</p>`}</section>`;
+        ${odd > 0 && html`<p class="note">${odd} of the values shown are not finite</p>`}
+        ${members.some(({ key }) => key.startsWith(GUESSED)) && html`<p class="note">guessed from what the script prints</p>`}</section>`;
     })}</div>`;
 }
 
