@@ -96,8 +96,8 @@ class JobQuestions:
     def answers(self, choices: Choices, why: Reason) -> list[Counterfactual]:
         """Changes with which the job starts earlier. why: the reason for which it waits."""
         if why.code == UNSATISFIABLE:
-            never = Counterfactual(f"never: {why.message}", None)
-            return [never, *self._that_could_ever_start(choices.worker_step)]
+            not_now = Counterfactual(f"not on the cluster as it is: {why.message}", None)
+            return [not_now, *self._that_could_ever_start(choices.worker_step)]
         found = [*self._anywhere(), *self._with_fewer_workers(choices.worker_step)]
         # Elsewhere only the limits are others, and the turn of the queue and of its users.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
@@ -169,7 +169,7 @@ class JobQuestions:
         if found is None and isinstance(decision, policy.Wait) and decision.position == 1:
             at = self._first_fit(raised.request)
             if at is not None:
-                found = Counterfactual(f"starts at {at:%H:%M} UTC {words}", at)
+                found = Counterfactual(f"expected to start {self._time(at)} {words}", at)
         if found is not None:
             yield replace(found, priority=priority)
 
@@ -177,10 +177,14 @@ class JobQuestions:
         if isinstance(decision, policy.Start):
             return Counterfactual(f"starts now {words}", self._now)
         if isinstance(decision, policy.Wait) and decision.reason.code == "room_is_made":
-            others = jobs(decision.blocked_by)
-            message = f"starts within a minute {words}: {others} would make room"
+            verb = "has" if len(decision.blocked_by) == 1 else "have"
+            message = f"starts {words} once {jobs(decision.blocked_by)} {verb} made room"
             return Counterfactual(message, self._now + timedelta(seconds=LEAVING_S))
         return None
+
+    def _time(self, at: datetime) -> str:
+        day = "" if at.date() == self._now.date() else f"on {at:%Y-%m-%d} "
+        return f"{day}at {at:%H:%M} UTC"
 
     def _first_fit(self, request: Request) -> datetime | None:
         """When so many running jobs have ended that the first of the queue fits; None where that
