@@ -53,8 +53,8 @@ class Counterfactual(View):
     """A change of a waiting job, and when the job would start with it."""
 
     message: str
-    """`starts now with 4 workers`, `starts earlier at priority 70`, `never: the largest node has 8
-    GPU`."""
+    """`starts now with 4 workers`, `starts earlier at priority 70`, `not on the cluster as it is:
+    each worker needs 16 GPU ...`."""
     at: datetime | None = None
     """When it would start; null if never, or nobody knows when."""
     num_workers: int | None = None

@@ -267,8 +267,8 @@ class Outcome:
     """Seconds from the start of its processes to its end, by a clock that stands still while the
     machine sleeps. None where nobody can say, and where it started none."""
     left_behind: str = ""
-    """A sentence on results in the working directory, which no storage keeps; empty if there are
-    none."""
+    """Sentences on results that are not kept, such as those in the working directory; empty if all
+    are kept. They are no part of the message, which is compared with that of the next attempt."""
 
     @classmethod
     def of(

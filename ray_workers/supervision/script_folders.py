@@ -120,8 +120,8 @@ def with_files(outcome: Outcome, ends: list[FilesKept | None]) -> Outcome:
     lost = ["a node that had some is gone" if e is None else e.problem for e in ends]
     problems = [problem for problem in lost if problem]
     left_out = [end.left_out for end in ends if end is not None and end.left_out]
-    left_behind = dict.fromkeys(end.left_behind for end in ends if end and end.left_behind)
-    outcome = replace(outcome, left_behind=". ".join(left_behind))
+    left_out += [end.left_behind for end in ends if end is not None and end.left_behind]
+    outcome = replace(outcome, left_behind=". ".join(dict.fromkeys(left_out)))
     if problems:
         said = f"the files in the script's folders were not all kept: {'; '.join(problems)}"
         if outcome.cause is Cause.SUCCEEDED:
@@ -129,6 +129,4 @@ def with_files(outcome: Outcome, ends: list[FilesKept | None]) -> Outcome:
             outcome = replace(outcome, cause=cause, message=f"every rank ended well, but {said}")
         else:
             outcome = replace(outcome, message=f"{outcome.message}; {said}")
-    if left_out:
-        outcome = replace(outcome, message=f"{outcome.message}; {'; '.join(left_out)}")
     return outcome

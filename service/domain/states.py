@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from dray.views import JobState as JobState
+from service.domain.events import ANONYMOUS
 
 
 class Trigger(StrEnum):
@@ -187,8 +188,21 @@ def render_page() -> str:
     )
 
 
-def cancelled_while_queued(attempt: int) -> str:
-    """The reason of a job that is cancelled while it waits. attempt: its last one, or 0."""
+BEING_STOPPED = "; its processes are being stopped"
+
+
+def cancelled_by(actor: str, owner: str) -> str:
+    """The reason of a cancelled job. actor: who asked for it, which may be an administrator."""
+    return f"cancelled by {'the user' if actor in (owner, ANONYMOUS) else actor}"
+
+
+def cancelled_while_queued(by: str, attempt: int) -> str:
+    """The same while it waits. by: `cancelled_by`. attempt: its last one, or 0."""
     if attempt:
-        return f"cancelled by the user while it waited for attempt {attempt + 1}"
-    return "cancelled by the user before it started"
+        return f"{by} while it waited for attempt {attempt + 1}"
+    return f"{by} before it started"
+
+
+def once_stopped(message: str) -> str:
+    """The reason of a cancelled job whose processes have ended. message: its reason before."""
+    return message.removesuffix(BEING_STOPPED)

@@ -40,7 +40,7 @@ from service.domain.attempts.retries import (
 )
 from service.domain.costs.prices import Prices
 from service.domain.series import Points
-from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger
+from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger, once_stopped
 from service.domain.text import clean
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
 from service.ingest.frame_checks import within
@@ -267,7 +267,7 @@ class _Recorder:
         """End a job that is being cancelled; the attempt keeps its own reason."""
         job = self.job
         is_stopped_early = job.reason_code == STOPPED_EARLY
-        message = job.reason_message if is_stopped_early else "cancelled by the user"
+        message = job.reason_message if is_stopped_early else once_stopped(job.reason_message)
         if outcome.cause is not Cause.STOPPED:
             message += f"; meanwhile: {clean(outcome.message)}"
         code = STOPPED_EARLY if is_stopped_early else CANCELLED_BY_USER
@@ -414,7 +414,7 @@ def _retry_sentence(cause: Cause, retry: Retry) -> str:
         RetryBudget.INFRA: f"counted as a fault of {whose}",
         RetryBudget.FREE: "not counted",
     }[retry.budget]
-    return f"tried again in {retry.delay_s:g} s, {charged}"
+    return f"tried again after {retry.delay_s:g} s at the earliest, {charged}"
 
 
 def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from service.domain.documents import MAX_SEED
 from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_array_id, new_job_id
-from service.domain.states import Trigger, cancelled_while_queued
+from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.domain.tracking.document_values import SharedValues, defaults, searchable
 from service.lifecycle import dependencies, moves
 from service.lifecycle.transitions import move
@@ -159,16 +159,16 @@ class Arrays:
         code, data = "cancelled_by_user", {ACTOR: actor}
 
         def work(session: Session) -> views.JobArray:
-            view(session, array_id)
-            message = cancelled_while_queued(0)
+            by = cancelled_by(actor, view(session, array_id).owner)
+            message = cancelled_while_queued(by, 0)
             dependencies.cancel_unstarted(session, array_id, message=message, now=now, data=data)
             for job_id in repository.started(session, array_id):
                 row = jobs_repository.lock(session, job_id)
                 if row is None or row.state.is_terminal or row.state is JobState.CANCELLING:
                     continue
-                asked = "the user asked for it; its processes are being stopped"
-                is_queued = row.state is JobState.QUEUED
-                why = cancelled_while_queued(row.attempt) if is_queued else asked
+                why = f"{by}{BEING_STOPPED}"
+                if row.state is JobState.QUEUED:
+                    why = cancelled_while_queued(by, row.attempt)
                 move(session, row, Trigger.CANCEL, code=code, message=why, now=now, data=data)
             return view(session, array_id)
 

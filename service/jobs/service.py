@@ -40,7 +40,7 @@ from service.domain.ids import new_job_id
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.topology import Topology
-from service.domain.states import Trigger, cancelled_while_queued
+from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.jobs import arrays, data_policy, listing, serializers, silos, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.jobs.listing import JobQuery
@@ -271,9 +271,10 @@ class Jobs:
             if row.state in (JobState.SUCCEEDED, JobState.FAILED):
                 raise JobFinished(f"the job {job_id} has already {row.state.lower()}")
             if row.state not in (JobState.CANCELLING, JobState.CANCELLED):
-                message = "the user asked for it; its processes are being stopped"
+                by = cancelled_by(actor, row.owner)
+                message = f"{by}{BEING_STOPPED}"
                 if row.state == JobState.QUEUED:
-                    message = cancelled_while_queued(row.attempt)
+                    message = cancelled_while_queued(by, row.attempt)
                 code = "cancelled_by_user"
                 moved = move(
                     session,

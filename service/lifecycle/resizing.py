@@ -342,7 +342,7 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
     if attempt.recalled is not None:
         number, limit = count_of(as_slices(attempt.recalled)), rules.RECALL_LIMIT
         until = (attempt.recalled_at or now) + limit
-        return f"gives {workers(number)} back, by {until:%H:%M:%S} UTC at the latest", []
+        return f"was asked to give {workers(number)} back by {until:%H:%M:%S} UTC", []
     if attempt.growth is None and attempt.recall_after is not None and attempt.recall_after > now:
         at = f"{attempt.recall_after:%H:%M:%S} UTC"
         return f"kept slots that it was asked to give back, and is not asked again before {at}", []

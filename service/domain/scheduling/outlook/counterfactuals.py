@@ -34,7 +34,6 @@ MAX_CHECKED = 16
 """Documents with fewer workers that are checked, to find the largest valid one."""
 MAX_PLANS = 60
 """How often the policy is called for an expected start."""
-SOON_S = 60.0
 SOONER_S = 5.0
 """A start that is no earlier than this before the expected one is not suggested."""
 
@@ -129,8 +128,8 @@ class JobQuestions:
     def answers(self, choices: Choices, why: Reason) -> list[Counterfactual]:
         """Changes with which the job starts. why: the reason for which it waits."""
         if why.code == UNSATISFIABLE:
-            never = Counterfactual(f"never: {why.message}", None)
-            return [never, *self._that_could_ever_start(choices)]
+            not_now = Counterfactual(f"not on the cluster as it is: {why.message}", None)
+            return [not_now, *self._that_could_ever_start(choices)]
         found = [*self._anywhere(choices), *self._with_fewer_workers(choices)]
         # Elsewhere only the limits are others, and the turn of the queue and of its users.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
@@ -232,9 +231,9 @@ class JobQuestions:
         if not room_is_made:
             yield Counterfactual(f"starts earlier {words}", at)
             return
-        when = "within a minute" if (at - self._now).total_seconds() <= SOON_S else "earlier"
+        verb = "has" if len(decision.blocked_by) == 1 else "have"
         others = jobs(decision.blocked_by)
-        yield Counterfactual(f"starts {when} {words}: {others} would make room", at)
+        yield Counterfactual(f"starts {words} once {others} {verb} made room", at)
 
     def _played(self, job: WaitingJob) -> datetime | None:
         """When the job starts; None where that takes a job of which nobody knows how long it

@@ -27,7 +27,7 @@ from service.domain.scheduling.policy.records import (
 )
 from service.domain.scheduling.rules import order
 from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
-from service.domain.scheduling.rules.obstacles import Obstacles, Reason, Told, jobs
+from service.domain.scheduling.rules.obstacles import Ahead, Obstacles, Reason, Told, jobs
 
 PENDING = Reason("", "")
 """Of decisions whose reason is added at the end (`Round.explain`)."""
@@ -65,7 +65,8 @@ class Round:
             self._backfill.close()
         self._limits = limits_of(snapshot, gangs)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free, nodes)
-        self._unexplained: list[tuple[Wait | Stay, Callable[[], Told]]] = []
+        self._unexplained: list[tuple[Wait, Gang, Ahead | None]] = []
+        self._unexplained_groups: list[tuple[Stay, Callable[[], Told]]] = []
         self._to_come = snapshot.to_come
         there = [*nodes, *snapshot.to_come]
         self._is_closed = bool(there) and not any(is_open(node.total) for node in there)
@@ -158,8 +159,7 @@ class Round:
         if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
             wait.reason = lacks
         else:
-            ahead, why = self._obstacles.ahead_of(gang), self._obstacles.why_waiting
-            self._unexplained.append((wait, lambda: why(job.job_id, gang, ahead)))
+            self._unexplained.append((wait, gang, self._obstacles.ahead_of(gang)))
         self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
         self._backfill.block(kind, least, rank)
         return wait
@@ -293,7 +293,7 @@ class Round:
             kind, free = gang.kind, self._room_near(group, gang)
             return self._obstacles.why(sentence, group.job_id, kind, least, ahead, free, runs=True)
 
-        self._unexplained.append((stay, why))
+        self._unexplained_groups.append((stay, why))
         return stay
 
     def _room_near(self, group: Growing, gang: Gang) -> int:
@@ -301,11 +301,17 @@ class Round:
 
     def explain(self, on_error: Callable[[str, Exception], Reason]) -> None:
         """Add the reasons that depend on what the whole plan starts."""
-        for decision, why in self._unexplained:
+        why_waiting = self._obstacles.why_waiting
+        for wait, gang, ahead in self._unexplained:
             try:
-                decision.reason, decision.blocked_by = why()
+                wait.reason, wait.blocked_by = why_waiting(wait.job_id, gang, ahead)
             except Exception as error:
-                decision.reason = on_error(decision.job_id, error)
+                wait.reason = on_error(wait.job_id, error)
+        for stay, why in self._unexplained_groups:
+            try:
+                stay.reason, stay.blocked_by = why()
+            except Exception as error:
+                stay.reason = on_error(stay.job_id, error)
 
     def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
         self._take(group.job_id, gang.kind, slices, group.slices)

@@ -106,7 +106,9 @@ class Obstacles:
     def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Told:
         """Why the gang does not start, and which jobs are in the way."""
         seen = self._look(gang)
-        if seen.free >= gang.least or job_id in self._counted(gang.kind).held_by:
+        if ahead is not None and seen.free >= gang.least:
+            return self._behind(gang.needs, ahead, seen.free)
+        if job_id in self._counted(gang.kind).held_by:
             return self.why(gang.needs, job_id, gang.kind, gang.least, ahead, seen.free)
         if seen.told is None:
             seen.told = self.why(gang.needs, job_id, gang.kind, gang.least, None, seen.free)

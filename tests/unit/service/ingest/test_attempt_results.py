@@ -310,8 +310,8 @@ async def test_a_source_that_does_not_answer_costs_no_retry_of_the_users(service
     job = await service.jobs.get(job_id)
     assert job.state == JobState.QUEUED
     assert job.reason.message == (
-        "s3://b/k: no answer; tried 4 times (tried again in 1 s, counted as a fault of the data "
-        "source)"
+        "s3://b/k: no answer; tried 4 times (tried again after 1 s at the earliest, "
+        "counted as a fault of the data source)"
     )
 
 
@@ -329,7 +329,9 @@ async def test_a_cancelled_job_ends_cancelled_unless_it_succeeded_first(
     assert attempt.reason.code == cause
 
     winner = await service.running()
-    await service.jobs.cancel(winner)
+    await service.jobs.cancel(winner, actor="admin")
+    being_stopped = (await service.jobs.get(winner)).reason
+    assert being_stopped.message == "cancelled by admin; its processes are being stopped"
     service.end(winner, 1, Cause.SUCCEEDED)
     assert (await service.jobs.get(winner)).state == JobState.SUCCEEDED
 
@@ -699,3 +701,13 @@ async def test_an_attempt_that_is_followed_by_another_names_no_results(service: 
     job_id = await service.running(max_retries=1)
     service.end(job_id, 1, Cause.USER_ERROR, left_behind="1 file was left")
     assert "1 file" not in (await service.jobs.get(job_id)).reason.message
+
+
+async def test_a_job_that_another_user_cancelled_names_that_one(service: Service) -> None:
+    for running in (True, False):
+        job_id = await (service.running() if running else service.submit())
+        await service.jobs.cancel(job_id, actor="admin")
+        if running:
+            service.end(job_id, 1, Cause.STOPPED)
+        before = "" if running else " before it started"
+        assert (await service.jobs.get(job_id)).reason.message == f"cancelled by admin{before}"

@@ -546,8 +546,7 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
 ) -> None:
     job_id = await spread(service)
     assert ask_back(service, job_id, B)
-    at_the_latest = f"{service.now + RECALL_LIMIT:%H:%M:%S} UTC at the latest"
-    told = f"gives 1 worker back, by {at_the_latest}"
+    told = f"was asked to give 1 worker back by {service.now + RECALL_LIMIT:%H:%M:%S} UTC"
     assert size_told(service, job_id) == told
     assert (await service.reading.explain(job_id)).reason.message.endswith(f"; {told}")
     service.advance(RECALL_LIMIT.total_seconds() - 1)

@@ -126,7 +126,8 @@ def test_files_that_are_lost_end_a_success_and_those_left_out_are_told() -> None
         DONE, [FilesKept(0, None, "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'", "")]
     )
     assert told.cause is Cause.SUCCEEDED
-    assert told.message == f"{DONE.message}; 1 file of DRAY_OUTPUT_DIR can't be kept: 'x'"
+    assert told.message == DONE.message
+    assert told.left_behind == "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'"
 
 
 @pytest.mark.parametrize("outcome", [DONE, FAILED])
