@@ -404,7 +404,7 @@ def test_a_waiting_job_says_why(job_id: str, tab: Watched) -> None:
     page = tab.open("jobs?state=QUEUED")
     page.get_by_role("link", name=EVIL).click()
     is_shown(page, re.compile("it needs 2 slots"))
-    is_shown(page, re.compile("expected to start"))
+    is_shown(page, re.compile(r"expected to start in \d+ min to \d+ min \("))
     assert page.locator("h1").inner_text() == EVIL
     assert page.title() == f"{EVIL} - dray"
 

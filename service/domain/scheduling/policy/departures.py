@@ -63,7 +63,7 @@ class Departures:
         """Groups that this plan gives slots: it asks them for none."""
 
     def asked_of(self, job_id: str) -> Preempt | Shrink | None:
-        """What this plan asks of the job."""
+        """The request of this plan to the job, if it makes one."""
         return next((ask for ask in self.asked if ask.job_id == job_id), None)
 
     def from_nodes(self, slices: Sequence[Slice]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Why a job waits: the sentences, and the jobs that are in its way.
 
-What a plan starts later in the queue takes slots as well, so the sentences on what is free and who
-holds slots are made at its end; who is ahead is noted when the job has its turn.
+Jobs that a plan starts later in the queue take slots as well, so the sentences on free slots and on
+their holders are made at its end; the jobs ahead are noted when the job has its turn.
 """
 
 from __future__ import annotations

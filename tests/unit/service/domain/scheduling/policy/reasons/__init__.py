@@ -1,1 +1,1 @@
-"""What the sentences of a plan state, and a slow look at whether it is so."""
+"""The claims of the sentences of a plan, and a slow look at whether they are true."""
