@@ -60,7 +60,7 @@ class Counterfactual(View):
     num_workers: int | None = None
     queue: str | None = None
     priority: int | None = None
-    """What is changed, which may be a queue with a lower priority; all three are null of a job that
+    """The change, which may be a queue with a lower priority; all three are null of a job that
     could never start as it is, and where `required_topology` is left out."""
 
 

@@ -83,7 +83,7 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     measured = marks[-1].step - marks[0].step
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
-    # From the middle of the newer half to the middle of what is left, in halves of the measured.
+    # From the middle of the newer half to the middle of the steps left, in halves of the measured.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     paces = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(pace * left for pace in paces))

@@ -234,7 +234,7 @@ def _takes(session: Session, queue: Queue, owner: str) -> bool:
 
 
 def _view(each: Counterfactual, made_at: datetime, now: datetime) -> views.Counterfactual | None:
-    """None where the time has passed. What starts at once, starts at once a few seconds later."""
+    """None where the time has passed. A job that starts now does so a few seconds later as well."""
     at = now if each.at == made_at else each.at
     if at is not None and at < now:
         return None

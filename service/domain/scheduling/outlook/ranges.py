@@ -63,8 +63,8 @@ def of_usual(runs: Sequence[float]) -> TimeLeft | None:
 
 
 def by_earlier_runs(earlier_s: Sequence[float], ran_s: float) -> TimeLeft | None:
-    """What a job has left by the runs of earlier ones like it; None without such runs, and where it
-    has run for longer than they did. ran_s: for how long it has run."""
+    """The time that a job has left by the runs of earlier jobs like it; None without such runs, and
+    where it has run for longer than they did. ran_s: for how long it has run."""
     newest = earlier_s[-NEWEST:]
     if not newest or ran_s >= WIDER * max(newest):
         return None
