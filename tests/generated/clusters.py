@@ -215,7 +215,8 @@ class Draw:
 
     def with_roles(self, number: int, bundle: Mapping[str, float]) -> Request:
         """Up to three roles, at least one rank without resources of its own."""
-        dice, roles, rank = self.dice, [], 0
+        dice, rank = self.dice, 0
+        roles: list[RoleSlots] = []
         for name in ("chief", "server", "ps")[: dice.randint(1, 3)]:
             rank += dice.randint(0, 1)
             size = dice.randint(1, 2)

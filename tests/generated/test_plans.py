@@ -98,7 +98,8 @@ class Look:
 
     def all_slots_exist(self) -> None:
         there = {node.id for node in self.nodes}
-        for decision in (*self.starts, *self.grown.values()):
+        given: list[Start | Grow] = [*self.starts, *self.grown.values()]
+        for decision in given:
             assert {part.node_id for part in decision.slices} <= there, "on accepted nodes"
             assert all(part.num_workers > 0 for part in decision.slices)
         assert search.fits_on_all(self.case.nodes, self.holders_after()), "all fit on single GPUs"
@@ -202,7 +203,7 @@ class Look:
             return
         holders = [held.holder for held in self.case.held]
         holders += [self.holder(self.held[g.job_id].job, g.slices) for g in growth]
-        taken, then = search.taken_by(holders), []
+        taken, then = search.taken_by(holders), search.taken_by([])
         kept_back: set[str] = set()
         for decision in self.decisions:
             job = self.jobs.get(decision.job_id)
@@ -285,7 +286,7 @@ def planned(case: Case) -> list[Decision]:
 def without_words(decisions: Sequence[Decision]) -> list[str]:
     plain = []
     for each in decisions:
-        facts = (
+        facts: dict[str, Any] = (
             dict(vars(each))
             if not isinstance(each, Wait)
             else {

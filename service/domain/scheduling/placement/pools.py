@@ -167,10 +167,12 @@ class Stock:
         parts: Parts,
         sign: int = 1,
         had: int = 0,
+        is_again: bool = False,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
         """The amounts of a node on which these slots are left, and its parts of GPUs then; with
         sign -1, on which they are taken. vector: of a worker. parts: of GPUs, before it. had:
-        workers with such parts that the job has there before it."""
+        workers with such parts that the job has there before it. is_again: its parts are where they
+        were in the order."""
         found = _plus(tuple(amounts), tuple(vector), sign * part.num_workers)
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         if self._shared is None or not 0 < size < 1:
@@ -179,6 +181,7 @@ class Stock:
             after = without_parts(parts, size, part.num_workers, had)
         else:
             after = with_more(parts, size, had, part.num_workers)
+            after = sorted(after, reverse=True) if is_again else after
         plain = tuple(
             before if at in self._shared.places else each
             for at, (before, each) in enumerate(zip(amounts, found, strict=True))
@@ -515,7 +518,7 @@ class Pool:
         had: int,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
         """As `Stock.given_back`."""
-        return self._stock.given_back(free, vector, part, parts, sign, had)
+        return self._stock.given_back(free, vector, part, parts, sign, had, is_again=True)
 
     def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
         """The parts of GPUs that jobs will have on a node."""

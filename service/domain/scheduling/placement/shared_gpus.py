@@ -113,8 +113,8 @@ def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[floa
 
 
 def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, ...]]:
-    """What may be left of the GPUs with so many workers more, in order; the fullest GPUs are tried
-    first."""
+    """Yields what is left of the GPUs, in order, for each way to place so many workers more: the
+    fullest GPUs first."""
     fitting = [at for at, free in enumerate(left) if free >= size]
     for chosen in itertools.combinations(fitting, number):
         after = list(left)
