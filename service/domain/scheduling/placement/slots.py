@@ -370,9 +370,9 @@ def share_of(request: Request, total: Mapping[str, float]) -> float:
 
 
 def total_of(totals: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sum of the resources of nodes."""
+    """The sum of the resources of the nodes that all jobs may use, of which they have shares."""
     total: dict[str, float] = {}
-    for each in totals:
+    for each in filter(is_open, totals):
         for name, amount in each.items():
             total[name] = total.get(name, 0.0) + amount
     return total

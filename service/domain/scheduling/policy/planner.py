@@ -40,7 +40,7 @@ from datetime import datetime
 from service.config.node_types import OPEN
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.gangs import Gangs
-from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node, is_open
+from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node
 from service.domain.scheduling.policy.ranking import Ranking, at_the_front
 from service.domain.scheduling.policy.records import Decision, Growing, Snapshot, Stay, Wait
 from service.domain.scheduling.policy.round import Round, waits_for_jobs
@@ -61,8 +61,7 @@ def plan(
     nevertheless.
     """
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    # Shares of jobs are those of the nodes that all may use.
-    gangs = Gangs(slots.total_of(node.total for node in accepted if is_open(node.total)))
+    gangs = Gangs(slots.total_of(node.total for node in accepted))
     snapshot, unsound = _without_unsound(snapshot, gangs, on_error)
     of_queue = [gangs.of(job.request) for job in snapshot.queue]
     for group in snapshot.growing:
