@@ -76,8 +76,8 @@ class PackedCode:
         return sum(file.size_bytes for file in self.files)
 
     def read(self, wanted: str) -> bytes:
-        """The part with this hash. What was appended to its file since it was packed, as to a log,
-        is left out. SpecError if the part itself was changed."""
+        """The part with this hash, without bytes that were appended to its file, as to a log, since
+        it was packed. SpecError if the part itself was changed."""
         path, start, size = self._places[wanted]
         try:
             with (self.root / path).open("rb") as file:

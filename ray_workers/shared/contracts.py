@@ -266,7 +266,7 @@ class Outcome:
     ran_s: float | None
     """Seconds from the start of its processes to its end, by a clock that stands still while the
     machine sleeps. None where nobody can say, and where it started none."""
-    left_behind: str = ""
+    left_behind: str
     """Sentences on results that are not kept, such as those in the working directory; empty if all
     are kept. They are no part of the message, which is compared with that of the next attempt."""
 
@@ -275,13 +275,22 @@ class Outcome:
         cls, cause: Cause, message: str, rank: int | None = None, exit_code: int | None = None
     ) -> Outcome:
         """An end at which no output was lost, on machines at their usual pace."""
-        return cls(cause, message, rank, exit_code, log_lines_lost={}, slowness=1.0, ran_s=None)
+        return cls(
+            cause,
+            message,
+            rank,
+            exit_code,
+            log_lines_lost={},
+            slowness=1.0,
+            ran_s=None,
+            left_behind="",
+        )
 
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
         """The end of an attempt whose supervisor and rank actors are gone, with any output that
         they had not passed on."""
-        return cls(cause, message, None, None, log_lines_lost=None, slowness=slowness, ran_s=None)
+        return cls(cause, message, None, None, None, slowness, ran_s=None, left_behind="")
 
 
 class FrameKind(StrEnum):

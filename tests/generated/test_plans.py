@@ -9,7 +9,7 @@ import pprint
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -286,16 +286,7 @@ def planned(case: Case) -> list[Decision]:
 def without_words(decisions: Sequence[Decision]) -> list[str]:
     plain = []
     for each in decisions:
-        facts: dict[str, Any] = (
-            dict(vars(each))
-            if not isinstance(each, Wait)
-            else {
-                "job_id": each.job_id,
-                "position": each.position,
-                "slices": each.slices,
-                "reason": each.reason,
-            }
-        )
+        facts: dict[str, Any] = {field.name: getattr(each, field.name) for field in fields(each)}
         facts.pop("blocked_by", None)
         if "reason" in facts:
             facts["reason"] = facts["reason"].code

@@ -84,6 +84,7 @@ def test_a_large_body_is_taken_and_refused_by_the_same_rules(http: httpx.Client)
         "framework": "torch",
         "roles": {},
         "hang_limit_s": None,
+        "guesses": True,
     }
     assert taken.json()["spec"]["script"] == {**script, **unset}
     refused = post(http, {"script": {**script, "argz": 1}, "labels": labels})

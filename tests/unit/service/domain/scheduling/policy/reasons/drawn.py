@@ -13,7 +13,7 @@ from typing import Any
 from ray_workers.shared.contracts import RoleSlots, Slice
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
-from service.domain.scheduling.placement.slots import parts_on, with_shared_gpus
+from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.policy import (
     Growing,
     Holder,
