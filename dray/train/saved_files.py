@@ -12,9 +12,9 @@ import stat
 from pathlib import Path
 
 Version = tuple[int, int, int, int]
-"""Device, inode, bytes and time of change, which tell whether a file is as it was."""
+"""(device, inode, bytes, time of change): equal as long as a file is not changed."""
 MAX_BYTES = 4 << 20
-"""Of the notes that are read."""
+"""The most bytes of notes that are read."""
 _NAME = "saved"
 
 

@@ -25,7 +25,7 @@ class Trained:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Of the models and of the optimizers, each once."""
+        """The parameters of the models and the optimizers, each once."""
         of_models = (parameter for model in self.models for parameter in model.parameters())
         return list(dict.fromkeys((*of_models, *parameters_of(self.optimizers))))
 
@@ -36,7 +36,7 @@ class Trained:
         return [p for p in parameters_of(self.optimizers) if id(p) not in in_models]
 
     def digest(self) -> int:
-        """The same number on ranks with equal parameters and optimizer states."""
+        """A number that ranks with equal parameters and optimizer states have in common."""
         return digest(self._replicated())
 
     def _replicated(self) -> Iterator[Tensor]:
