@@ -23,8 +23,8 @@ RECORD = ROOT / ".soak.json"
 EVERY_TEST = ("-m", "")
 FRESH_SEEDS = {"DRAY_FRESH_SEEDS": "1"}
 NUM_STORMS = 2000
-NUM_PLANS = 40_000
-PARTS_OF_PLANS = 4
+GENERATED = {"plans": (4, 10_000)}
+"""Parts, and cases of each part, of every generator in tests/generated."""
 PROCESSES = str(min(os.cpu_count() or 1, 4))
 
 
@@ -58,12 +58,13 @@ def parts() -> list[Part]:
         Part("page", ("tests/page",), ("-q",)),
         *(
             Part(
-                f"plans-{number}",
-                ("tests/generated",),
+                f"{name}-{number}",
+                (f"tests/generated/{name}",),
                 shared,
-                {"OMP_NUM_THREADS": "1", "DRAY_SEEDS": str(NUM_PLANS // PARTS_OF_PLANS)},
+                {"OMP_NUM_THREADS": "1", "DRAY_SEEDS": str(num_cases)},
             )
-            for number in range(1, PARTS_OF_PLANS + 1)
+            for name, (num_parts, num_cases) in GENERATED.items()
+            for number in range(1, num_parts + 1)
         ),
         Part("storms", ("tests/simulation",), shared, {"DRAY_SEEDS": str(NUM_STORMS)}),
         *(Part(_name(path), (str(path),), ("-q",), with_ray) for path in files),

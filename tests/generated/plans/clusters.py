@@ -24,7 +24,7 @@ from service.domain.scheduling.policy import (
 )
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.queues import Queue
-from tests.generated import search
+from tests.generated.plans import search
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LEVELS = ("zone", "rack")

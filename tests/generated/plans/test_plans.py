@@ -1,6 +1,6 @@
 """Drawn clusters and queues: the plan beside a slow placement by search.
 
-`DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/test_plans.py` plans one case again.
+`DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/plans` plans one case again.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.rules.queues import Queue
-from tests.generated import search
-from tests.generated.clusters import LEVELS, MIN_RUN_S, NOW, Case, Draw, Held, smaller
-from tests.generated.conftest import seeds
+from tests.generated.plans import search
+from tests.generated.plans.clusters import LEVELS, MIN_RUN_S, NOW, Case, Draw, Held, smaller
+from tests.generated.plans.conftest import seeds
 
 BLOCKS = 20
 """Tests that share the seeds."""
