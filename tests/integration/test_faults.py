@@ -14,6 +14,7 @@ import pytest
 from dray import Client
 from dray.views import Job, JobState
 from ray_workers.shared.paths import entries
+from tests.integration import harness
 from tests.integration.harness import (
     Service,
     all_metrics,
@@ -109,6 +110,23 @@ def test_a_killed_gateway_is_started_again_and_nothing_is_lost(
     assert result_of(client, job, tmp_path)["weights"] == undisturbed["weights"]
     assert eventually(embedded.gateway_pid) != before
     assert_promises(embedded, client, job.id)
+
+
+def test_jobs_run_after_workers_were_forked_for_a_driver_that_is_gone(
+    embedded: Service, client: Client
+) -> None:
+    """The node agent, which the first driver has started, is started anew in a worker of a parent
+    that is new as well; then another driver comes."""
+    instance = embedded.ray_daemon()["instance"]
+    before = embedded.gateway_pid()
+    (agent,) = harness.processes_of(instance, "ray::NodeAgent")
+    for pid in (embedded.worker_parent(), *harness.processes_of(instance, "ray::IDLE"), agent):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: set(harness.processes_of(instance, "ray::NodeAgent")) - {agent})
+    os.kill(before, signal.SIGKILL)
+    job = client.wait(client.submit(digits(train={"epochs": 1})).id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert eventually(embedded.gateway_pid) != before
 
 
 def kill_supervisor(service: Service, job_id: str) -> None:

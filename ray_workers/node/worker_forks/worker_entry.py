@@ -30,6 +30,9 @@ from collections.abc import Mapping, Sequence
 RAYS_SCRIPT = "DRAY_RAYS_WORKER_SCRIPT"
 """Environment variable with the path of Ray's own script."""
 PARENT_MODULE = "ray_workers.node.worker_forks.worker_parent"
+JOB_OF_WORKER = "RAY_JOB_ID"
+NO_JOB = "ffffffff"
+"""As a raylet names the job of a worker that is started ahead, and may serve any."""
 FORKED = b"+"
 """The word of the forked process."""
 CONNECT_LIMIT_S = 5.0
@@ -118,6 +121,9 @@ def start_parent(path: str, modules: str) -> bool:
         if (child := os.fork()) == 0:
             if os.fork() == 0:
                 os.set_inheritable(lock.fileno(), True)
+                # Ray reads its variables once, when it is imported: with the job of this worker,
+                # all forks would be that job's, and be ended by the raylet once it is over.
+                os.environ[JOB_OF_WORKER] = NO_JOB
                 words = ["-P", "-m", PARENT_MODULE, path, str(lock.fileno()), modules]
                 os.execv(sys.executable, [sys.executable, *words])
             os._exit(0)

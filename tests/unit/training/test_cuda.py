@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dray.train.prepared.copies import digest
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.checkpoint.safetensors_layout import read_tensors, restore
 from ray_workers.training.checkpoint.staging import Stager, hold_for
@@ -29,7 +31,8 @@ from tests.unit.training.jobs import (
     series,
     weights,
 )
-from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
+from tests.unit.training.prepared.programs import final_state
+from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 from tests.unit.training.test_pretend_gpu import sources  # noqa: F401
 
 pytestmark = [
@@ -179,6 +182,79 @@ def test_workers_of_a_parameter_server_learn_on_a_gpu_what_they_learn_on_a_cpu(
     assert run_ranks(here, document, world_size=3, before=see_no_gpu) == [0] * 3
     assert run_ranks(there, document, world_size=3, device="cuda") == [0] * 3
     _assert_learnt_the_same(there, here, document)
+
+
+ACTOR_AND_CRITIC = """
+    import os
+    import torch
+    from torch import nn
+    from dray import train
+
+    def die(*point):
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and point in {kills!r}:
+            os.kill(os.getpid(), 9)
+
+    train.init(seed=1, checkpoint_every_s=None)
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    actor = nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 2)).cuda()
+    critic = nn.Sequential(nn.Linear(2, 32), nn.Dropout(0.1), nn.Linear(32, 1)).cuda()
+    own = torch.optim.AdamW(actor.parameters(), lr=1e-2, fused={fused})
+    judges = torch.optim.SGD(critic.parameters(), lr=1e-2, momentum=0.9)
+    data = torch.utils.data.TensorDataset(torch.randn(50, 4))
+    loader = torch.utils.data.DataLoader(data, batch_size=10, shuffle=True, pin_memory=True)
+    _, _, loader = train.prepare([actor, critic], [own, judges], loader)
+    for epoch in train.epochs(2):
+        for (seen,) in loader:
+            at = (rank, train.progress().epoch, train.progress().batch)
+            seen = seen.cuda(non_blocking=True)
+            acted = actor(seen)
+            judges.zero_grad()
+            (critic(acted.detach()) - seen.sum(1, keepdim=True)).square().mean().backward()
+            judges.step()
+            die(*at)
+            own.zero_grad()
+            (-critic(acted).mean() + acted.square().mean()).backward()
+            own.step()
+    state = [part.state_dict() for part in (actor, critic, own, judges)]
+    torch.save(state, {out!r} + f"/state-{{rank}}.pt")
+"""
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_prepared_script_that_loses_both_ranks_ends_with_the_same_bits(
+    fused: bool, tmp_path: Path
+) -> None:
+    def end(name: str, *kills: tuple[int, ...]) -> list[Any]:
+        home = tmp_path / name
+        home.mkdir()
+        text = textwrap.dedent(ACTOR_AND_CRITIC)
+        (home / "program.py").write_text(text.format(kills=kills, fused=fused, out=str(home)))
+        spec = {"script": {"entrypoint": str(home / "program.py")}}
+        train = functools.partial(
+            run_ranks, home, spec, world_size=2, device="cuda", before=_meet_by_gloo
+        )
+        assert train(recovers=True) == [0, 0]
+        assert sorted(replaced(home)) == sorted(rank for rank, *_ in kills)
+        return final_state(home, 2)
+
+    assert_same(end("killed", (0, 0, 3), (1, 1, 1)), end("undisturbed"))
+
+
+def test_a_digest_is_that_of_the_same_bits_on_a_cpu() -> None:
+    for shape, dtype in (
+        ((1000, 33), "float32"),
+        ((7,), "bfloat16"),
+        ((3, 5), "int64"),
+        ((), "half"),
+    ):
+        held = torch.randn(shape).to(getattr(torch, dtype))
+        assert digest([held]) == digest([held.cuda()])
+        if held.numel() > 1:
+            changed = held.cuda()
+            changed.view(-1)[-1] += 1
+            assert digest([changed]) != digest([held])
 
 
 def _meet_by_gloo(task: RankTask) -> None:

@@ -14,9 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import ray
 
 from ray_workers.node.worker_forks import worker_entry
-from ray_workers.node.worker_forks.worker_entry import RAYS_SCRIPT, is_forked, socket_of
+from ray_workers.node.worker_forks.worker_entry import (
+    JOB_OF_WORKER,
+    RAYS_SCRIPT,
+    is_forked,
+    socket_of,
+)
 from tests.integration.harness import eventually
 from tests.unit.workers.forked import is_alive
 
@@ -106,6 +112,15 @@ def test_workers_are_forked_from_one_process_that_has_ray_imported(node: Node) -
     assert [*a[:2], *b[:2]] == ["a", "a", "b", "b"], "arguments and environment are the entry's"
     assert a[2] != b[2], "each draws ids of its own"
     assert a[3] == b[3] == "True", "each leads a session"
+
+
+def test_a_parent_that_was_started_for_a_jobs_worker_serves_all_jobs(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(JOB_OF_WORKER, "01000000")
+    node.start_worker("a")
+    environment = Path(f"/proc/{node.parent()}/environ").read_bytes().split(b"\0")
+    assert f"{JOB_OF_WORKER}={ray.JobID.nil().hex()}".encode() in environment
 
 
 def test_a_parent_that_was_killed_is_replaced_and_ends_with_its_raylet(node: Node) -> None:
