@@ -218,7 +218,7 @@ def prepare(
         replicas. The job document's `parallel` says so where there is one. Outside of dray `shard`
         is by default every rank that `tensor` leaves if there are blocks.
     tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
-        `scaler=`.
+        `scaler=`; a list of several is tracked as `scheduler.0`, `scheduler.1` and so on.
 
     A model is divided in place, and the optimizer, which must not have taken a step, goes on with
     its options and the divided parameters. Raises ValueError for a model without parameters, a
@@ -237,9 +237,12 @@ def prepare(
                 "divides a model"
             )
         return model, optimizer, _prepare_more(_state.prepared, models, optimizers, loader)
-    for name, one in tracked.items():
-        if one is not None:
-            track(name, one)
+    for name, given in tracked.items():
+        if isinstance(given, list | tuple):
+            for number, one in enumerate(given):
+                track(f"{name}.{number}", one)
+        elif given is not None:
+            track(name, given)
     from dray.train.prepared import division, saving
     from dray.train.prepared import group as groups
     from dray.train.prepared.divided_session import DividedSession

@@ -100,7 +100,8 @@ def plan_in(folder: Path) -> FolderPlan | None:
 
 
 class OutputFiles:
-    """The files below a folder, by their relative paths in order, without those that can't be kept.
+    """The files below a folder, by their relative paths, without those that can't be kept. Files of
+    upper folders come first, so of too many files the deepest are left out.
 
     Names that are not plain text, and links that lead out of the folder, are left out; so are
     sockets, pipes and devices. A link to a file of the folder counts as a file of its own. Links to
@@ -120,7 +121,7 @@ class OutputFiles:
         if self._root.is_symlink():
             self._refuse(".", "a link has taken the place of the folder")
             return
-        for name, path in sorted(self._found()):
+        for name, path in sorted(self._found(), key=lambda found: (found[0].count("/"), found)):
             if len(self.files) < MAX_FILES:
                 self.files[name] = path
             else:

@@ -300,6 +300,20 @@ def test_an_optimizer_that_prepare_was_not_given_is_refused_at_its_first_step() 
 
 
 @pytest.mark.usefixtures("_fresh")
+def test_a_scheduler_for_each_optimizer_is_given_as_a_list() -> None:
+    models, optimizers, loader = parts()
+    schedulers = [torch.optim.lr_scheduler.StepLR(one, 1) for one in optimizers]
+    train.init()
+    train.prepare(models, optimizers, loader, scheduler=schedulers)
+    prepared = preparing._state.prepared
+    assert prepared is not None
+    assert prepared.session.tracked == {
+        "scheduler.0": schedulers[0],
+        "scheduler.1": schedulers[1],
+    }
+
+
+@pytest.mark.usefixtures("_fresh")
 def test_what_a_second_call_can_not_have_is_refused() -> None:
     models, optimizers, loader = parts()
     train.init()

@@ -132,15 +132,15 @@ def test_files_that_are_too_large_together_are_left_out_and_named(
     assert not any("hole" in path.name for path in (tmp_path / "storage").rglob("*"))
 
 
-def test_of_too_many_files_the_first_are_kept(
+def test_of_too_many_files_those_of_upper_folders_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_folders, "MAX_FILES", 3)
     node = Node(tmp_path)
-    for number in range(5):
-        node.write(f"{number}")
+    for name in ("frames/0", "frames/1", "frames/2", "log.txt", "model.pt"):
+        node.write(name)
     kept = node.keep()
-    assert (kept.num_kept, set(node.reported())) == (3, {"0", "1", "2"})
+    assert (kept.num_kept, set(node.reported())) == (3, {"log.txt", "model.pt", "frames/0"})
     assert "2 files" in kept.left_out
     assert "more than 3 files" in kept.left_out
 
