@@ -210,6 +210,8 @@ class Oracle:
                 held = self._held[decision.job_id]
                 held.job = replace(held.job, recalled=decision.slices)
                 held.leaves_at = now + timedelta(seconds=LEAVES_S)
+            elif isinstance(decision, Impossible):  # it fails
+                del self._queue[decision.job_id]
         return started
 
     def _start(self, job: WaitingJob, slices: tuple[Slice, ...], now: datetime) -> None:
