@@ -43,18 +43,6 @@ SOONER_S = 5.0
 """A start that is no earlier than this before the expected one is not suggested."""
 
 
-@dataclass(frozen=True)
-class Counterfactual:
-    """A job with one thing changed, or with none, and when it would start."""
-
-    message: str
-    at: datetime | None
-    """When it would start; None if never."""
-    num_workers: int | None = None
-    queue: str | None = None
-    priority: int | None = None
-
-
 class Resubmit(Protocol):
     """The job as it would wait if its document were submitted again with one thing changed."""
 
@@ -80,11 +68,26 @@ class Change:
             return f"with {amount_of(*self.of_worker)} for each worker"
         if self.min_workers is not None:
             return f"with elastic.min_workers {self.min_workers}"
-        return "without required_topology" if self.anywhere else f"with {workers(self.workers)}"
+        if self.num_workers is not None:
+            return f"with {workers(self.num_workers)}"
+        return "without required_topology"
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """A job with one thing changed, or with none, and when it would start."""
+
+    message: str
+    at: datetime | None
+    """When it would start; None if never."""
+    change: Change | None = None
+    """Of the document."""
+    queue: str | None = None
+    priority: int | None = None
 
     @property
-    def workers(self) -> int:
-        return self.num_workers or 0
+    def num_workers(self) -> int | None:
+        return None if self.change is None else self.change.num_workers
 
 
 def refuses_all(job: WaitingJob, change: Change) -> WaitingJob | None:
@@ -173,7 +176,7 @@ class JobQuestions:
             if found is not None and self._starts_alone(found[2]):
                 change = found[1]
                 message = f"could start at some time {change.words}"
-                yield Counterfactual(message, None, num_workers=change.num_workers)
+                yield Counterfactual(message, None, change)
 
     def _starts_alone(self, job: WaitingJob) -> bool:
         """Whether the job starts where no other runs or waits."""
@@ -188,7 +191,8 @@ class JobQuestions:
             change = Change(anywhere=True)
             anywhere = choices.resubmit(self.job, change)
             if anywhere is not None:
-                yield from self._tried(anywhere, change.words)
+                for found in self._tried(anywhere, change.words):
+                    yield replace(found, change=change)
 
     def _with_less(self, choices: Choices) -> Iterator[Counterfactual]:
         for size, to_size in self._less({node.id: node.available_to_us for node in self._nodes}):
@@ -199,7 +203,7 @@ class JobQuestions:
                 size, change, smaller = found
                 if isinstance(self._decide(smaller), policy.Start):
                     message = f"starts now {change.words}"
-                    yield Counterfactual(message, self._now, num_workers=change.num_workers)
+                    yield Counterfactual(message, self._now, change)
                     break
                 size //= 2
 
@@ -303,9 +307,9 @@ class JobQuestions:
         snapshot = replace(self._snapshot, queue=(*self._snapshot.queue, job))
         elastic = snapshot.elastic.get(job.job_id)
         if elastic is not None and job is not self.job:
-            sizes = {"least": job.request.least, "most": job.request.num_workers}
-            changed = {**snapshot.elastic, job.job_id: replace(elastic, **sizes)}
-            snapshot = replace(snapshot, elastic=changed)
+            least, most = job.request.least, job.request.num_workers
+            sized = {job.job_id: replace(elastic, least=least, most=most)}
+            snapshot = replace(snapshot, elastic={**snapshot.elastic, **sized})
         return policy.plan(snapshot, self._now)
 
 

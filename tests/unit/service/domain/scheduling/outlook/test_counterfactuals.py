@@ -34,13 +34,12 @@ from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.scheduling.outlook.test_outlook import (
-    HOUR,
-    NOW,
     in_s,
     runs,
     situation,
     waits,
 )
+from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
 
 
 def answers(
