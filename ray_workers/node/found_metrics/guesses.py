@@ -117,9 +117,10 @@ class Guesses:
                     continue
                 series = _Series(is_sure=is_metric(name))
                 self._series[GUESSED + name] = series
-            if position.kind != "epoch" and series.last == (position, value):
+            printed = position, self._epoch, value
+            if position.kind != "epoch" and series.last == printed:
                 continue  # a bar that is drawn once more, as at its end
-            series.last = position, value
+            series.last = printed
             self._add(FoundPoint(GUESSED + name, series.step_at(position), value), series)
 
     def _add(self, point: FoundPoint, series: _Series) -> None:
@@ -172,7 +173,7 @@ class _Series:
         self.is_sure = is_sure
         self.first: FoundPoint | None = None
         self.left_out: FoundPoint | None = None
-        self.last: tuple[_Position, float] | None = None
+        self.last: tuple[_Position, int | None, float] | None = None
         self._kind = ""
         self._at = -1
         self._base = 0
