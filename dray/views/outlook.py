@@ -60,8 +60,9 @@ class Counterfactual(View):
     num_workers: int | None = None
     queue: str | None = None
     priority: int | None = None
-    """The change, which may be a queue with a lower priority; all three are null of a job that
-    could never start as it is, and where `required_topology` is left out."""
+    """The change, which may be a queue with a lower priority. All three are null of a job that
+    could never start as it is, and of changes that the message alone names: less of a resource for
+    each worker, `elastic.min_workers`, and no `required_topology`."""
 
 
 class Explanation(View):

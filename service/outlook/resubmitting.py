@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +9,14 @@ from dray.spec import JobSpec
 from service.db.models import JobRow
 from service.domain.documents import DocumentRefused, read
 from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.outlook.counterfactuals import Change
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.policy import WaitingJob
 from service.outlook.earlier_runs import Kind, Runs
 
 NEWEST_SEQ = 2**63 - 1
 """Of a job that was not submitted: it would come after all others."""
+FIELDS = {"CPU": "cpus_per_worker", "GPU": "gpus_per_worker", "memory": "memory_bytes"}
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,11 @@ class Resubmission:
     row: JobRow
     earlier: Runs
 
-    def __call__(
-        self, job: WaitingJob, *, num_workers: int | None = None, anywhere: bool = False
-    ) -> WaitingJob | None:
+    def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
         # The document of one job of an array has no values of its own, and silos have homes.
         if self.row.array_id is not None or job.request.homes:
             return None
-        spec = self._checked(num_workers, anywhere)
+        spec = self._checked(change)
         if spec is None:
             return None
         request = slots.request_of_job(spec)
@@ -47,14 +46,19 @@ class Resubmission:
             place=0,
         )
 
-    def _checked(self, num_workers: int | None, anywhere: bool) -> JobSpec | None:
-        resources: Mapping[str, Any] = self.row.spec.get("resources") or {}
-        changes: dict[str, Any] = {}
-        if num_workers is not None:
-            changes["num_workers"] = num_workers
-        if anywhere:
-            changes["required_topology"] = None
+    def _checked(self, change: Change) -> JobSpec | None:
+        resources: dict[str, Any] = dict(self.row.spec.get("resources") or {})
+        if change.num_workers is not None:
+            resources["num_workers"] = change.num_workers
+        if change.of_worker is not None:
+            name, amount = change.of_worker
+            resources[FIELDS[name]] = int(amount)
+        if change.anywhere:
+            resources["required_topology"] = None
+        spec = {**self.row.spec, "resources": resources}
+        if change.min_workers is not None:
+            spec["elastic"] = {**spec["elastic"], "min_workers": change.min_workers}
         try:
-            return read({**self.row.spec, "resources": {**resources, **changes}})
+            return read(spec)
         except DocumentRefused:
             return None

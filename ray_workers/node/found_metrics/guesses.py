@@ -24,7 +24,8 @@ SHARE = 0.05
 MAX_HELD = 5000
 """Points between two calls of `release`; of more, each series keeps the newest."""
 
-_NUMBER = r"[-+]?(?:\d{1,15}\.\d{0,20}|\.\d{1,20}|\d{1,15})(?:[eE][-+]?\d{1,3})?"
+_WHOLE = r"\d{1,15}(?![ \u00a0\u202f]\d{3}(?!\d))"  # not the first digits of `1 234.5`
+_NUMBER = rf"[-+]?(?:\d{{1,15}}\.\d{{0,20}}|\.\d{{1,20}}|{_WHOLE})(?:[eE][-+]?\d{{1,3}})?"
 _SPECIAL = r"[-+]?(?i:nan|inf(?:inity)?)"
 _NAME = r"[A-Za-z][A-Za-z0-9_/.@-]{0,62}"
 _QUALIFIER = (
@@ -37,9 +38,17 @@ _PAIR = re.compile(
     rf"((?:{_QUALIFIER}[ ]){{0,3}})({_NAME})['\"]?"
     r"([ ]?[=:][ ]{0,8}|[ ]{1,4})"
     rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
-    # No unit follows, and no other part of a date, an address, a version or a fraction.
-    r"(?=%?(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)))(?!,\d\d\d(?:\D|$))(?![ ]?/)"
+    # No unit follows, no other part of a date, an address, a version, a fraction or a number with
+    # a comma, and no number that this one has become.
+    r"(?=%?(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)))(?![,']\d)(?![ \t]*(?:/|(?:out[ ])?of[ ]|[-=]+>|→))"
 )
+_FRACTION = re.compile(
+    rf"""(?:^|(?<=[\s,;:|(\[{{'"*>]))"""
+    rf"((?:{_QUALIFIER}[ ]){{0,3}})({_NAME})['\"]?[ ]?[=: ][ ]{{0,8}}"
+    r"(\d{1,15})[ ]{0,4}(?:/|(?:out[ ])?of)[ ]{0,8}(\d{1,15})(?![\d./])"
+    r"(?:[ ]?\([ ]?(\d{1,3}(?:\.\d{1,9})?)[ ]?%)?"
+)
+"""Such as `Accuracy: 9823/10000 (98%)`."""
 _COUNT = r"""['"]?[ ]?[\[(#=:]{0,2}[ ]{0,8}(\d{1,15})\b(?!\.\d)"""
 _HAS_NUMBER = re.compile(r"\d|(?i:nan|inf)")
 _STEP = re.compile(r"(?i:\b(?:global[_ ]?)?(?:step|iter(?:ation)?|batch|update)s?)" + _COUNT)
@@ -60,6 +69,10 @@ _METRIC_NAMES = (
     "fid top1 top5 entropy bpb bpc mfu rate norm"
 )
 _METRICS = frozenset(_METRIC_NAMES.split())
+_SHARES = frozenset({"acc", "accuracy"})
+"""Metrics that a count over a number of samples is."""
+_NEVER_WHOLE = frozenset({"precision", "error", "err"})
+"""Names that with a whole number are mostly a setting or a message: `precision=16`, `error: 2`."""
 _PARTS = re.compile(r"[_/.@\- ]+|(?<=[a-z])(?=[A-Z])")
 
 
@@ -104,6 +117,10 @@ class Guesses:
                     continue
                 series = _Series(is_sure=is_metric(name))
                 self._series[GUESSED + name] = series
+            printed = position, self._epoch, value
+            if position.kind != "epoch" and series.last == printed:
+                continue  # a bar that is drawn once more, as at its end
+            series.last = printed
             self._add(FoundPoint(GUESSED + name, series.step_at(position), value), series)
 
     def _add(self, point: FoundPoint, series: _Series) -> None:
@@ -127,10 +144,13 @@ class Guesses:
         step = _STEP.search(text)
         if step:
             return _Position("step", int(step.group(1)))
+        counted = {each.start(3) for each in _FRACTION.finditer(text) if _counts_samples(each)}
         for of_total in _OF_TOTAL.finditer(text):
             before = text[max(0, of_total.start(1) - 4) : of_total.start(1)]
             is_epoch = epoch and epoch.start(1) == of_total.start(1)
-            if not is_epoch and not _PART_OF_NAME.search(before):  # such as `correct: 98/100`
+            if of_total.start(1) in counted or _PART_OF_NAME.search(before):
+                continue  # such as `correct: 98/100`
+            if not is_epoch:
                 return _Position("of", int(of_total.group(1)))
         return _Position("epoch", self._epoch)
 
@@ -153,6 +173,7 @@ class _Series:
         self.is_sure = is_sure
         self.first: FoundPoint | None = None
         self.left_out: FoundPoint | None = None
+        self.last: tuple[_Position, int | None, float] | None = None
         self._kind = ""
         self._at = -1
         self._base = 0
@@ -177,7 +198,18 @@ def is_metric(name: str) -> bool:
     return any(part in _METRICS or part.endswith(("loss", "acc")) for part in parts)
 
 
+def _counts_samples(fraction: re.Match[str]) -> bool:
+    name = fraction.group(2)
+    return is_metric(name) or name.lower() == "correct"
+
+
 def _pairs_in(text: str) -> Iterator[tuple[str, float]]:
+    for fraction in _FRACTION.finditer(text):
+        qualifiers, name, part, whole, percent = fraction.groups()
+        if not _SHARES.isdisjoint(_PARTS.split(name.lower())) and int(part) <= int(whole) > 0:
+            share = int(part) / int(whole)
+            if percent is None or abs(100 * share - float(percent)) <= 1:
+                yield "_".join([*qualifiers.split(), name]), share
     for found in _PAIR.finditer(text):
         qualifiers, name, separator, number = found.groups()
         whole = "_".join([*qualifiers.split(), name])
@@ -187,6 +219,8 @@ def _pairs_in(text: str) -> Iterator[tuple[str, float]]:
 
 def _is_guess(whole: str, name: str, separator: str, number: str) -> bool:
     if name.lower() in _COUNTERS:
+        return False
+    if name.lower() in _NEVER_WHOLE and number.lstrip("+-").isdigit():
         return False
     if separator.isspace():  # as in `loss 0.12`, but not in `error 404` or `page 3`
         return is_metric(whole) and not number.lstrip("+-").isdigit()

@@ -11,6 +11,7 @@ from typing import Any
 
 from ray_workers.shared.contracts import RoleSlots, Slice, by_bundle
 from service.domain.scheduling.elastic.resizing import spare
+from service.domain.scheduling.placement import shared_gpus
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import is_part_of_gpu
 from service.domain.scheduling.policy import (
@@ -33,6 +34,9 @@ PARTS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.75, 0.9)
 ARRAY = ArrayLimit("array-1", 2)
 OWNERS = ("ann", "ben")
 MIN_RUN_S = 300.0
+RARE = ("growth", "packing")
+"""Cases that are hardly ever drawn otherwise: elastic groups of a queue that grow under its limit,
+and a node whose GPUs are full of parts. A tenth of the seeds draws them."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class Case:
     queue: tuple[WaitingJob, ...]
     queues: tuple[Queue, ...] = ()
     used_s: tuple[tuple[tuple[str, str], float], ...] = ()
+    most_tried: int = shared_gpus.MOST_TRIED
+    """Steps of the planner's search for GPUs."""
 
     def snapshot(self) -> Snapshot:
         holders = tuple(held.holder for held in self.held)
@@ -141,12 +147,15 @@ class Draw:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
+        self.rare = RARE[seed // 10 % len(RARE)] if seed % 10 == 7 else ""
         often = {"parts": 0.5, "levels": 0.4, "roles": 0.4, "silos": 0.2, "rules": 0.4}
         often |= {"memory": 0.4, "holders": 0.75, "waits": 0.3, "used": 0.4}
         self.has = {name: self.dice.random() < chance for name, chance in often.items()}
 
     def case(self) -> Case:
         dice = self.dice
+        if self.rare:
+            return self.growth() if self.rare == "growth" else self.packing()
         nodes = tuple(self.node(f"n{at}") for at in range(dice.randint(1, 4)))
         self.empty = [here for node in nodes if (here := search.Here.of(node)) and node.accepted]
         held: list[Held] = []
@@ -160,6 +169,47 @@ class Draw:
         accounts = [(name, owner) for name in ("default", "night") for owner in OWNERS]
         used = [(each, dice.choice((0.0, 1e4, 1e5))) for each in accounts if self.has["used"]]
         return Case(nodes, tuple(held), queue, queues, tuple(used))
+
+    def growth(self) -> Case:
+        """Elastic groups that have less than they want, next to idle slots of which a limit of
+        their queue leaves some."""
+        dice = self.dice
+        amount = {"CPU": 24.0, "GPU": 8.0}
+        nodes = tuple(Node(f"n{at}", amount, amount) for at in range(dice.randint(1, 2)))
+        held = []
+        for at in range(dice.randint(2, 4)):
+            bundle = dice.choice(({"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}))
+            request = Request(dice.randint(2, 5), bundle, 1)
+            job = WaitingJob(f"h{at}", 1, 50, at, request, waited_s=0.0, yields=True)
+            queue = dice.choice(("night", "night", "default"))
+            job = replace(job, queue=queue, owner=dice.choice(OWNERS))
+            held.append(Held(job, (Slice(dice.choice(nodes).id, 1),)))
+        waits = WaitingJob("q0", 0, 50, 100, Request(1, {"CPU": 1.0}), queue="night", held="ann")
+        limits = {"CPU": float(dice.randint(5, 12)), "GPU": float(dice.randint(2, 5))}
+        of_user = {"CPU": float(dice.randint(3, 8))}
+        rules = Queue("night", limit=limits, user_limit=of_user if dice.random() < 0.5 else {})
+        return Case(nodes, tuple(held), (waits,), (rules,))
+
+    def packing(self) -> Case:
+        """A node whose GPUs have little left beside the parts of jobs, and a planner that soon
+        gives up its search for GPUs."""
+        dice = self.dice
+        node = Node("n0", {"CPU": 64.0, "GPU": 4.0}, {})
+        left: search.Left = (search.WHOLE,) * 4
+        held = []
+        for at in range(60):
+            part, number = dice.choice(PARTS), dice.choice((1, 1, 2, 2, 3))
+            ways = list(search.ways(left, search.units(part), number))
+            if ways:
+                left = ways[0] if dice.random() < 0.7 else dice.choice(ways)
+                request = Request(number, {"CPU": 1.0, "GPU": part})
+                job = WaitingJob(f"h{at}", 1, 50, at, request, waited_s=0.0)
+                held.append(Held(job, (Slice("n0", number),), may_be_asked=False))
+        part = next((each for each in PARTS if each > max(left) / search.WHOLE), 0.9)
+        asks = Request(1, {"CPU": 1.0, "GPU": part})
+        queue = tuple(WaitingJob(f"q{at}", 0, 50, 100 + at, asks) for at in range(2))
+        there = (replace(node, available_to_us=node.total),)
+        return Case(there, tuple(held), queue, most_tried=dice.choice((1, 3, 10)))
 
     def node(self, name: str) -> Node:
         dice = self.dice

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import pprint
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement import shared_gpus
 from service.domain.scheduling.policy import (
     Decision,
     Grow,
@@ -201,6 +203,8 @@ class Look:
         growth = [g for g in self.grown.values() if self.held[g.job_id].lacking]
         if any(held.lacking and held.job.job_id not in self.grown for held in self.case.held):
             return
+        if self.case.most_tried != shared_gpus.MOST_TRIED:
+            return  # GPUs on which no packing was found count as full
         holders = [held.holder for held in self.case.held]
         holders += [self.holder(self.held[g.job_id].job, g.slices) for g in growth]
         taken, then = search.taken_by(holders), search.taken_by([])
@@ -275,9 +279,23 @@ def amounts(request: Request, slices: Sequence[Slice]) -> Counter[str]:
     return found
 
 
+@contextlib.contextmanager
+def searching(most_tried: int) -> Iterator[None]:
+    """The planner's search for GPUs takes this many steps at most."""
+    if most_tried == shared_gpus.MOST_TRIED:
+        yield
+        return
+    shared_gpus._searched.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_gpus, "MOST_TRIED", most_tried)
+        yield
+    shared_gpus._searched.cache_clear()
+
+
 def planned(case: Case) -> list[Decision]:
     errors: list[tuple[str, Exception]] = []
-    found = plan(case.snapshot(), NOW, on_error=lambda *error: errors.append(error))
+    with searching(case.most_tried):
+        found = plan(case.snapshot(), NOW, on_error=lambda *error: errors.append(error))
     if errors:
         raise errors[0][1]
     return found

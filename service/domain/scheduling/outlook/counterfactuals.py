@@ -1,5 +1,5 @@
-"""Changes that would have a waiting job start: fewer workers, another queue, a higher priority, any
-domain of the topology.
+"""Changes that would have a waiting job start: fewer workers, less of a resource, another queue, a
+higher priority, any domain of the topology.
 
 Each change is tried before it is suggested, by one call of the policy with the job changed and the
 others as they are. Where the job would not start at once, the policy is played forward with it.
@@ -7,8 +7,10 @@ others as they are. Where the job would not start at once, the policy is played 
 
 from __future__ import annotations
 
+import bisect
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -17,7 +19,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import ranges
 from service.domain.scheduling.outlook.simulation import Expected, Simulation
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.placement.slots import Request, count, fits, workers
+from service.domain.scheduling.placement.slots import Request, amount_of, count, fits, workers
 from service.domain.scheduling.placement.unlike import place_unlike
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.limits import QUEUE_LIMIT, USER_LIMIT, why_never
@@ -29,13 +31,46 @@ LIMITS = (QUEUE_LIMIT, USER_LIMIT)
 MAX_QUEUES = 3
 """Other queues that are tried."""
 MAX_SIZES = 2
-"""Smaller gangs that are tried."""
+"""Smaller amounts of each kind that are tried."""
 MAX_CHECKED = 16
-"""Documents with fewer workers that are checked, to find the largest valid one."""
+"""Documents with less that are checked, to find the largest valid one."""
+GIB = 2.0**30
+UNITS = {"CPU": 1.0, "GPU": 1.0, "memory": GIB}
+"""Amounts of a worker's resources are tried in multiples of these."""
 MAX_PLANS = 60
 """How often the policy is called for an expected start."""
 SOONER_S = 5.0
 """A start that is no earlier than this before the expected one is not suggested."""
+
+
+class Resubmit(Protocol):
+    """The job as it would wait if its document were submitted again with one thing changed."""
+
+    def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
+        """None if the document would be refused."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a job's document."""
+
+    num_workers: int | None = None
+    min_workers: int | None = None
+    """Of an elastic job."""
+    of_worker: tuple[str, float] | None = None
+    """A resource, and its amount for each worker."""
+    anywhere: bool = False
+    """Without `required_topology`."""
+
+    @property
+    def words(self) -> str:
+        if self.of_worker is not None:
+            return f"with {amount_of(*self.of_worker)} for each worker"
+        if self.min_workers is not None:
+            return f"with elastic.min_workers {self.min_workers}"
+        if self.num_workers is not None:
+            return f"with {workers(self.num_workers)}"
+        return "without required_topology"
 
 
 @dataclass(frozen=True)
@@ -45,26 +80,25 @@ class Counterfactual:
     message: str
     at: datetime | None
     """When it would start; None if never."""
-    num_workers: int | None = None
+    change: Change | None = None
+    """Of the document."""
     queue: str | None = None
     priority: int | None = None
 
-
-class Resubmit(Protocol):
-    """The job as it would wait if its document were submitted again with one thing changed."""
-
-    def __call__(
-        self, job: WaitingJob, *, num_workers: int | None = None, anywhere: bool = False
-    ) -> WaitingJob | None:
-        """None if the document would be refused. num_workers: instead of as many as it has;
-        anywhere: without `required_topology`."""
+    @property
+    def num_workers(self) -> int | None:
+        return None if self.change is None else self.change.num_workers
 
 
-def refuses_all(
-    job: WaitingJob, *, num_workers: int | None = None, anywhere: bool = False
-) -> WaitingJob | None:
+def refuses_all(job: WaitingJob, change: Change) -> WaitingJob | None:
     """Of a job whose document can't be submitted again."""
     return None
+
+
+Resources = Mapping[str, Mapping[str, float]]
+"""Of nodes, by their ids."""
+Sizes = tuple[int, Callable[[int], Change]]
+"""The largest size to try, and the change that has the job ask for a size."""
 
 
 @dataclass(frozen=True)
@@ -130,19 +164,19 @@ class JobQuestions:
         if why.code == UNSATISFIABLE:
             not_now = Counterfactual(f"not on the cluster as it is: {why.message}", None)
             return [not_now, *self._that_could_ever_start(choices)]
-        found = [*self._anywhere(choices), *self._with_fewer_workers(choices)]
+        found = [*self._anywhere(choices), *self._with_less(choices)]
         # Elsewhere only the limits are others, and the turn of the queue and of its users.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
             found += self._in_other_queues(choices.queues)
         return [*found, *self._at_higher_priority(choices.max_priority)]
 
     def _that_could_ever_start(self, choices: Choices) -> Iterator[Counterfactual]:
-        most = self._most_workers({node.id: node.total for node in self._nodes})
-        smaller = self._largest(choices, most)
-        if smaller is not None and self._starts_alone(smaller):
-            number = smaller.request.num_workers
-            message = f"could start at some time with {workers(number)}"
-            yield Counterfactual(message, None, num_workers=number)
+        for most, to_size in self._less({node.id: node.total for node in self._nodes}):
+            found = self._largest(choices, most, to_size)
+            if found is not None and self._starts_alone(found[2]):
+                change = found[1]
+                message = f"could start at some time {change.words}"
+                yield Counterfactual(message, None, change)
 
     def _starts_alone(self, job: WaitingJob) -> bool:
         """Whether the job starts where no other runs or waits."""
@@ -154,39 +188,62 @@ class JobQuestions:
 
     def _anywhere(self, choices: Choices) -> Iterator[Counterfactual]:
         if self.job.request.required_level is not None:
-            anywhere = choices.resubmit(self.job, anywhere=True)
+            change = Change(anywhere=True)
+            anywhere = choices.resubmit(self.job, change)
             if anywhere is not None:
-                yield from self._tried(anywhere, "without required_topology")
+                for found in self._tried(anywhere, change.words):
+                    yield replace(found, change=change)
 
-    def _with_fewer_workers(self, choices: Choices) -> Iterator[Counterfactual]:
-        number = self._most_workers({node.id: node.available_to_us for node in self._nodes})
-        for _ in range(MAX_SIZES):
-            smaller = self._largest(choices, number)
-            if smaller is None:
-                return
-            number = smaller.request.num_workers
-            if isinstance(self._decide(smaller), policy.Start):
-                message = f"starts now with {workers(number)}"
-                yield Counterfactual(message, self._now, num_workers=number)
-                return
-            number //= 2
+    def _with_less(self, choices: Choices) -> Iterator[Counterfactual]:
+        for size, to_size in self._less({node.id: node.available_to_us for node in self._nodes}):
+            for _ in range(MAX_SIZES):
+                found = self._largest(choices, size, to_size)
+                if found is None:
+                    break
+                size, change, smaller = found
+                if isinstance(self._decide(smaller), policy.Start):
+                    message = f"starts now {change.words}"
+                    yield Counterfactual(message, self._now, change)
+                    break
+                size //= 2
 
-    def _largest(self, choices: Choices, most: int) -> WaitingJob | None:
-        """The job with as many workers as a valid document may have, up to `most`."""
-        sizes = range(most, max(0, most - MAX_CHECKED), -1)
-        jobs_ = (choices.resubmit(self.job, num_workers=number) for number in sizes)
-        return next((job for job in jobs_ if job is not None), None)
+    def _largest(
+        self, choices: Choices, most: int, to_size: Callable[[int], Change]
+    ) -> tuple[int, Change, WaitingJob] | None:
+        """The largest size up to `most` that a valid document may have, and the job with it."""
+        for size in range(most, max(0, most - MAX_CHECKED), -1):
+            change = to_size(size)
+            job = choices.resubmit(self.job, change)
+            if job is not None:
+                return size, change, job
+        return None
 
-    def _most_workers(self, there: Mapping[str, Mapping[str, float]]) -> int:
-        """The most workers, fewer than the job needs, that have room on these nodes; 0 if none
-        have."""
+    def _less(self, there: Resources) -> Iterator[Sizes]:
+        """All of which the job could ask for less, so that it has room on these nodes."""
         request = self.job.request
-        if request.roles:
-            return 0  # how many of them would have which role is not known
-        return min(self._room(request, there), request.least - 1)
+        if not request.roles:  # how many of fewer workers would have which role is not known
+            most = min(self._room(request, there), request.least - 1)
+            if request.min_workers is None:
+                yield most, lambda number: Change(num_workers=number)
+            else:
+                yield most, lambda number: Change(min_workers=number)
+        for name, unit in UNITS.items():
+            asked = request.bundle.get(name, 0.0)
+            most = self._most_units(name, unit, math.ceil(asked / unit) - 1, there)
+            yield most, functools.partial(_of_worker, name, unit)
 
-    def _room(self, request: Request, there: Mapping[str, Mapping[str, float]]) -> int:
-        """How many workers have room where they may be together; there: by node, its resources."""
+    def _most_units(self, name: str, unit: float, below: int, there: Resources) -> int:
+        """The most units of a resource, up to `below`, with which the job has room; 0 if none."""
+        request = self.job.request
+
+        def has_room(units: int) -> bool:
+            less = replace(request, bundle={**request.bundle, name: units * unit})
+            return self._room(less, there) >= request.least
+
+        return bisect.bisect_left(range(1, below + 1), True, key=lambda units: not has_room(units))
+
+    def _room(self, request: Request, there: Resources) -> int:
+        """How many workers have room where they may be together."""
         if request.roles:
             return count(place_unlike(request, there, self._topology))
         sizes = {node_id: fits(request.bundle, has) for node_id, has in there.items()}
@@ -248,4 +305,13 @@ class JobQuestions:
 
     def _plan(self, job: WaitingJob) -> list[policy.Decision]:
         snapshot = replace(self._snapshot, queue=(*self._snapshot.queue, job))
+        elastic = snapshot.elastic.get(job.job_id)
+        if elastic is not None and job is not self.job:
+            least, most = job.request.least, job.request.num_workers
+            sized = {job.job_id: replace(elastic, least=least, most=most)}
+            snapshot = replace(snapshot, elastic={**snapshot.elastic, **sized})
         return policy.plan(snapshot, self._now)
+
+
+def _of_worker(name: str, unit: float, units: int) -> Change:
+    return Change(of_worker=(name, units * unit))

@@ -92,8 +92,10 @@ def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[float, ...] | None:
-    """The same by a search, which begins with the jobs that have the least choice."""
-    jobs = sorted(((number, round(part * UNIT)) for part, number in parts), reverse=True)
+    """The same by a search, which begins with the largest parts, and of equal ones with the jobs
+    that have most of them."""
+    in_units = ((round(part * UNIT), number) for part, number in parts)
+    jobs = [(number, size) for size, number in sorted(in_units, reverse=True)]
     if sum(number * size for number, size in jobs) > num_gpus * UNIT:
         return None
     known: set[tuple[int, tuple[int, ...]]] = set()

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from service.db.models import JobRow
+from service.domain.scheduling.outlook.counterfactuals import Change
 from service.domain.scheduling.policy import Request, WaitingJob
 from service.outlook.earlier_runs import Kind
 from service.outlook.resubmitting import Resubmission
@@ -28,7 +29,7 @@ async def sizes(service: Service, number: int, **fields: Any) -> list[int]:
     row = row_of(service, job_id)
     resubmit = Resubmission(row, {})
     job = WaitingJob(job_id, 1, 50, 7, Request(number, {"CPU": 1.0}), waited_s=90.0)
-    found = [resubmit(job, num_workers=size) for size in range(1, number)]
+    found = [resubmit(job, Change(num_workers=size)) for size in range(1, number)]
     return [each.request.num_workers for each in found if each is not None]
 
 
@@ -55,7 +56,24 @@ async def test_it_comes_last_and_takes_as_long_as_jobs_of_its_new_size(service: 
     job_id = await service.submit(name="big", resources={"num_workers": 4})
     row = row_of(service, job_id)
     job = WaitingJob(job_id, 1, 50, 7, Request(4, {"CPU": 1.0}), left_s=10.0, waited_s=90.0)
-    again = Resubmission(row, {Kind(row.owner, "big", 2): [300.0]})(job, num_workers=2)
+    again = Resubmission(row, {Kind(row.owner, "big", 2): [300.0]})(job, Change(num_workers=2))
     assert again is not None
     assert (again.left_s, again.waited_s, again.attempt) == (300.0, 0.0, 0)
     assert again.seq > row.number
+
+
+@pytest.mark.parametrize(
+    ("fields", "change", "expected"),
+    [
+        ({"elastic": {"min_workers": 4}}, Change(min_workers=2), (2, {"CPU": 1.0})),
+        ({}, Change(of_worker=("memory", 2.0**30)), (4, {"CPU": 1.0, "memory": 2.0**30})),
+        ({"elastic": {"min_workers": 4}}, Change(of_worker=("GPU", 1.0)), None),
+    ],
+)
+async def test_less_is_asked_for_by_the_rules_of_a_document(
+    service: Service, fields: dict[str, Any], change: Change, expected: tuple[int, Any] | None
+) -> None:
+    job_id = await service.submit(resources={"num_workers": 4}, **fields)
+    job = WaitingJob(job_id, 1, 50, 7, Request(4, {"CPU": 1.0}))
+    again = Resubmission(row_of(service, job_id), {})(job, change)
+    assert (again and (again.request.least, again.request.bundle)) == expected

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,6 +94,17 @@ BAR = " 45%|####5     | {at}/100 [00:01<00:09, 9.90it/s, loss={loss}, acc={acc}]
         (["loss=inf", "loss=-inf"], {"loss": [(1, math.inf), (2, -math.inf)]}),
         (["Episode 10 reward: -3", "Episode 20 reward: 5."], {"reward": [(10, -3), (20, 5)]}),
         (["tok/s=100", "tok/s=110"], {"tok/s": [(1, 100.0), (2, 110.0)]}),
+        (
+            ["Test set: Average loss: 0.0465, Accuracy: 9823/10000 (98%)"],
+            {"Average_loss": [(1, 0.0465)], "Accuracy": [(1, 0.9823)]},
+        ),
+        (["acc: 98/100", "acc 99/100"], {"acc": [(1, 0.98), (2, 0.99)]}),
+        (["acc 990 out of 1000"], {"acc": [(1, 0.99)]}),
+        (["Step 100/1000 loss 0.3"], {"loss": [(100, 0.3)]}),
+        (["Epoch [3/10] loss: 0.3"], {"loss": [(3, 0.3)]}),
+        (["Epoch 3/10: 45/100 - acc: 45.5 %"], {"acc": [(45, 45.5)]}),
+        (["val acc=98.5% (best 99.0%)"], {"val_acc": [(1, 98.5)]}),
+        (["0:03: loss=0.5, correct: 98/100"], {"loss": [(1, 0.5)]}),
     ],
 )
 def test_what_programs_print_is_read(lines: list[str], expected: Series) -> None:
@@ -123,6 +136,20 @@ NOISE = [
     "loss: 0x7f3a",
     "loss=3.2.1",
     "seed: 42",
+    "acc: 98/100 (12%)",
+    "loss: 3/10",
+    "loss: 3  / 10",
+    "loss: 3 of 10",
+    "acc: 11/10",
+    "acc: 1/10/2026",
+    "loss: 0,125",
+    "loss: 0,5",
+    "loss: 1 234.5",
+    "loss: 1'234.5",
+    "val_loss: 0.5 -> 0.4",
+    "val_loss: 0.5 --> 0.4",
+    "precision=16",
+    "error: 2",
     "",
 ]
 
@@ -130,6 +157,22 @@ NOISE = [
 @pytest.mark.parametrize("line", NOISE)
 def test_other_numbers_are_not_taken_however_often_they_come(line: str) -> None:
     assert guessed(line, line, line) == {}
+
+
+def test_a_bar_of_tqdm_is_read_as_tqdm_prints_it() -> None:
+    """The installed release writes the lines."""
+    tqdm = pytest.importorskip("tqdm").tqdm
+    printed = io.StringIO()
+    bar = tqdm(total=3, file=printed, desc="Epoch 2", mininterval=0.0)
+    for at in range(3):
+        bar.set_postfix(loss=0.5 - at / 10, acc=f"{at}/3", refresh=False)
+        bar.update()
+    bar.close()
+    lines = re.split(r"[\r\n]+", printed.getvalue())
+    assert guessed(*lines) == {
+        "loss": [(1, 0.5), (2, 0.4), (3, 0.3)],
+        "acc": [(1, 0.0), (2, 1 / 3), (3, 2 / 3)],
+    }
 
 
 def test_a_setting_that_is_printed_once_is_no_metric() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.counterfactuals import (
+    GIB,
+    Change,
     Choices,
     Counterfactual,
     JobQuestions,
@@ -20,6 +22,8 @@ from service.domain.scheduling.outlook.simulation import RESOLUTION
 from service.domain.scheduling.policy import (
     Decision,
     Impossible,
+    Node,
+    Request,
     Snapshot,
     Start,
     Wait,
@@ -30,13 +34,12 @@ from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.scheduling.outlook.test_outlook import (
-    HOUR,
-    NOW,
     in_s,
     runs,
     situation,
     waits,
 )
+from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
 
 
 def answers(
@@ -62,14 +65,19 @@ class Multiples:
     def __init__(self, step: int = 1, least: int = 1) -> None:
         self.step, self.least = step, least
 
-    def __call__(
-        self, job: WaitingJob, *, num_workers: int | None = None, anywhere: bool = False
-    ) -> WaitingJob | None:
-        number = num_workers or job.request.num_workers
-        if number % self.step or number < self.least:
+    def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
+        request = job.request
+        number = change.num_workers or request.num_workers
+        if change.num_workers is not None and (number % self.step or number < self.least):
             return None
-        level = None if anywhere else job.request.required_level
-        request = replace(job.request, num_workers=number, min_workers=None, required_level=level)
+        if change.num_workers is not None:
+            request = replace(request, num_workers=number, min_workers=None)
+        if change.min_workers is not None:
+            request = replace(request, min_workers=change.min_workers)
+        if change.of_worker is not None:
+            request = replace(request, bundle={**request.bundle, **dict([change.of_worker])})
+        if change.anywhere:
+            request = replace(request, required_level=None)
         return replace(job, request=request, seq=10**6, waited_s=0.0, place=0)
 
 
@@ -163,8 +171,34 @@ def test_a_job_that_no_node_could_hold_never_starts_and_a_smaller_one_could() ->
     large = waits("a", 1)
     large = WaitingJob("a", 0, 50, 1, type(large.request)(1, {"GPU": 16.0}))
     assert told(answers(large, [], [])) == [
-        "not on the cluster as it is: each worker needs 16 GPU, but the largest node has 4 GPU"
+        "not on the cluster as it is: each worker needs 16 GPU, but the largest node has 4 GPU",
+        "could start at some time with 4 GPU for each worker",
     ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (Request(4, {"GPU": 1.0}, 4), "starts now with elastic.min_workers 3"),
+        (Request(3, {"GPU": 2.0}), "starts now with 1 GPU for each worker"),
+        (Request(3, {"GPU": 1.0, "CPU": 9.0}), "starts now with 2 CPU for each worker"),
+        (
+            Request(3, {"GPU": 1.0, "memory": 9.0 * GIB}),
+            "starts now with 5 GiB of memory for each worker",
+        ),
+    ],
+)
+def test_less_of_what_is_scarce_is_suggested(request_: Request, expected: str) -> None:
+    total = {"GPU": 4.0, "CPU": 9.0, "memory": 16.5 * GIB}
+    free = {"GPU": 3.0, "CPU": 8.0, "memory": 16.5 * GIB}
+    there = situation([], [runs("r", {"n": 1})])
+    node = Node("n", total, free)
+    there = replace(there, snapshot=replace(there.snapshot, nodes=(node,)))
+    job = replace(waits("a"), request=request_)
+    why = Reason("waiting_for_slots", "waits")
+    found = JobQuestions(there, job, NOW).answers(Choices(Multiples(), max_priority=50), why)
+    assert expected in told(found)
+    assert all(each.at == NOW for each in found)
 
 
 def test_a_job_that_was_not_submitted_is_expected_as_if_it_were() -> None:

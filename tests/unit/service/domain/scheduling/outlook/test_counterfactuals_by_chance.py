@@ -7,25 +7,29 @@ where something happens. It shares no code with the forecast.
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.contracts import RoleSlots, Slice
 from service.domain.scheduling.outlook.counterfactuals import (
+    GIB,
     Choices,
     Counterfactual,
     JobQuestions,
     sooner,
 )
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.placement.slots import held_on, offered
+from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
+from service.domain.scheduling.placement.slots import WHOLE_GPUS, held_on, offered
 from service.domain.scheduling.policy import (
+    Growing,
     Holder,
     Impossible,
     Node,
@@ -43,7 +47,7 @@ from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.queues import Queue
 from tests.marks import FRESH_SEEDS, soak
 from tests.unit.service.domain.scheduling.outlook.test_counterfactuals import Multiples
-from tests.unit.service.domain.scheduling.snapshots import GPU, NOW
+from tests.unit.service.domain.scheduling.snapshots import NOW
 
 OWNERS = ("ann", "ben", "cy")
 QUEUES = ("default", "night", "batch")
@@ -52,22 +56,49 @@ MAX_PRIORITY = 90
 
 
 def drawn(draw: random.Random) -> Situation:
-    totals = {f"n{number}": float(draw.choice([1, 2, 4])) for number in range(draw.randint(1, 3))}
+    shares = draw.random() < 0.25
+    totals = {f"n{number}": _total(draw) for number in range(draw.randint(1, 3))}
     labels = {"n0": {"dray.io/silo": "true"}} if len(totals) > 1 and draw.random() < 0.2 else {}
     queues = tuple(_queue(draw, name) for name in QUEUES)
-    running = list(_running(draw, {name: totals[name] for name in totals if name not in labels}))
-    waiting = [_waiting(draw, f"w{number}", number) for number in range(draw.randint(1, 6))]
+    left = {name: dict(total) for name, total in totals.items() if name not in labels}
+    running = [job for at in range(draw.randint(0, 5)) for job in _running(draw, at, left, shares)]
+    growing = tuple(_growing(draw, job) for job in running if job.spare and draw.random() < 0.5)
+    waiting = [_waiting(draw, f"w{at}", at, shares) for at in range(draw.randint(1, 6))]
     used = [(queue, owner) for queue in QUEUES for owner in OWNERS]
     used_s = {account: draw.choice([0.0, 1e4, 1e6]) for account in used}
-    nodes = _nodes(totals, running, labels)
+    nodes = tuple(Node.labelled(n, t, t, labels.get(n, {})) for n, t in totals.items())
     arrays = {job.job_id: "array" for job in waiting if job.array is not None}
+    holders = _holders(running)
     snapshot = Snapshot(
-        *(tuple(waiting), nodes, True, _holders(running)),
+        *(tuple(waiting), tuple(_seen(node, holders, shares) for node in nodes), True, holders),
+        growing=growing,
         queues=queues,
         running=tuple(running),
         used_s=used_s if draw.random() < 0.5 else {},
     )
     return Situation(snapshot, arrays=arrays)
+
+
+def _total(draw: random.Random) -> dict[str, float]:
+    total = {"GPU": float(draw.choice([1, 2, 4])), "CPU": float(draw.choice([4, 8]))}
+    return total | {"memory": draw.choice([4, 16]) * GIB}
+
+
+def _bundle(draw: random.Random, shares: bool) -> dict[str, float]:
+    found = draw.choice([{"GPU": 1.0}] * 5 + [{"GPU": 2.0}, {"CPU": 1.0}, {"CPU": 3.0}])
+    if shares and draw.random() < 0.4:
+        found = {"GPU": draw.choice([0.25, 0.5, 0.6])}
+    if draw.random() < 0.3:
+        found = found | draw.choice([{"CPU": 2.0}, {"memory": 3 * GIB}])
+    return found
+
+
+def _seen(node: Node, holders: tuple[Holder, ...], shares: bool) -> Node:
+    free = offered(node.total, node.total, held_on(node.id, holders))
+    return replace(
+        node,
+        available_to_us=with_shared_gpus(free, parts_on(node.id, holders)) if shares else free,
+    )
 
 
 def _queue(draw: random.Random, name: str) -> Queue:
@@ -86,32 +117,57 @@ def _queue(draw: random.Random, name: str) -> Queue:
     )
 
 
-def _running(draw: random.Random, totals: dict[str, float]) -> Iterator[RunningJob]:
-    for node, total in totals.items():
-        free = int(total)
-        while free and draw.random() < 0.8:
-            number = draw.randint(1, free)
-            free -= number
-            name = f"r-{node}-{free}"
-            slices = (Slice(node, number),)
-            yield RunningJob(
-                *(name, draw.choice([30, 50, 80, 95]), draw.randint(0, 50), Request(number, GPU)),
-                slices=slices,
-                held_s=draw.choice([0.0, 200.0, 4000.0]),
-                left_s=draw.choice([100.0, 900.0, 4000.0, 90000.0]),
-                waited_s=0.0,
-                yields=draw.random() < 0.5,
-                queue=draw.choice(QUEUES),
-                owner=draw.choice(OWNERS),
-            )
+def _running(
+    draw: random.Random, at: int, left: dict[str, dict[str, float]], shares: bool
+) -> Iterator[RunningJob]:
+    """A job with slots of some nodes, if there are any: each part has its GPU alone."""
+    bundle = _bundle(draw, shares)
+    taken = {name: float(math.ceil(amount)) for name, amount in bundle.items()}
+    slices: list[Slice] = []
+    for node in draw.sample(list(left), len(left)):
+        most = int(min(left[node][name] // amount for name, amount in taken.items()))
+        number = draw.randint(0, most)
+        if number and len(slices) < 2:
+            slices.append(Slice(node, number))
+            for name, amount in taken.items():
+                left[node][name] -= number * amount
+    if not slices:
+        return
+    number = sum(part.num_workers for part in slices)
+    least = draw.randint(1, number) if draw.random() < 0.4 else number
+    yield RunningJob(
+        *(f"r{at}", draw.choice([30, 50, 80, 95]), draw.randint(0, 50), Request(number, bundle)),
+        slices=tuple(slices),
+        held_s=draw.choice([0.0, 200.0, 4000.0]),
+        left_s=draw.choice([100.0, 900.0, 4000.0, 90000.0]),
+        waited_s=0.0,
+        yields=draw.random() < 0.5,
+        queue=draw.choice(QUEUES),
+        owner=draw.choice(OWNERS),
+        spare=_beyond(tuple(slices), number - least),
+    )
 
 
-def _waiting(draw: random.Random, name: str, seq: int) -> WaitingJob:
+def _growing(draw: random.Random, job: RunningJob) -> Growing:
+    most = job.request.num_workers + draw.randint(1, 3)
+    least = job.request.num_workers - sum(part.num_workers for part in job.spare)
+    request = Request(most, job.request.bundle, least)
+    facts = (1, job.priority, job.seq, request, job.slices)
+    return Growing(job.job_id, *facts, queue=job.queue, owner=job.owner)
+
+
+def _waiting(draw: random.Random, name: str, seq: int, shares: bool) -> WaitingJob:
     number = draw.choice([1, 1, 2, 3, 4, 5])
-    least = draw.randint(1, number) if draw.random() < 0.2 else None
+    request = Request(number, _bundle(draw, shares))
+    kind = draw.random()
+    if kind < 0.2:
+        request = replace(request, min_workers=draw.randint(1, number))
+    elif kind < 0.3 and request.bundle.get("GPU", 1.0) >= 1.0:
+        role = RoleSlots("server", number, 1, {"CPU": draw.choice([1.0, 2.0, 5.0])})
+        request = replace(request, num_workers=number + 1, roles=(role,))
     return WaitingJob(
         *(name, 0, draw.choice([30, 50, 50, 70, 90]), seq),
-        request=Request(number, GPU, least),
+        request=request,
         left_s=draw.choice([60.0, 700.0, 5000.0]),
         waited_s=draw.choice([0.0, 600.0, 100_000.0]),
         yields=draw.random() < 0.5,
@@ -123,20 +179,22 @@ def _waiting(draw: random.Random, name: str, seq: int) -> WaitingJob:
     )
 
 
-def _nodes(
-    totals: dict[str, float], running: list[RunningJob], labels: dict[str, dict[str, str]]
-) -> tuple[Node, ...]:
-    holders = _holders(running)
-    found = []
-    for name, gpus in totals.items():
-        total = {"GPU": gpus}
-        free = offered(total, total, held_on(name, holders))
-        found.append(Node.labelled(name, total, free, labels.get(name, {})))
-    return tuple(found)
-
-
 def _holders(running: list[RunningJob]) -> tuple[Holder, ...]:
-    return tuple(Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner) for j in running)
+    return tuple(
+        Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner, j.request.roles)
+        for j in running
+    )
+
+
+def _taken(slices: Sequence[Slice], request: Request) -> Iterator[tuple[str, str, float]]:
+    """Node, resource and amount of each rank."""
+    nodes = [part.node_id for part in slices for _ in range(part.num_workers)]
+    for rank, node in enumerate(nodes):
+        bundle = request.bundle
+        for role in request.roles:
+            if role.first_rank <= rank < role.first_rank + role.number:
+                bundle = role.bundle
+        yield from ((node, name, amount) for name, amount in bundle.items())
 
 
 @dataclass
@@ -152,12 +210,17 @@ class Oracle:
     def __init__(self, there: Situation) -> None:
         self._snapshot = there.snapshot
         self._queue = {job.job_id: job for job in there.snapshot.queue}
-        self._totals = {node.id: float(node.total["GPU"]) for node in there.snapshot.nodes}
-        self._free = {node.id: dict(node.available_to_us) for node in there.snapshot.nodes}
+        self._total: defaultdict[str, float] = defaultdict(float)
+        for node in there.snapshot.nodes:
+            if "label:dray.io/silo=true" not in node.total:
+                for name, amount in node.total.items():
+                    self._total[name] += amount
+        self._shares = any(WHOLE_GPUS in node.available_to_us for node in there.snapshot.nodes)
         self._held = {
             job.job_id: _Held(job, NOW + timedelta(seconds=job.left_s or 0.0))
             for job in there.snapshot.running
         }
+        self._is_first = True
         self._used_s = dict(there.snapshot.used_s)
         self._of_arrays = Counter(there.snapshot.running_of_arrays)
         self._array_of = {
@@ -184,20 +247,19 @@ class Oracle:
     def _round(self, now: datetime) -> bool:
         """Plan once, and do what the plan says; whether a job started."""
         running = [held.job for held in self._held.values()]
-        nodes = tuple(
-            replace(node, available_to_us=dict(self._free[node.id]))
-            for node in self._snapshot.nodes
-        )
+        holders = _holders(running)
+        nodes = (_seen(node, holders, self._shares) for node in self._snapshot.nodes)
         snapshot = replace(
             self._snapshot,
             queue=tuple(self._queue.values()),
             running=tuple(running),
-            holders=_holders(running),
-            nodes=nodes,
+            holders=holders,
+            nodes=tuple(nodes),
+            growing=self._snapshot.growing if now == NOW and self._is_first else (),
             used_s=dict(self._used_s),
             running_of_arrays=self._of_arrays,
         )
-        started = False
+        self._is_first, started = False, False  # groups do not grow in a forecast
         for decision in plan(snapshot, now):
             if isinstance(decision, Start):
                 started = True
@@ -210,12 +272,12 @@ class Oracle:
                 held = self._held[decision.job_id]
                 held.job = replace(held.job, recalled=decision.slices)
                 held.leaves_at = now + timedelta(seconds=LEAVES_S)
+            elif isinstance(decision, Impossible):  # it fails
+                del self._queue[decision.job_id]
         return started
 
     def _start(self, job: WaitingJob, slices: tuple[Slice, ...], now: datetime) -> None:
         number = sum(part.num_workers for part in slices)
-        for part in slices:
-            self._free[part.node_id]["GPU"] -= part.num_workers
         left_s = (job.left_s or 0.0) * job.request.num_workers / number
         if job.job_id in self._array_of:
             self._of_arrays[self._array_of[job.job_id]] += 1
@@ -243,7 +305,6 @@ class Oracle:
         return min((time for time in times if time is not None and time > now), default=None)
 
     def _pass(self, passed_s: float) -> None:
-        total = sum(self._totals.values())
         for held in self._held.values():
             job = held.job
             held.job = replace(
@@ -253,7 +314,10 @@ class Oracle:
                 lost_s=0.0 if job.yields else job.lost_s + passed_s,
             )
             account = job.queue, job.owner
-            share = sum(part.num_workers for part in job.slices) / total
+            holds: defaultdict[str, float] = defaultdict(float)
+            for _, name, amount in _taken(job.slices, job.request):
+                holds[name] += amount
+            share = max(holds[name] / self._total[name] for name in holds if self._total[name])
             self._used_s[account] = self._used_s.get(account, 0.0) + passed_s * share
         self._queue = {
             job.job_id: replace(job, waited_s=job.waited_s + passed_s)
@@ -272,8 +336,6 @@ class Oracle:
 
     def _leave(self, name: str) -> RunningJob:
         job = self._held.pop(name).job
-        for part in job.slices:
-            self._free[part.node_id]["GPU"] += part.num_workers
         if name in self._array_of:
             self._of_arrays[self._array_of[name]] -= 1
         return job
@@ -294,7 +356,6 @@ class Oracle:
         slices = list(job.slices)
         for part in job.recalled:
             slices.remove(part)
-            self._free[part.node_id]["GPU"] += part.num_workers
         before, after = (sum(p.num_workers for p in each) for each in (job.slices, slices))
         left_s = (job.left_s or 0.0) * before / after
         held.job = replace(
@@ -322,11 +383,22 @@ def _changed(
     there: Situation, job: WaitingJob, suggested: Counterfactual, rules: Multiples
 ) -> Situation:
     """As it is once the user has made the change."""
-    if suggested.num_workers is not None:
-        wanted = suggested.num_workers
-        assert wanted % rules.step == 0
-        assert wanted >= rules.least
-        request = Request(wanted, job.request.bundle)
+    change = suggested.change
+    if change is not None:
+        request = job.request
+        if change.num_workers is not None:
+            wanted = change.num_workers
+            assert wanted % rules.step == 0
+            assert wanted >= rules.least
+            request = Request(wanted, job.request.bundle)
+        elif change.min_workers is not None:
+            assert request.min_workers is not None
+            assert 1 <= change.min_workers < request.min_workers
+            request = replace(request, min_workers=change.min_workers)
+        elif change.of_worker is not None:
+            name, amount = change.of_worker
+            assert 0 < amount < request.bundle[name]
+            request = replace(request, bundle={**request.bundle, name: amount})
         changed = replace(job, request=request, seq=10**6, waited_s=0.0, place=0)
     else:
         priority = job.priority if suggested.priority is None else suggested.priority
@@ -343,7 +415,7 @@ def _starts_alone(
     snapshot = _changed(there, job, suggested, rules).snapshot
     (alone,) = (each for each in snapshot.queue if each.job_id == job.job_id)
     nodes = tuple(replace(node, available_to_us=dict(node.total)) for node in snapshot.nodes)
-    empty = replace(snapshot, queue=(alone,), nodes=nodes, holders=(), running=())
+    empty = replace(snapshot, queue=(alone,), nodes=nodes, holders=(), running=(), growing=())
     return Oracle(replace(there, snapshot=empty)).start_of(job.job_id, NOW) == NOW
 
 
@@ -363,7 +435,7 @@ def false_suggestions(seed: object) -> Iterator[str]:
         expected = questions.expected().at
         for found in sooner(questions.answers(choices, decision.reason), expected):
             if found.at is None:
-                if found.num_workers and not _starts_alone(there, job, found, rules):
+                if found.change and not _starts_alone(there, job, found, rules):
                     yield f"{job.job_id}: {found.message}"
                 continue
             near_s = 20.0 + 0.1 * (found.at - NOW).total_seconds()
