@@ -358,6 +358,7 @@ def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
         found = np.array([relative(one, base) for one in values], dtype=np.float64)
         exact = [int(one) - base for one in values if _is_whole(one)]
         return found, sum(one != float(one) for one in exact)
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
     rough = values.astype(np.float64) - float(base)
     if values.dtype.kind not in "iu" or len(values) == 0:
         return rough, 0
@@ -368,9 +369,10 @@ def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
     whole = modulo.view(np.int64)
     fits = np.abs(rough) < 2.0**62
     found = np.where(fits, whole.astype(np.float64), rough)
-    is_rounded = ~fits
-    is_rounded[fits] = found[fits].astype(np.int64) != whole[fits]
-    return found, int(np.count_nonzero(is_rounded))
+    num_rounded = int(np.count_nonzero(found[fits].astype(np.int64) != whole[fits]))
+    far = [value - base for value in values[~fits].tolist()]
+    found[~fits] = far
+    return found, num_rounded + sum(int(float(one)) != one for one in far)
 
 
 def _floor(value: np.generic) -> int:

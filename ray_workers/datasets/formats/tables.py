@@ -26,7 +26,7 @@ from ray_workers.datasets.formats.table_files import CsvFile, ParquetFile, Table
 from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
-TABLE_VERSION = 3
+TABLE_VERSION = 4
 """Part of every table's key: change it with anything that changes the files of a table."""
 Rows = npt.NDArray[np.int64]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.seeds import drawn, header
 
-FEW = 60
+FEW = 15
 """Of each kind of file in `make test`; `make soak` tries more."""
 
 

@@ -10,11 +10,15 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.generated.files import csv_files
+from tests.generated.files import arrays, csv_files, parquet_files
 from tests.generated.files.cases import Case, fault_in, smallest
 from tests.generated.files.conftest import seeds
 
-KINDS: dict[str, Callable[[int], Case]] = {"csv": csv_files.draw}
+KINDS: dict[str, Callable[[int], Case]] = {
+    "arrays": arrays.draw,
+    "csv": csv_files.draw,
+    "parquet": parquet_files.draw,
+}
 BLOCKS = 4
 """Tests of each kind that share the seeds."""
 
