@@ -46,6 +46,7 @@ EMPTY = ("",)
 """How a missing value is written among names, of which one may well be `none`."""
 NO_CODE = -1
 """The code of a missing category."""
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 EXACT_WHOLE = 1 << 53
 """float64 holds all whole numbers up to this one."""
 LARGE = 1e15
@@ -201,12 +202,13 @@ class Column:
             self._note_range(*_values_of(plain))
 
     def _note_range(self, values: npt.NDArray[Any], is_known: npt.NDArray[np.bool_]) -> None:
-        """Note the lowest value, and whether any is too large for float64."""
+        """Note the lowest value, and whether any is too large for float64. Values that are refused
+        later count for neither."""
         values = values[is_known]
         if values.dtype == object:
-            whole = [int(one) for one in values if math.isfinite(one)]
+            whole = [int(one) for one in values if abs(one) <= MAX_FLOAT32]
         else:
-            finite = values[np.isfinite(values)]
+            finite = values[np.abs(values) <= MAX_FLOAT32]
             whole = [_floor(one) for one in (finite.min(), finite.max())] if len(finite) else []
         if not whole:
             return
@@ -292,9 +294,9 @@ class Column:
     def relative_of(self, batch: Any) -> Numbers:
         """The values less `base`: float64 (n,), NaN for null."""
         values, is_known = self.numbers_of(batch)
-        found, num_rounded = differences(values, self.base)
+        found = np.full(len(values), np.nan)
+        found[is_known], num_rounded = differences(values[is_known], self.base)
         self.num_rounded += num_rounded
-        found[~is_known] = np.nan
         return found
 
     def dates_of(self, batch: Any) -> Numbers:
@@ -356,6 +358,7 @@ def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
         found = np.array([relative(one, base) for one in values], dtype=np.float64)
         exact = [int(one) - base for one in values if _is_whole(one)]
         return found, sum(one != float(one) for one in exact)
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
     rough = values.astype(np.float64) - float(base)
     if values.dtype.kind not in "iu" or len(values) == 0:
         return rough, 0
@@ -366,9 +369,10 @@ def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
     whole = modulo.view(np.int64)
     fits = np.abs(rough) < 2.0**62
     found = np.where(fits, whole.astype(np.float64), rough)
-    is_rounded = ~fits
-    is_rounded[fits] = found[fits].astype(np.int64) != whole[fits]
-    return found, int(np.count_nonzero(is_rounded))
+    num_rounded = int(np.count_nonzero(found[fits].astype(np.int64) != whole[fits]))
+    far = [value - base for value in values[~fits].tolist()]
+    found[~fits] = far
+    return found, num_rounded + sum(int(float(one)) != one for one in far)
 
 
 def _floor(value: np.generic) -> int:

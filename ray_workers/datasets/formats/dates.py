@@ -64,8 +64,10 @@ def times_in(column: Any) -> Any | None:
 
     plain, zoned = pa.timestamp("us"), pa.timestamp("us", "UTC")
     if is_date_type(column.type):
-        unit = getattr(column.type, "tz", None)
-        return column.cast(pa.timestamp("us", unit), safe=False).cast(zoned)
+        zone = getattr(column.type, "tz", None)
+        if column.type == pa.timestamp("ns", zone):
+            column = pc.floor_temporal(column, unit="microsecond")  # a cast rounds towards 1970
+        return column.cast(pa.timestamp("us", zone)).cast(zoned)
     texts = pc.replace_substring_regex(column, r"(\.\d{6})\d+", r"\1")
     has_zone = pc.match_substring_regex(texts, _ZONE)
     nothing = pa.scalar(None, texts.type)

@@ -203,7 +203,7 @@ def _plain(column: Any) -> Any:
     if _is_text(column.type):
         return column.cast(pa.string())
     if pa.types.is_decimal(column.type) and column.type.precision <= MAX_WHOLE_DIGITS:
-        return column.cast(pa.float64())
+        return column.cast(pa.string()).cast(pa.float64())  # without it, the last bit may differ
     return column
 
 

@@ -17,7 +17,7 @@ from ray_workers.datasets.core.types import Table, sources_of
 from ray_workers.datasets.formats import columns as column_kinds
 from ray_workers.datasets.formats import npz
 from ray_workers.datasets.formats.archives import plain_file
-from ray_workers.datasets.formats.columns import Column
+from ray_workers.datasets.formats.columns import MAX_FLOAT32, Column
 from ray_workers.datasets.formats.dates import PARTS
 from ray_workers.datasets.formats.folder_splits import is_division, is_named
 from ray_workers.datasets.formats.number_texts import NumberStyle, number_name
@@ -26,9 +26,8 @@ from ray_workers.datasets.formats.table_files import CsvFile, ParquetFile, Table
 from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
-TABLE_VERSION = 3
+TABLE_VERSION = 4
 """Part of every table's key: change it with anything that changes the files of a table."""
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
 Rows = npt.NDArray[np.int64]
 
 _NO_IDENTIFIERS = "if it names each row, leave it out of data.features"

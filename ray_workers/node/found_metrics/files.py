@@ -29,8 +29,8 @@ POINTS_PER_LOOK = 20_000
 MAX_HEADER_BYTES = 64 << 10
 PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 EVENTS = ".tfevents."
-TABLES = ("metrics.csv", "results.csv")
-"""Of lightning's CSVLogger, and of ultralytics."""
+TABLES = ("metrics.csv", "results.csv", "summary.csv")
+"""Of lightning's CSVLogger, of ultralytics, and of timm's training script."""
 STEP_COLUMNS = ("step", "epoch")
 TOP = "job"
 """Stands for the job's directory in the names of series."""

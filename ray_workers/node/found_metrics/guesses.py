@@ -117,7 +117,7 @@ class Guesses:
                     continue
                 series = _Series(is_sure=is_metric(name))
                 self._series[GUESSED + name] = series
-            printed = position, self._epoch, value
+            printed = position, value
             if position.kind != "epoch" and series.last == printed:
                 continue  # a bar that is drawn once more, as at its end
             series.last = printed
@@ -143,7 +143,7 @@ class Guesses:
             self._epoch = int(epoch.group(1))
         step = _STEP.search(text)
         if step:
-            return _Position("step", int(step.group(1)))
+            return _Position("step", int(step.group(1)), self._epoch)
         counted = {each.start(3) for each in _FRACTION.finditer(text) if _counts_samples(each)}
         for of_total in _OF_TOTAL.finditer(text):
             before = text[max(0, of_total.start(1) - 4) : of_total.start(1)]
@@ -151,8 +151,8 @@ class Guesses:
             if of_total.start(1) in counted or _PART_OF_NAME.search(before):
                 continue  # such as `correct: 98/100`
             if not is_epoch:
-                return _Position("of", int(of_total.group(1)))
-        return _Position("epoch", self._epoch)
+                return _Position("of", int(of_total.group(1)), self._epoch)
+        return _Position("epoch", self._epoch, self._epoch)
 
 
 class _Position(NamedTuple):
@@ -160,22 +160,25 @@ class _Position(NamedTuple):
 
     kind: str
     at: int | None
+    epoch: int | None
 
 
 class _Series:
     """The steps of one guessed series, which always rise.
 
-    A script that counts anew in each epoch goes on from the step before; lines that repeat a
-    position, or have none, are one step further.
+    A script that counts anew in each epoch goes on from the step before, also where each epoch
+    shows its last step alone; other lines that repeat a position, or have none, are one step
+    further.
     """
 
     def __init__(self, *, is_sure: bool) -> None:
         self.is_sure = is_sure
         self.first: FoundPoint | None = None
         self.left_out: FoundPoint | None = None
-        self.last: tuple[_Position, int | None, float] | None = None
+        self.last: tuple[_Position, float] | None = None
         self._kind = ""
         self._at = -1
+        self._epoch: int | None = None
         self._base = 0
         self._newest = -1
 
@@ -185,8 +188,10 @@ class _Series:
         if at is None:
             self._newest = max(self._newest + 1, 1)
             return self._newest
-        if at < self._at:
+        is_next_epoch = position.epoch != self._epoch and self._epoch is not None
+        if at < self._at or (at == self._at and is_next_epoch):
             self._base = self._newest
+        self._epoch = position.epoch
         step = max(self._base + at, self._newest + 1)
         self._base, self._at, self._newest = step - at, at, step
         return step

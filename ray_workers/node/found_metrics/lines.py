@@ -122,7 +122,8 @@ class TrainerLines:
     """Metrics of the Trainer of transformers, which prints each record as a dict.
 
     A record says no step. The Trainer's progress bar does, which it draws anew after each record; a
-    record waits for that. Without a bar the records of the training are numbered from 1.
+    record waits for that. Without a bar the records of the training are numbered from 1, and so are
+    evaluations between which nothing of the training is printed.
     """
 
     def __init__(self) -> None:
@@ -130,6 +131,8 @@ class TrainerLines:
         self._total: str | None = None
         """Steps of the first bar, which is that of the training; evaluations have others."""
         self._newest = 0
+        self._newest_of: dict[str, int] = {}
+        """The newest step of each metric."""
 
     def take(self, part: str) -> list[FoundPoint]:
         """The metrics in a line, or in one state of a progress bar."""
@@ -154,13 +157,16 @@ class TrainerLines:
         """The record that still waits for its step."""
         if self._waiting is None:
             return []
-        is_of_training = any(key.startswith("train/") for key in self._waiting)
-        return self._place(self._newest + 1 if is_of_training else self._newest)
+        is_next = any(key.startswith("train/") for key in self._waiting)
+        if self._total is None:
+            is_next |= any(self._newest_of.get(key) == self._newest for key in self._waiting)
+        return self._place(self._newest + is_next)
 
     def _place(self, step: int) -> list[FoundPoint]:
         assert self._waiting is not None
         self._newest = max(self._newest, step)
         points = [FoundPoint(key, self._newest, value) for key, value in self._waiting.items()]
+        self._newest_of |= dict.fromkeys(self._waiting, self._newest)
         self._waiting = None
         return points
 

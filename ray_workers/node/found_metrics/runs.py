@@ -19,7 +19,8 @@ _DATE = re.compile(
 )
 _NUMBERED = re.compile(r"version_\d+|\d\d-\d\d-\d\d|\d{10}")
 """Folders that lightning numbers, and that hydra and others name by the time."""
-_OF_ULTRALYTICS = re.compile(r"(train|val|exp)\d*")
+_OF_ULTRALYTICS = re.compile(r"(train|val|exp)(-?\d+)?")
+"""`train2` of older versions, and `train-2`."""
 
 
 class SeriesName(NamedTuple):

@@ -93,6 +93,7 @@ def test_a_parquet_file_lacks_values_as_null_and_as_nan(tmp_path: Path, policy: 
         ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "drop"}, "'x' has no value in any row; leave it out"),
         ("x,z,y\n,1,a\n2,,b\n", {"missing": "drop"}, "has no row in which nothing is missing"),
         ("x,y\n1,a\ninf,b\n", {"missing": "mean"}, "'x' is inf, which is no finite number"),
+        (f"x,y\n{2**60 + 1},a\n-1e39,b\n", {}, "line 3: the column 'x' is -1e39, which is no"),
         (
             "x,y\n1,a\n2,b\n",
             {"missing_columns": {"z": "mean"}},
@@ -106,6 +107,14 @@ def test_what_can_not_be_filled_in_is_said(
     with pytest.raises(DataError) as raised:
         read_csv(text, tmp_path, policy, **options)
     assert fault in str(raised.value)
+
+
+def test_a_missing_value_beside_a_large_one_is_not_rounded(
+    tmp_path: Path, policy: DataPolicy
+) -> None:
+    text = f"x,y\n{2**63 - 10},a\n,b\n"
+    table = read_csv(text, tmp_path, policy, missing="indicator")
+    assert table.num_rounded == {}
 
 
 def test_a_fault_is_in_its_line_though_rows_before_were_dropped(

@@ -151,6 +151,13 @@ def test_records_of_a_trainer_without_a_bar_are_numbered() -> None:
     ]
 
 
+def test_evaluations_of_a_trainer_without_a_bar_are_all_kept() -> None:
+    found = TrainerLines()
+    lines = [f"{{'eval_loss': {value}, 'epoch': {value}}}" for value in (3, 2, 1)]
+    points = [point for line in lines for point in found.take(line)] + found.finish()
+    assert points == [FoundPoint("eval/loss", step, 3.0 - step) for step in range(3)]
+
+
 # Files.
 
 

@@ -73,7 +73,11 @@ BAR = " 45%|####5     | {at}/100 [00:01<00:09, 9.90it/s, loss={loss}, acc={acc}]
         ),
         (
             ["Epoch [1/5], Step [100/600], Loss: 0.12", "Epoch [2/5], Step [100/600], Loss: 0.1"],
-            {"Loss": [(100, 0.12), (101, 0.1)]},
+            {"Loss": [(100, 0.12), (200, 0.1)]},
+        ),
+        (  # of each epoch the end of its bar
+            [f"Epoch {at}: " + BAR.format(at=60, loss=at, acc=0) for at in (1, 2, 3)],
+            {"loss": [(60, 1), (120, 2), (180, 3)], "acc": [(60, 0), (120, 0), (180, 0)]},
         ),
         (
             [BAR.format(at=45, loss=0.5, acc=0.9), "Epoch 1: " + BAR.format(at=60, loss=1, acc=2)],

@@ -90,6 +90,7 @@ def test_folds_keep_their_names_whichever_comes_first(job: Attempts) -> None:
         ("outputs/2026-11-28/02-48-26", "outputs/2026-11-29/12-00-00"),
         (f"runs/Nov28_02-48-26_{socket.gethostname()}", "runs/Nov29_12-00-00_*"),
         ("runs/detect/train", "runs/detect/train2"),
+        ("runs/detect/train", "runs/detect/train-2"),
     ],
 )
 def test_a_run_that_is_begun_anew_in_a_numbered_or_dated_folder_carries_its_series_on(

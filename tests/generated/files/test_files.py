@@ -1,0 +1,34 @@
+"""Drawn files: what dray reads, beside what was written.
+
+`DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/files` reads one case of each kind again.
+"""
+
+from __future__ import annotations
+
+import pprint
+from collections.abc import Callable
+
+import pytest
+
+from tests.generated.files import arrays, csv_files, parquet_files
+from tests.generated.files.cases import Case, fault_in, smallest
+from tests.generated.files.conftest import seeds
+
+KINDS: dict[str, Callable[[int], Case]] = {
+    "arrays": arrays.draw,
+    "csv": csv_files.draw,
+    "parquet": parquet_files.draw,
+}
+BLOCKS = 4
+"""Tests of each kind that share the seeds."""
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_read_as_they_were_written(kind: str, block: int) -> None:
+    for seed in seeds()[block::BLOCKS]:
+        case = KINDS[kind](seed)
+        if fault_in(case) is not None:
+            small = smallest(case)
+            shown = pprint.pformat(small, width=100)
+            pytest.fail(f"{kind}, seed {seed}: {fault_in(small)}\n{shown}", pytrace=False)

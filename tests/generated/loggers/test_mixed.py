@@ -1,0 +1,139 @@
+"""Recorded runs at drawn paths, written piece by piece at once: each gets a series for each metric.
+
+`DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/loggers` draws one case again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ray_workers.node.found_metrics.files import MetricFiles
+from tests.generated.loggers.conftest import seeds
+from tests.generated.loggers.record import RECORDED
+from tests.generated.loggers.replay import Series, truth_of
+from tests.generated.loggers.test_recorded import COUNTED, is_alike, once
+
+RUNS = {
+    "lightning-csv": [f"logs/fold{fold}/version_0/metrics.csv" for fold in range(3)],
+    "lightning-tensorboard": [f"logs/fold{fold}/version_0" for fold in range(3)],
+    "accelerate": [f"runs/seed{seed}/regression" for seed in (1, 2)],
+    "timm": [f"output/train/resnet-{run}/summary.csv" for run in "ab"],
+    "ultralytics": [f"runs/classify/train{number}/results.csv" for number in ("", "-2")],
+}
+LABELS = {
+    "ultralytics": ("run0", "run1"),
+    "timm": ("resnet-a", "resnet-b"),
+    "accelerate": ("seed1", "seed2"),
+}
+FOLDERS = (
+    "fold0",
+    "fold1",
+    "seed=3",
+    "run",
+    "a",
+    "b",
+    "train",
+    "validation",
+    "v 1",
+    "größe",
+    "0.1",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a recorded program, and where it is written."""
+
+    content: bytes
+    path: Path
+    truth: Series
+
+
+def drawn_runs(dice: random.Random) -> list[Run]:
+    folders: set[Path] = set()
+    found = []
+    for _ in range(dice.randint(1, 6)):
+        program = dice.choice(list(RUNS))
+        at = dice.randrange(len(RUNS[program]))
+        source = RECORDED / program / RUNS[program][at]
+        if source.is_dir():
+            (source,) = source.glob("*.tfevents.*")
+        folder = Path(*(dice.choice(FOLDERS) for _ in range(dice.randint(0, 3))))
+        if folder in folders:
+            continue
+        folders.add(folder)
+        label = LABELS.get(program, ("fold0", "fold1", "fold2"))[at]
+        truth = {
+            key.removeprefix(f"{label}:"): once(points)
+            for key, points in truth_of(program).items()
+            if key.startswith(f"{label}:")
+        }
+        found.append(Run(source.read_bytes(), folder / source.name, truth))
+    return found
+
+
+def pieces(dice: random.Random, runs: list[Run]) -> Iterator[tuple[Run, bytes, bool]]:
+    """(run, its next bytes, whether dray looks at the files after them)."""
+    left = {run.path: run.content for run in runs}
+    while left:
+        run = dice.choice([run for run in runs if run.path in left])
+        size = dice.choice((1, 30, 200, 10_000))
+        piece, rest = left[run.path][:size], left[run.path][size:]
+        left[run.path] = rest
+        if not rest:
+            del left[run.path]
+        yield run, piece, dice.random() < 0.5
+
+
+def found_in(folder: Path, dice: random.Random, runs: list[Run]) -> Series:
+    files = MetricFiles([folder], frozenset(("tensorboard", "csv")), since=0.0)
+    found: Series = {}
+    looks = [*pieces(dice, runs)]
+    for number, (run, piece, is_looked_at) in enumerate(looks, 1):
+        path = folder / run.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(piece)
+        is_more = is_looked_at or number == len(looks)
+        while is_more:
+            for key, step, value in files.read():
+                found.setdefault(key, []).append((step, value))
+            is_more = files.has_more
+    return found
+
+
+def fault_in(folder: Path, seed: int) -> str | None:
+    dice = random.Random(f"loggers {seed}")
+    runs = drawn_runs(dice)
+    found = found_in(folder, dice, runs)
+    left = {name: points for name, points in found.items() if name.split("/")[-1] not in COUNTED}
+    for run in runs:
+        for key, points in run.truth.items():
+            names = [
+                name
+                for name, values in left.items()
+                if is_alike(values, points, 2e-5) and name in _names(run, key)
+            ]
+            if not names:
+                return f"{key} of {run.path} is in none of {sorted(left)}"
+            del left[max(names, key=len)]
+    return f"{[*left]} were made up" if left else None
+
+
+def _names(run: Run, key: str) -> set[str]:
+    """The ends of the run's path, with the key."""
+    parts = ("job", *run.path.parent.parts)
+    return {"/".join((*parts[at:], key)) for at in range(len(parts) + 1)}
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_runs_that_are_written_at_once_are_told_apart(seed: int, tmp_path: Path) -> None:
+    fault = fault_in(tmp_path, seed)
+    if fault is not None:
+        files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+        pytest.fail(f"seed {seed}: {fault}\n{files}", pytrace=False)
