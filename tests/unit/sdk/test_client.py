@@ -75,6 +75,9 @@ def test_what_json_can_not_carry_is_refused_before_it_is_sent(client: Client) ->
     for value in (float("nan"), object()):
         with pytest.raises(errors.SpecError, match="JSON"):
             client.submit({**JOB, "train": {"seed": value}})
+    with pytest.raises(errors.SpecError) as caught:
+        client.submit({"script": {"entrypoint": "a.py", "parameters": {"a/b": [float("inf")]}}})
+    assert caught.value.pointer == "/script/parameters/a~1b/0"
 
 
 def test_a_wrong_document_raises_with_the_field_and_the_hint(client: Client) -> None:
