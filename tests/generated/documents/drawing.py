@@ -5,22 +5,13 @@ from __future__ import annotations
 import copy
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from dray.spec.authoring.schema import job_schema
+from tests.generated.documents.bases import BASES
 
 SCHEMA = job_schema()
-BASES: tuple[dict[str, Any], ...] = (
-    {"recipe": "image_classification"},
-    {"recipe": "tabular_classification", "data": {"source": "sklearn://wine"}},
-    {"recipe": "tabular_regression", "data": {"source": "sklearn://diabetes"}},
-    {"recipe": "image_segmentation", "data": {"source": "https://example.org/scans.tar"}},
-    {"recipe": "language_model", "data": {"source": "https://example.org/text.txt"}},
-    {"script": {"entrypoint": "a.py"}},
-    {"script": {"module": "package.main"}},
-)
-"""Documents that need no more."""
 TEXTS = (
     *("a", "abc", "A_B", "worker", "x.py", "2h", "90s", "8GiB", "500MB", "val/loss", "train/loss"),
     *("0" * 64, "0" * 40, "code-" + "0" * 32, "job-1", "sklearn://wine", "https://example.org/a"),
@@ -38,7 +29,8 @@ TEXTS = (
 )
 MOST = 1 << 62
 OPTIONS = 0.13
-"""Share of the optional fields that a document has."""
+"""Share of the optional fields that a document gets besides those that it has."""
+LEFT_OUT = frozenset({"recipe", "script"})
 
 
 class Draw:
@@ -48,16 +40,41 @@ class Draw:
         self.random = random.Random(seed)
 
     def document(self) -> dict[str, Any]:
-        base = self.random.choice(BASES)
-        found: dict[str, Any] = self._object(SCHEMA, OPTIONS, leave_out={"recipe", "script"})
-        if "script" in base:
-            script = self._of(SCHEMA["properties"]["script"])
-            found["script"] = {**(script or {}), **base["script"]}
-        else:
-            found |= {"recipe": base["recipe"]}
-            if "data" in base:
-                found["data"] = {**found.get("data", {}), **base["data"]}
+        """One that was valid, with parts of others and a few changed values."""
+        found = copy.deepcopy(self.random.choice(BASES))
+        for _ in range(self.random.choice((0, 0, 1, 1, 2, 3))):
+            self._change(found)
+        more = self._object(SCHEMA, self.random.choice((0.0, 0.05, OPTIONS)), LEFT_OUT)
+        self._merge(found, more)
         return found
+
+    def _change(self, document: dict[str, Any]) -> None:
+        pointer, value = self.random.choice(list(leaves(document)))
+        node: Any = document
+        *parents, last = parts_of(pointer)
+        for part in parents:
+            node = step(node, part)
+        node[int(last) if isinstance(node, list) else last] = self._near(value)
+
+    def _near(self, value: Any) -> Any:
+        """Another value, usually of the same type."""
+        if isinstance(value, bool) or value is None or self.chance(0.1):
+            return self.random.choice((True, False, None, 0, "auto", 1.5))
+        if isinstance(value, int | float):
+            factor = self.random.choice((0.5, 2, 10, 1000, -1))
+            changed = self.random.choice((value + 1, value - 1, 0, value * factor, 1 << 62))
+            return int(changed) if isinstance(value, int) else changed
+        return self.random.choice(TEXTS)
+
+    def _merge(self, into: dict[str, Any], more: dict[str, Any]) -> None:
+        for name, value in more.items():
+            if name not in into:
+                into[name] = value
+            elif isinstance(value, dict) and isinstance(into[name], dict) and self.chance(0.5):
+                self._merge(into[name], value)
+
+    def chance(self, share: float) -> bool:
+        return self.random.random() < share
 
     def mutated(self, document: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """A copy with one place that can't be right, and its pointer."""
@@ -90,12 +107,12 @@ class Draw:
         return self._text(node)
 
     def _object(
-        self, node: dict[str, Any], share: float, leave_out: set[str] | None = None
+        self, node: dict[str, Any], share: float, leave_out: Collection[str] = ()
     ) -> dict[str, Any]:
         found = {}
         required = node.get("required", ())
         for name, inner in node.get("properties", {}).items():
-            if name in (leave_out or ()):
+            if name in leave_out:
                 continue
             if name in required or self.random.random() < share:
                 found[name] = self._of(inner)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import pprint
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from dray import views
+from tests.generated.documents.bases import BASES
 from tests.generated.documents.conftest import seeds
 from tests.generated.documents.drawing import Draw
 from tests.generated.documents.way import Followed, named
+from tests.marks import SOAK
 from tests.unit.service.loops.world import World
 
 BLOCKS = 4
@@ -45,3 +48,12 @@ async def test_a_document_is_refused_by_field_or_launched_as_it_says(
         except Exception:
             print(f"seed {seed}:\n{pprint.pformat(document, width=100)}")
             raise
+
+
+@SOAK
+async def test_the_documents_to_draw_from_are_launched_as_they_are(followed: Followed) -> None:
+    for base in BASES:
+        given = copy.deepcopy(base)
+        answer = await followed.submit(given)
+        assert isinstance(answer, views.Job), (base, answer)
+        assert await followed.follow(given) == "launched"

@@ -27,8 +27,14 @@ from tests.unit.service.loops.world import World, eventually, trains
 
 SCHEMA_CHECK = jsonschema.Draft202012Validator(SCHEMA)
 NODES = {
-    "node-a": {"CPU": 32.0, "GPU": 8.0, "memory": 2.0**38, "accelerator_type:H100": 1.0},
-    "node-b": {"CPU": 32.0, "memory": 2.0**38},
+    "gpus": {
+        "CPU": 64.0,
+        "GPU": 8.0,
+        "memory": 2.0**38,
+        "accelerator_type:H100": 1.0,
+        "label:site=a": 1.0,
+    },
+    "cpus": {"CPU": 64.0, "memory": 2.0**38, "label:site=b": 1.0},
 }
 ROUNDS = 60
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -71,7 +77,9 @@ class Followed:
         assert read(without) == read({**stored, "version": 1}) == spec, "documents of version 1"
         if spec.array is not None or spec.sweep is not None:
             return await self._end_all(job)
-        await self._launched(job, spec)
+        launch = await self._launched(job, spec)
+        silos = (given.get("federated") or {}).get("silos") or ()
+        assert launch.silo_sources == tuple(silo.get("source") for silo in silos)
         return "launched"
 
     async def _submitted(self, document: dict[str, Any]) -> views.Job | None:
@@ -109,7 +117,7 @@ class Followed:
         assert self._num_jobs() == before, "what is refused is not stored"
         return found
 
-    async def _launched(self, job: views.Job, spec: JobSpec) -> None:
+    async def _launched(self, job: views.Job, spec: JobSpec) -> AttemptSpec:
         """It starts at once on the idle cluster, as its document says, and ends."""
         ended = await self._ends(job.id)
         assert ended.state is JobState.SUCCEEDED, ended.reason
@@ -117,6 +125,7 @@ class Followed:
         assert launch.spec == job.spec
         assert JobSpec.model_validate(launch.spec) == spec, "what the ranks read"
         is_as_asked(launch, job.spec)
+        return launch
 
     async def _ends(self, job_id: str) -> views.Job:
         job = await self.runtime.jobs.get(job_id)
@@ -179,11 +188,16 @@ def take_out(document: dict[str, Any], pointer: str) -> bool:
 
 def arrives(given: dict[str, Any], stored: dict[str, Any]) -> None:
     """Every value of the document is in what is stored, at its place."""
+    swept = (given.get("sweep") or {}).get("parameters", {})
     for pointer, value in leaves(given):
         parts = parts_of(pointer)
+        if ".".join(parts) in swept:
+            continue  # each trial has a value of its own
         if parts[0] in ("array", "sweep", "after") or value in (None, [], {}):
             continue
-        if value == "auto" and parts[0] in ("parallel", "sync"):
+        if re.fullmatch("/federated/silos/[0-9]+/source", pointer):
+            continue  # for the silo's node alone
+        if parts[0] in ("parallel", "sync") and "auto" in str(given[parts[0]]):
             continue  # chosen by the service
         node: Any = stored
         for part in parts:

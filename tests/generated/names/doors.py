@@ -30,6 +30,17 @@ from tests.unit.api.serving import LiveServer
 from tests.unit.service.helpers import log
 
 
+class Quoting(yaml.SafeDumper):
+    """Writes texts in quotes: YAML 1.1 and 1.2 differ in which of them are numbers."""
+
+
+def _in_quotes(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+
+Quoting.add_representer(str, _in_quotes)
+
+
 @dataclass(frozen=True)
 class Refusal:
     """What a door said no to."""
@@ -121,7 +132,7 @@ class Doors:
             path.write_text(json.dumps(case.document))
             return [str(path)]
         if case.door == "yaml":
-            path.write_text(yaml.safe_dump(case.document, allow_unicode=True), "utf-8")
+            path.write_text(yaml.dump(case.document, Dumper=Quoting, allow_unicode=True), "utf-8")
             return [str(path)]
         own, script = case.document, case.document["script"]
         (self.folder / "a.py").touch()

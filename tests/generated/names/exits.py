@@ -128,7 +128,8 @@ class Readers:
         for key, value in document["script"].get("parameters", {}).items():
             if isinstance(value, str) or (not isinstance(value, bool) and abs(value) <= 2**53):
                 written = quoted(value) if isinstance(value, str) else repr(value)
-                conditions.append(f"script.parameters[{quoted(key)}] = {written}")
+                if len(key.replace("~", "~0").replace("/", "~1")) < 200:
+                    conditions.append(f"script.parameters[{quoted(key)}] = {written}")
         conditions += [f"{quoted(tag)} in tags" for tag in case.tags]
         for condition in conditions:
             if len(condition) < 4000:
