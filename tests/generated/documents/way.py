@@ -76,7 +76,8 @@ class Followed:
         without = {name: value for name, value in stored.items() if name != "version"}
         assert read(without) == read({**stored, "version": 1}) == spec, "documents of version 1"
         if spec.array is not None or spec.sweep is not None:
-            return await self._end_all(job)
+            await self._end_all(job, spec.num_jobs)
+            return "launched"
         launch = await self._launched(job, spec)
         silos = (given.get("federated") or {}).get("silos") or ()
         assert launch.silo_sources == tuple(silo.get("source") for silo in silos)
@@ -136,13 +137,13 @@ class Followed:
         why = await self.runtime.reading.explain(job_id)
         raise AssertionError(f"it stays {job.state}: {why.reason.code} {why.reason.message}")
 
-    async def _end_all(self, job: views.Job) -> str:
+    async def _end_all(self, job: views.Job, number: int) -> None:
         assert job.array_id is not None
         jobs = (await self.runtime.jobs.list(JobQuery(array=job.array_id))).items
+        assert len(jobs) == number
         for one in jobs:
             ended = await self._ends(one.id)
             assert ended.state is JobState.SUCCEEDED, ended.reason
-        return "launched"
 
 
 def named(document: dict[str, Any], refusal: Fault | DomainError) -> str:

@@ -190,9 +190,7 @@ class Doors:
     def _report(self, case: Case) -> None:
         for key, values in list(case.metrics.items()):
             for step, value in enumerate(values, 1):
-                why = refused(
-                    lambda step=step, value=value, key=key: train.report(step, {key: value})
-                )
+                why = refused(functools.partial(train.report, step, {key: value}))
                 if why is not None:
                     assert "metric key" in why
                     assert is_odd(key), f"refused: {key!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import html
 import io
 import json
 import math
@@ -14,9 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sqlalchemy import select
+
 import dray
 from dray.aio import AsyncClient
 from dray.tensorboard.writer import FILE, write_jobs
+from dray.views import WebhookFormat
+from service.db.models import WebhookDeliveryRow
+from service.domain.webhooks import body_of
 from tests.generated.names.doors import command
 from tests.generated.names.drawing import Case
 from tests.unit.api.serving import LiveServer
@@ -45,6 +51,8 @@ class Readers:
         self.http = server.client()
         self.sdk = dray.Client(server.url)
         self.other = server.submit(name="other")
+        answer = self.http.post("/v1/webhooks", json={"url": "https://93.184.216.34/hook"})
+        assert answer.status_code == 201, answer.text
 
     def __enter__(self) -> Self:
         return self
@@ -66,6 +74,9 @@ class Readers:
         self.frames(job_id, case)
         self.commands(job_id, case)
         self.mlflow(job_id, case)
+        self.mlflow_search(job_id, case)
+        self.experiment(case)
+        self.messages(job_id, case)
         self.tensorboard(job_id, case)
 
     def get(self, path: str, **params: Any) -> Any:
@@ -211,6 +222,45 @@ class Readers:
             found = [(one["step"], bits(one["value"])) for one in history["metrics"]]
             assert found == [(n, bits(value)) for n, value in enumerate(values, 1)]
 
+    def mlflow_search(self, job_id: str, case: Case) -> None:
+        filters = [f"attributes.run_name = {of_mlflow(name_of(case))}"]
+        for key, value in case.document.get("labels", {}).items():
+            filters.append(f"tags.`{key}` = {of_mlflow(value)}")
+        for key, values in case.metrics.items():
+            if math.isfinite(values[-1]) and "`" not in key:
+                filters.append(f"metrics.`{key}` = {values[-1]!r}")
+        experiment = case.document.get("labels", {}).get("experiment") or "Default"
+        found = self._of_mlflow("experiments/get-by-name", experiment_name=experiment)
+        wanted = found["experiment"]["experiment_id"]
+        for text in filters:
+            body = {"experiment_ids": [wanted], "filter": text}
+            answer = self.http.post("/api/2.0/mlflow/runs/search", json=body)
+            assert answer.status_code == 200, (text, answer.text)
+            runs = answer.json().get("runs", [])
+            assert job_id in [run["info"]["run_id"] for run in runs], text
+
+    def experiment(self, case: Case) -> None:
+        name = case.document.get("labels", {}).get("experiment")
+        if name:
+            assert name in [one.name for one in self.sdk.experiments()]
+            assert self.sdk.experiment(name).name == name
+            shown = json.loads(self.command("experiment", "show", "--json", "--", name))
+            assert shown["name"] == name
+
+    def messages(self, job_id: str, case: Case) -> None:
+        """What a webhook is told of the end."""
+        query = select(WebhookDeliveryRow).where(WebhookDeliveryRow.job_id == job_id)
+        (row,) = self.server.hands.database.read_sync(lambda s: s.scalars(query).all())
+        told = json.loads(body_of(row.type, row.created_at, row.data, WebhookFormat.JSON, ""))
+        assert told["data"]["name"] == name_of(case)
+        assert told["data"]["labels"] == case.document.get("labels", {})
+        last = {key: bits(values[-1]) for key, values in case.metrics.items()}
+        assert {key: bits(value) for key, value in told["data"]["metrics"].items()} == last
+        slack = json.loads(body_of(row.type, row.created_at, row.data, WebhookFormat.SLACK, ""))
+        lines = slack["text"].split("\n")
+        assert html.unescape(lines[0]).startswith(f"*{name_of(case)}* SUCCEEDED")
+        assert "<" not in "".join(lines[:-1]), "a name is no link, and mentions nobody"
+
     def _of_mlflow(self, path: str, **params: Any) -> Any:
         return self.get(f"/api/2.0/mlflow/{path}", **params)
 
@@ -271,6 +321,12 @@ def quoted(text: str) -> str:
     """A text in a search."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def of_mlflow(text: str) -> str:
+    """A text in a search of MLflow."""
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"
 
 
 def is_harmless(shown: str) -> bool:
