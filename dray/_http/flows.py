@@ -150,7 +150,8 @@ def _meant(reference: str, arrays: bool) -> list[JobFilter]:
     name, slash, number = reference.rpartition("/")
     if slash and name and re.fullmatch(r"[0-9]{1,18}", number):
         return [JobFilter(name=name, array_index=int(number)), JobFilter(name=reference)]
-    segment(reference)
+    if not reference:
+        raise ValueError("'' is no id")
     is_prefix = re.fullmatch(r"job-[0-9a-z]{1,25}", reference)
     by_id = [JobFilter(id_prefix=reference)] if is_prefix else []
     return [*by_id, JobFilter(name=reference, collapse_arrays=arrays)]

@@ -226,6 +226,11 @@ def is_as_asked(launch: AttemptSpec, stored: dict[str, Any]) -> None:
     assert launch.bundle.get("GPU", 0.0) == wanted["gpus_per_worker"]
     assert launch.bundle.get("memory") == wanted["memory_bytes"]
     assert launch.max_runtime_s == stored["max_runtime_s"]
+    roles = (stored.get("script") or {}).get("roles", {})
+    own = {name: role["resources"]["cpus"] for name, role in roles.items() if role["resources"]}
+    servers = (stored.get("sync") or {}).get("server_resources")
+    own |= {"server": servers["cpus"]} if servers else {}
+    assert {role.role: role.bundle["CPU"] for role in launch.roles} == own
     accelerator = wanted["accelerator"]
     if accelerator is not None:
         assert f"accelerator_type:{accelerator}" in launch.bundle

@@ -18,7 +18,7 @@ PIECES = (
     *("~", "~0", "~1", "^", "!", "@", "@me", "@last", "~/x", "--", "--name", "-1", "1e3", "0x10"),
     *("null", "true", "None", "NaN", "inf", "__proto__", "constructor", "toString", "length"),
     *("no", "on", "2026-01-01", "12:30", "=1+1", "\t", " ", "  ", "job-1", "a", "A", "x" * 60),
-    "\U0001d518",
+    *("\U0001d518", "/0", "a/1"),
 )
 """Parts of texts that programs read in ways of their own."""
 UNSEEN = (

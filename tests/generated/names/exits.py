@@ -159,7 +159,7 @@ class Readers:
         if name and not name.startswith("@"):
             same = [one.id for one in self.sdk.jobs(name=name)]
             assert job_id in same
-            if same == [job_id] and "/" not in name:
+            if same == [job_id]:
                 assert self.sdk.resolve(name) == job_id
         followed: dict[str, list[tuple[int, str]]] = {}
         for point in self.sdk.follow_metrics(job_id):
