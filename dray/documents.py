@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -186,18 +186,28 @@ def apply_settings(document: Mapping[str, Any], settings: list[str]) -> dict[str
     Raises SpecError when a setting has no `=`, an empty name, or goes through a value that
     holds no fields.
     """
-    changed = dict(document)
+    fields = []
     for setting in settings:
         dotted, equals, text = setting.partition("=")
-        names = dotted.split(".")
-        if not equals or not all(names):
+        if not equals or not all(dotted.split(".")):
             raise SpecError(f"--set {setting}: write it as field=value, such as train.epochs=3")
-        value = parse_yaml(text, source=f"--set {dotted}")
+        fields.append((dotted, parse_yaml(text, source=f"--set {dotted}")))
+    return with_fields(document, fields)
+
+
+def with_fields(document: Mapping[str, Any], fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A copy of `document` with the values of the fields `a.b.c`.
+
+    Raises SpecError for a field below a value that holds no fields.
+    """
+    changed = dict(document)
+    for dotted, value in fields:
+        names = dotted.split(".")
         parent = changed
         for depth, name in enumerate(names[:-1], start=1):
             below = parent.get(name)
             if below is not None and not isinstance(below, Mapping):
-                raise SpecError(f"--set {setting}: {'.'.join(names[:depth])} holds no fields")
+                raise SpecError(f"--set {dotted}: {'.'.join(names[:depth])} holds no fields")
             parent[name] = dict(below or {})
             parent = parent[name]
         parent[names[-1]] = value

@@ -23,7 +23,13 @@ RECORD = ROOT / ".soak.json"
 EVERY_TEST = ("-m", "")
 FRESH_SEEDS = {"DRAY_FRESH_SEEDS": "1"}
 NUM_STORMS = 2000
-GENERATED = {"plans": (4, 10_000), "files": (4, 2_000), "loggers": (1, 10_000)}
+GENERATED = {
+    "documents": (4, 2_000),
+    "files": (4, 2_000),
+    "loggers": (1, 10_000),
+    "names": (4, 500),
+    "plans": (4, 10_000),
+}
 """Parts, and cases of each part, of every generator in tests/generated."""
 PROCESSES = str(min(os.cpu_count() or 1, 4))
 

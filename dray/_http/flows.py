@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +50,22 @@ def _as_json(document: Any) -> bytes:
     try:
         return json.dumps(document, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise errors.SpecError(f"the job can't be written as JSON: {error}") from None
+        why = f"the job can't be written as JSON: {error}"
+        raise errors.SpecError(why, pointer=_not_finite(document)) from None
+
+
+def _not_finite(value: Any) -> str | None:
+    """The JSON pointer of the first number in a document that JSON has no words for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ""
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    else:
+        items = enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, inner in items:
+        if (place := _not_finite(inner)) is not None:
+            return f"/{str(key).replace('~', '~0').replace('/', '~1')}{place}"
+    return None
 
 
 def _states(given: States | None) -> list[JobState]:
@@ -134,7 +150,8 @@ def _meant(reference: str, arrays: bool) -> list[JobFilter]:
     name, slash, number = reference.rpartition("/")
     if slash and name and re.fullmatch(r"[0-9]{1,18}", number):
         return [JobFilter(name=name, array_index=int(number)), JobFilter(name=reference)]
-    segment(reference)
+    if not reference:
+        raise ValueError("'' is no id")
     is_prefix = re.fullmatch(r"job-[0-9a-z]{1,25}", reference)
     by_id = [JobFilter(id_prefix=reference)] if is_prefix else []
     return [*by_id, JobFilter(name=reference, collapse_arrays=arrays)]

@@ -135,20 +135,20 @@ def submit(
     once more: dray submit --like JOB -- --lr 0.01
     """
     from dray.cli.display.output import write_json
-    from dray.documents import apply_settings
+    from dray.documents import apply_settings, with_fields
 
     document, source = _document(words or []) if like is None else _again(like, words or [])
     shortcuts = {
         "name": name,
         "resources.num_workers": workers,
-        "resources.gpus_per_worker": None if gpus is None else f"{gpus:g}",
-        "resources.share_gpus": "true" if gpus is not None and 0 < gpus < 1 else None,
-        "script.guesses": "false" if no_guesses else None,
+        "resources.gpus_per_worker": gpus,
+        "resources.share_gpus": True if gpus is not None and 0 < gpus < 1 else None,
+        "script.guesses": False if no_guesses else None,
         "array.size": array,
         "array.max_running": max_running,
     }
-    given = [f"{field}={value}" for field, value in shortcuts.items() if value is not None]
-    document = apply_settings(document, [*given, *(settings or [])])
+    given = [(field, value) for field, value in shortcuts.items() if value is not None]
+    document = apply_settings(with_fields(document, given), settings or [])
     document = _with_environment(document, requirements, env or [])
     document = _with_metrics(document, metric or [])
     if git is None and commit is None:

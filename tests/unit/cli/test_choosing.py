@@ -28,6 +28,12 @@ def test_a_job_is_named_by_its_id_how_that_begins_its_name_or_as_the_last(
     assert cli("cancel", beginning).split()[0] == job_id
 
 
+@pytest.mark.parametrize("name", [".", "..", "a/0", "a/b", "%2F", "?x=1"])
+def test_a_name_may_look_like_a_path(cli: Cli, server: LiveServer, name: str) -> None:
+    job_id = server.submit(name=name)
+    assert cli.json("get", name)["id"] == job_id
+
+
 def test_a_name_of_several_jobs_means_none_of_them(cli: Cli, server: LiveServer) -> None:
     made = [server.submit(name="ambiguous") for _ in range(2)]
     assert cli("cancel", "ambiguous", exits=2) == ""

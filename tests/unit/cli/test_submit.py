@@ -47,6 +47,13 @@ def test_a_program_is_submitted_with_its_folder_and_its_arguments(
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["no", "1e3", "null", "a: b", "%\\", "2026-01-01", "# one", "[a"])
+def test_a_name_is_taken_as_it_is_written(cli: Cli, name: str) -> None:
+    job = json.loads(cli("submit", "--json", "--name", name, "--", "train.py"))
+    assert job["name"] == name
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_module_is_submitted_as_python_would_run_it(cli: Cli) -> None:
     job = json.loads(
         cli("submit", "--json", "--name", "other", "--", "-m", "pkg.main", "--steps", "5")

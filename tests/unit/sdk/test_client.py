@@ -75,6 +75,9 @@ def test_what_json_can_not_carry_is_refused_before_it_is_sent(client: Client) ->
     for value in (float("nan"), object()):
         with pytest.raises(errors.SpecError, match="JSON"):
             client.submit({**JOB, "train": {"seed": value}})
+    with pytest.raises(errors.SpecError) as caught:
+        client.submit({"script": {"entrypoint": "a.py", "parameters": {"a/b": [float("inf")]}}})
+    assert caught.value.pointer == "/script/parameters/a~1b/0"
 
 
 def test_a_wrong_document_raises_with_the_field_and_the_hint(client: Client) -> None:
@@ -377,11 +380,11 @@ def test_a_job_is_found_by_how_its_id_begins_and_by_its_name(client: Client) -> 
     assert [job.id for job in client.jobs(name="found a", owner="@me")] == [first]
     unknown = "job-" + "0" * 26
     assert client.resolve(unknown) == unknown  # whole: whoever uses it hears that it is not there
-    for reference in ("job-zzz", "none of this name"):
+    for reference in ("job-zzz", "none of this name", ".."):
         with pytest.raises(errors.JobNotFound, match=f"there is no job {reference}"):
             client.resolve(reference)
     with pytest.raises(ValueError, match="no id"):
-        client.resolve("..")
+        client.resolve("")
 
 
 def test_a_name_that_several_jobs_have_is_an_error_with_the_newest_first(client: Client) -> None:

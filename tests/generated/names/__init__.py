@@ -1,0 +1,1 @@
+"""Texts and numbers of users, through each door of a server and out of each other."""
