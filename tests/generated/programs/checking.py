@@ -1,0 +1,224 @@
+"""Runs a drawn program by dray in several ways, and compares what it ends with."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.generated.programs.drawing import (
+    CHANGED_LATER,
+    FROM_DRAY,
+    FROM_REFERENCE,
+    NUM_BATCHES,
+    DrawnProgram,
+)
+from tests.generated.programs.references import run_all
+from tests.unit.training.prepared.programs import assert_same
+from tests.unit.training.ranks import checkpoint_refs, frames, run_in_group, run_ranks
+
+State = list[dict[str, Any]]
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked", "calls")
+REFUSED = {
+    **dict.fromkeys(CHANGED_LATER, "add_param_group"),
+    "own_resume": "first_epoch",
+}
+"""Features that dray may refuse, each with a word of the reason."""
+
+
+def world_size_of(seed: int) -> int:
+    return random.Random(f"ranks {seed}").choice((2, 2, 3))
+
+
+class Checked:
+    """One program, its folder, and how it is checked."""
+
+    def __init__(self, program: DrawnProgram, home: Path, references: Path | None = None) -> None:
+        """references: the states of torch, if they were computed."""
+        self.program, self.home = program, home
+        self.world_size = world_size_of(program.seed)
+        self._dice = random.Random(f"kills {program.seed}")
+        if references is None:
+            references = home / "references"
+            run_in_group(_as_member, self.world_size, str(references), program)
+        self._references = references / str(program.seed)
+
+    def check(self) -> None:
+        """Raises AssertionError if dray trains otherwise than torch, or otherwise after a kill."""
+        codes = self._run("undisturbed")
+        if any(codes):
+            self._is_refused()
+            return
+        undisturbed = self._state("undisturbed")
+        if not self.program.is_noisy:
+            close(undisturbed, self._reference(), self._tolerance)
+        for number in range(2):
+            self._check_kills(f"killed-{number}", number + 1, undisturbed)
+        if self.program.seed % 2:
+            self._check_as_it_is()
+        elif self.program.is_alike_alone:
+            self._check_other_sizes(undisturbed)
+
+    # What dray does.
+
+    def _run(
+        self,
+        name: str,
+        *,
+        kills: Sequence[Sequence[int]] = (),
+        imports: str = FROM_DRAY,
+        every: int | None = None,
+        world_size: int | None = None,
+        **how: Any,
+    ) -> list[int | None]:
+        folder = self.home / name
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "drawn.py"
+        text = self.program.text(folder, imports, kills=[list(kill) for kill in kills], every=every)
+        path.write_text(text)
+        document = {"script": {"entrypoint": str(path)}, **how.pop("document", {})}
+        size = world_size or self.world_size
+        return run_ranks(folder, document, world_size=size, **how)
+
+    def _state(self, name: str, world_size: int | None = None) -> State:
+        """The state at the end, which is the same on all ranks."""
+        ranks = range(world_size or self.world_size)
+        states = [torch.load(self.home / name / f"state-{rank}.pt") for rank in ranks]
+        states = [self._compared(state) for state in states]
+        for state in states[1:]:
+            assert_same(states[0], state)
+        return states[0]
+
+    def _compared(self, state: State) -> State:
+        """Without buffers, where each rank has its own."""
+        if "buffers_apart" not in self.program.features:
+            return state
+        return [without_buffers(one) for one in state]
+
+    def _reference(self) -> State:
+        """By torch's DDP if it takes the program and its ranks end alike, else by hand."""
+        ranks = range(self.world_size)
+        paths = [self._references / f"ddp-{rank}.pt" for rank in ranks]
+        if all(path.exists() for path in paths):
+            states = [torch.load(path) for path in paths]
+            if all(_alike(states[0], state) for state in states[1:]):
+                return self._compared(states[0])
+        return self._compared(torch.load(self._references / "hand-0.pt"))
+
+    @property
+    def _tolerance(self) -> float:
+        return 5e-2 if "bf16" in self.program.features else 1e-8
+
+    def _check_kills(self, name: str, number: int, undisturbed: State) -> None:
+        dice = self._dice
+        kills, every = self._kills(number), dice.choice((None, 2))
+        codes = self._run(name, kills=kills, every=every, recovers=True)
+        if any(codes):
+            self._went_back(name)
+            refs = checkpoint_refs(self.home / name)
+            codes = self._run(
+                name, kills=kills, every=every, recovers=True, attempt=2, resume_from=refs
+            )
+            assert codes == [0] * self.world_size, ("the second attempt failed", kills)
+            if self.program.features & {"counts_itself"}:
+                return
+        try:
+            assert_same(self._state(name), undisturbed)
+        except AssertionError as error:
+            raise AssertionError(f"other bits after the kills {kills}, every={every}") from error
+
+    def _kills(self, number: int) -> list[list[int]]:
+        """One or two losses, also of a rank that was lost before."""
+        dice = self._dice
+        first, second = dice.sample(range(self.world_size), 2)
+        incarnation = 0
+        if dice.random() < 0.3:
+            second, incarnation = first, 1
+        chosen = [(first, 0), (second, incarnation)][:number]
+        points = range(self.program.num_points)
+        places = sorted(dice.randrange(NUM_BATCHES) for _ in chosen)
+        return [
+            [*one, place, dice.choice(points)] for one, place in zip(chosen, places, strict=True)
+        ]
+
+    def _errors(self, name: str, attempt: int = 1) -> list[Any]:
+        ranks = range(self.world_size)
+        folder = self.home / name
+        return [
+            error
+            for rank in ranks
+            for error in frames(folder, rank=rank, attempt=attempt, kind="error")
+        ]
+
+    def _went_back(self, name: str) -> None:
+        """Each rank that ended with an error has blamed it on the loss of a peer."""
+        errors = self._errors(name)
+        assert errors, "ranks ended without a word"
+        assert {error["cause"] for error in errors} == {"worker_lost"}, errors
+        assert any("checkpoint" in error["message"] for error in errors), errors
+
+    def _is_refused(self) -> None:
+        errors = self._errors("undisturbed")
+        words = [word for name, word in REFUSED.items() if name in self.program.features]
+        messages = [error["message"] for error in errors]
+        assert any(word in one for word in words for one in messages), ("not refused", messages)
+
+    def _check_as_it_is(self) -> None:
+        """A script that does not call prepare() is torchrun's, to the bit."""
+        if not (self._references / "ddp-0.pt").exists():
+            return
+        codes = self._run("as-it-is", imports=FROM_REFERENCE)
+        assert codes == [0] * self.world_size, "as it is"
+        for rank in range(self.world_size):
+            found = torch.load(self.home / "as-it-is" / f"state-{rank}.pt")
+            assert_same(found, torch.load(self._references / f"ddp-{rank}.pt"))
+
+    def _check_other_sizes(self, undisturbed: State) -> None:
+        """Alone, and with ranks that are lost and come back while the others go on."""
+        assert self._run("alone", world_size=1) == [0], "alone"
+        close(self._state("alone", 1), undisturbed, 1e-6)
+        elastic = {"elastic": {"min_workers": 1}, "resources": {"num_workers": self.world_size}}
+        kills = self._kills(1)
+        codes = self._run("resized", kills=kills, goes_on=True, document=elastic)
+        if any(codes):
+            self._went_back("resized")
+            return
+        assert codes == [0] * self.world_size, ("resized", kills)
+        close(self._state("resized"), undisturbed, 1e-6)
+
+
+def _as_member(rank: int, folder: str, program: DrawnProgram) -> None:
+    run_all(rank, world_size_of(program.seed), folder, [program])
+
+
+def _alike(one: State, other: State) -> bool:
+    try:
+        assert_same([without_buffers(each) for each in one], [without_buffers(e) for e in other])
+    except AssertionError:
+        return False
+    return True
+
+
+def without_buffers(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if not str(key).endswith(BUFFERS)}
+
+
+def close(one: Any, other: Any, tolerance: float) -> None:
+    """Equal up to rounding."""
+    if isinstance(one, Tensor):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            close(one[key], other[key], tolerance)
+    elif isinstance(one, list | tuple):
+        for a, b in zip(one, other, strict=True):
+            close(a, b, tolerance)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=max(tolerance, 1e-9))

@@ -1,0 +1,54 @@
+"""Runs programs by torch alone: `python -m torch.distributed.run -m ... FOLDER FIRST LAST`, or called
+by ranks that have a group already.
+
+Each program runs with torch's DDP, and with gradients that are averaged by hand. Its states are
+`ddp-RANK.pt` and `hand-RANK.pt` in a folder of its seed; one that torch refuses leaves none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.generated.programs.drawing import DrawnProgram, draw
+from tests.generated.programs.reference import ReferenceTrain
+
+
+def run_all(rank: int, world_size: int, folder: str, programs: list[DrawnProgram]) -> None:
+    """Every program by every way. A rank of one alone needs no group."""
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for program in programs:
+        home = Path(folder, str(program.seed))
+        home.mkdir(parents=True, exist_ok=True)
+        for way in ("ddp", "hand") if world_size > 1 else ("hand",):
+            run_one(program, home, way)
+
+
+def run_one(program: DrawnProgram, home: Path, way: str) -> None:
+    """Leaves the state of this rank, if torch takes the program. All ranks are alike."""
+    rank = os.environ["RANK"]
+    train = ReferenceTrain(uses_ddp=way == "ddp")
+    own = home / f"run-{way}"
+    own.mkdir(exist_ok=True)
+    text = program.text(own, imports="")
+    try:
+        exec(compile(text, "drawn.py", "exec"), {"train": train, "BACKWARD": train.backward})
+        os.replace(own / f"state-{rank}.pt", home / f"{way}-{rank}.pt")
+    except Exception as error:
+        (home / f"{way}-{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    chosen = [draw(seed) for seed in range(int(sys.argv[2]), int(sys.argv[3]))]
+    run_all(dist.get_rank(), dist.get_world_size(), sys.argv[1], chosen)
+    dist.destroy_process_group()
