@@ -100,12 +100,14 @@ class Simulation:
         only: str | None = None,
         max_plans: int = MAX_PLANS,
     ) -> None:
-        """only: the one job whose start is asked for; None for all that wait."""
+        """only: the one job whose start is asked for, of which the play ends once it `has_run_out`;
+        None for all that wait."""
         self.starts: dict[str, Expected] = {}
         self._situation = situation
         self._snapshot = snapshot = situation.snapshot
         self._began = self._now = now
         self._plans_left = max_plans
+        self._is_of_one = only is not None
         asked = (job for job in snapshot.queue if only in (None, job.job_id))
         self._asked = {job.job_id: None for job in asked}
         self._held = {job.job_id: job.held for job in snapshot.queue if job.held is not None}
@@ -148,6 +150,7 @@ class Simulation:
                 break
         moment = self._next_moment()
         is_over = len(self.starts) + self._num_held >= len(self._asked)
+        is_over = is_over or (self.has_run_out and self._is_of_one)
         if is_over or moment is None or not self._plans_left or self._is_far(moment):
             self._close(is_cut_off=moment is not None)
             return False
