@@ -146,16 +146,21 @@ class Simulation:
         while self._plans_left > 0:
             heads = self._lanes.heads(self._free)
             has_more = bool(self._lanes.left_out)
-            if not self._apply(self._plan(heads)) or not has_more:
+            has_started = self._apply(self._plan(heads))
+            if not (has_started and has_more) or self._knows_no_more:
                 break
         moment = self._next_moment()
         is_over = len(self.starts) + self._num_held >= len(self._asked)
-        is_over = is_over or (self.has_run_out and self._is_of_one)
+        is_over = is_over or self._knows_no_more
         if is_over or moment is None or not self._plans_left or self._is_far(moment):
             self._close(is_cut_off=moment is not None)
             return False
         self._go_to(moment)
         return True
+
+    @property
+    def _knows_no_more(self) -> bool:
+        return self.has_run_out and self._is_of_one
 
     def _plan(self, queue: Sequence[WaitingJob]) -> list[policy.Decision]:
         self._plans_left -= 1
