@@ -147,7 +147,7 @@ class JobQuestions:
         return ranges.expected(there, plays)[self.job.job_id]
 
     def _bound(self, played: Simulation) -> Expected:
-        """What is known of the start where jobs come first that are not in the situation."""
+        """A bound of the start, where jobs come first that are not in the situation."""
         found = played.starts[self.job.job_id]
         if found.at is None and found.not_before is None:
             return found
