@@ -131,8 +131,9 @@ class GroupMonitor:
         finally:
             stop.cancel()
             leave.cancel()
-        cause = Cause.STOPPED if self._stop_asked.is_set() else Cause.PREEMPTED
-        return Outcome.of(cause, "stopped before it started")
+        if self._stop_asked.is_set():
+            return Outcome.of(Cause.STOPPED, "stopped before it started")
+        return Outcome.of(Cause.PREEMPTED, "left its slots before it started")
 
     @property
     def use(self) -> TimeCategory:
@@ -273,7 +274,8 @@ class GroupMonitor:
         if others := {m.exit for m in left if m.exit}:
             await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
         names = " and ".join(str(rank) for rank in sorted(ranks))
-        broke = f"rank {names} was lost" if ranks else "the group was to change its size"
+        broke = f"ranks {names} were lost" if len(ranks) > 1 else f"rank {names} was lost"
+        broke = broke if ranks else "the group was to change its size"
         message = f"rank {through[0]} had ended with code 0 when {broke}"
         if not self._is_script:
             message += ": the result was stored, and all were done"
@@ -512,5 +514,6 @@ def _ended_by_hang(hang: Hang, phase: str, cause: Cause) -> Outcome:
     """Of a group that resumes from its checkpoint."""
     ranks = [observation.rank for observation in hang.culprits]
     who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
-    message = f"{who} stood still for {hang.waited_s:.1f} s in {phase}, and was ended"
+    verb = "was" if len(ranks) == 1 else "were"
+    message = f"{who} stood still for {hang.waited_s:.1f} s in {phase}, and {verb} ended"
     return Outcome.of(cause, message, ranks[0])

@@ -512,13 +512,14 @@ class RecoveryController:
             how = "; ".join(recovery_rules.how(rank, self._names) for rank in lost)
         else:
             how = "ranks lost each other, though all of them live"
-        others = "go on" if (self._goes_on or self._lone) and lost else "keep their state"
+        goes_on = (self._goes_on or self._lone) and lost
+        others = f"{'the others' if lost else 'they'} {'go on' if goes_on else 'keep their state'}"
         self._reporter.report(
             RegroupingReport(
                 generation=self.state.round,
                 ranks=[rank.rank for rank in lost],
                 code=kind,
-                message=f"{how}; the others {others}{self._pace.why()}",
+                message=f"{how}; {others}{self._pace.why()}",
             )
         )
 

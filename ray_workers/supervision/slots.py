@@ -82,8 +82,7 @@ class AttemptSlots:
             except (SlotsUnavailable, TimeoutError):
                 raise SlotsUnavailable(
                     f"Ray did not give {part.num_workers} slots of {bundle['GPU']:g} GPU, each on "
-                    f"another GPU of one node, within {self._spec.start_timeout_s:g} s; others may "
-                    "be using the GPUs"
+                    f"another GPU of one node, within {self._spec.start_timeout_s:g} s"
                 ) from None
             again = [slots for slots, gpu in found if kept.setdefault(gpu, slots) is not slots]
             await self.give_back(again)
@@ -142,10 +141,7 @@ class AttemptSlots:
         ]
         if not all(await asyncio.gather(*waits)):
             num = sum(part.num_workers for part in slices)
-            raise SlotsUnavailable(
-                f"Ray did not give {num} slots within {timeout_s:g} s; "
-                "others may be using the cluster"
-            )
+            raise SlotsUnavailable(f"Ray did not give {num} slots within {timeout_s:g} s")
         return asked
 
     async def _gpu_of(self, slots: Slots) -> str:

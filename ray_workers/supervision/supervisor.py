@@ -320,9 +320,7 @@ class Supervisor:
     async def _build(self) -> None:
         if self._without_agent:
             nodes = ", ".join(self._without_agent)
-            raise _NodesLeft(
-                f"no node agent is on {nodes}, which has left the service or is about to"
-            )
+            raise _NodesLeft(f"no agent of dray answers to its name on {nodes}")
         code = asyncio.ensure_future(self._prepare([p.node_id for p in self._spec.slices]))
         try:
             await self._group.acquire()

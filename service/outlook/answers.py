@@ -174,7 +174,7 @@ class Answers:
 WOULD_START = views.Reason(code="would_start", message="would start now")
 NO_FORECAST = views.Reason(
     code="no_forecast",
-    message="no forecast has been made of late: the scheduler's loops do not run",
+    message="this process found no forecast of the last 2 minutes that it can read",
 )
 
 

@@ -303,7 +303,7 @@ class FakeAttempt:
                 return Outcome.of(
                     Cause.SLOTS_UNAVAILABLE,
                     f"Ray did not give {self.spec.world_size} slots within "
-                    f"{self.spec.start_timeout_s:g} s; others may be using the cluster",
+                    f"{self.spec.start_timeout_s:g} s",
                 )
 
     def _start(self) -> None:

@@ -92,7 +92,7 @@ def ending(job: Job) -> list[str]:
         lines.append(f"  {summary(job)}")
     if job.state is JobState.SUCCEEDED:
         lines.append(f"  get the results with: dray download {job.id} DEST")
-    elif job.state is JobState.FAILED:
+    elif job.state is JobState.FAILED and job.attempt:
         lines.append(f"  see why with: dray logs {job.id}")
     return lines
 

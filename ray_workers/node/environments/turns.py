@@ -42,11 +42,13 @@ class BuildTurns:
         return self._wanted.is_wanted(key)
 
     def why_waiting(self, key: str, owner: Owner) -> str | None:
-        """Why a build does not run yet; None if it does."""
+        """Why a build does not run yet; None if it does, or is about to."""
         if key in self._running:
             return None
         if self._number_of(owner) >= BUILDS_OF_A_USER:
-            return f"waits for the {BUILDS_OF_A_USER} builds of its user that run here"
+            return f"waits for one of the {BUILDS_OF_A_USER} builds of its user that run here"
+        if len(self._running) < BUILDS_AT_A_TIME:
+            return None
         return f"waits for one of the {len(self._running)} builds that run here"
 
     @contextlib.asynccontextmanager

@@ -52,7 +52,7 @@ class RankExit:
         return (
             " (meanwhile the kernel of its node ended "
             f"{self.memory_kills} process{'' if self.memory_kills == 1 else 'es'} for want of "
-            "memory: lower train.micro_batch_size or data.loader_workers, or take nodes with more)"
+            "memory)"
         )
 
 
@@ -189,8 +189,8 @@ def _unexplained(ended: RankExit, *, is_echo: bool) -> tuple[Cause, str]:
         message = f"rank {ended.rank} met a full or failing disk, and could not say more"
         return Cause.INFRASTRUCTURE, message
     if code == -signal.SIGBUS:
-        message = f"the process of rank {ended.rank} was killed by SIGBUS: a disk or /dev/shm of"
-        return Cause.INFRASTRUCTURE, f"{message} its node is full or fails"
+        message = f"the process of rank {ended.rank} was killed by SIGBUS: memory that is mapped"
+        return Cause.INFRASTRUCTURE, f"{message} from a file, such as in /dev/shm, was not there"
     if code >= 0:
         return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
     message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"

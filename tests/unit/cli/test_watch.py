@@ -100,6 +100,11 @@ def test_the_end_of_a_failed_job_says_where_to_look() -> None:
     ]
 
 
+def test_a_job_that_failed_before_its_first_attempt_has_no_logs_to_look_at() -> None:
+    failed = job(JobState.FAILED, attempt=0, finished_at=BEGAN + timedelta(seconds=3))
+    assert ending(failed) == ["job-x FAILED after 3.0 s: that is so"]
+
+
 def test_a_warning_is_said_at_the_end_and_with_the_job(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -68,7 +68,7 @@ function Node({ node, jobs, spread, now, dashboard }) {
   const said = !node.alive ? 'gone' : out ? 'refused' : `${taken} of ${count} ${kind}`;
   return html`<section class=${`node ${out ? 'out' : ''}`} aria-label=${node.hostname}>
     <h2 class="minor"><${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//><span class="soft">${said}${model && `, ${model}`}</span></h2>
-    ${!node.alive && html`<p class="note">Ray has lost this node. Jobs that had slots on it go on elsewhere.</p>`}
+    ${!node.alive && html`<p class="note">Ray has lost this node. Jobs lose the slots that they had on it.</p>`}
     ${!out && count <= MOST_SLOTS && html`<div class="slots" role="img" aria-label=${`${taken} of ${count} ${kind} are held${stuck ? `, ${stuck} are in quarantine` : ''}`}>
       ${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${`slot ${n < taken ? 'held' : n < taken + stuck ? 'stuck' : ''}`}></span>`)}</div>`}
     ${!out && Object.entries(resources).filter(([name]) => useful(name)).map(([name, total]) => html`<div key=${name} class="resource"><span class="soft">${name}</span>

@@ -141,14 +141,20 @@ class JobQuestions:
             return Expected(None, self.decision.reason)
         there = self._with(self.job)
         plays = ranges.plays(there, self._now, only=self.job.job_id, max_plans=MAX_PLANS)
-        for play in plays:
-            play.run()
-        found = ranges.expected(there, plays)[self.job.job_id]
-        if found.at is None or not any(play.has_run_out for play in plays):
+        in_order = sorted(plays, key=lambda play: play is not plays[ranges.MIDDLE])
+        if any(play.run() and play.has_run_out for play in in_order):
+            return self._bound(plays[ranges.MIDDLE])
+        return ranges.expected(there, plays)[self.job.job_id]
+
+    def _bound(self, played: Simulation) -> Expected:
+        """A bound of the start, where jobs come first that are not in the situation."""
+        found = played.starts[self.job.job_id]
+        if found.at is None and found.not_before is None:
             return found
         number = sum(self._situation.left_out.values())
         message = f"{number} more jobs wait, of which some are ahead of it"
-        return Expected(None, Reason("beyond_forecast", message), not_before=found.at)
+        bound = found.not_before if found.at is None else found.at
+        return Expected(None, Reason("beyond_forecast", message), not_before=bound)
 
     def _with(self, job: WaitingJob) -> Situation:
         """The situation with this job at its place among those that wait."""

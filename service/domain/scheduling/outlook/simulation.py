@@ -100,12 +100,14 @@ class Simulation:
         only: str | None = None,
         max_plans: int = MAX_PLANS,
     ) -> None:
-        """only: the one job whose start is asked for; None for all that wait."""
+        """only: the one job whose start is asked for, of which the play ends once it `has_run_out`;
+        None for all that wait."""
         self.starts: dict[str, Expected] = {}
         self._situation = situation
         self._snapshot = snapshot = situation.snapshot
         self._began = self._now = now
         self._plans_left = max_plans
+        self._is_of_one = only is not None
         asked = (job for job in snapshot.queue if only in (None, job.job_id))
         self._asked = {job.job_id: None for job in asked}
         self._held = {job.job_id: job.held for job in snapshot.queue if job.held is not None}
@@ -144,15 +146,21 @@ class Simulation:
         while self._plans_left > 0:
             heads = self._lanes.heads(self._free)
             has_more = bool(self._lanes.left_out)
-            if not self._apply(self._plan(heads)) or not has_more:
+            has_started = self._apply(self._plan(heads))
+            if not (has_started and has_more) or self._knows_no_more:
                 break
         moment = self._next_moment()
         is_over = len(self.starts) + self._num_held >= len(self._asked)
+        is_over = is_over or self._knows_no_more
         if is_over or moment is None or not self._plans_left or self._is_far(moment):
             self._close(is_cut_off=moment is not None)
             return False
         self._go_to(moment)
         return True
+
+    @property
+    def _knows_no_more(self) -> bool:
+        return self.has_run_out and self._is_of_one
 
     def _plan(self, queue: Sequence[WaitingJob]) -> list[policy.Decision]:
         self._plans_left -= 1

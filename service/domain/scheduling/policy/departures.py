@@ -12,7 +12,7 @@ from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, ta
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
 from service.domain.scheduling.placement.slots import count, workers
-from service.domain.scheduling.policy.ranking import is_kept_back
+from service.domain.scheduling.policy.ranking import Able
 from service.domain.scheduling.policy.records import (
     Growing,
     Preempt,
@@ -79,9 +79,9 @@ class Departures:
         elastic, min_run_s = self._snapshot.elastic, self._snapshot.min_run_s
         claims: list[ElasticClaim] = []
         others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
+        able = Able(self._snapshot, self._gangs, now)
         for job, gang, rank in waiting:
-            backs_off = job.not_before is not None and job.not_before > now
-            if backs_off or job.preparing or is_kept_back(job, self._snapshot.used_up):
+            if not able.takes_room(job, gang):
                 continue
             standing = _standing(rank)
             # The rules for sizes don't know the room of a topology's domains.

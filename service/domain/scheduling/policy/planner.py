@@ -73,7 +73,7 @@ def plan(
         shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted),
         has_closed=any(OPEN in node.total for node in accepted),
     )
-    ranking = Ranking(snapshot, gangs)
+    ranking = Ranking(snapshot, gangs, now)
     ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
     # Sorted are indices, and no pairs: a collector of garbage goes through all that is made here.

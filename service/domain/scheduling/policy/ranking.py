@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from operator import attrgetter, itemgetter
 
 from service.domain.scheduling.placement.gangs import Gang, Gangs
@@ -16,8 +17,8 @@ from service.domain.scheduling.rules.limits import QueueLimits
 class Ranking:
     """The ranks of the jobs of a snapshot."""
 
-    def __init__(self, snapshot: Snapshot, gangs: Gangs) -> None:
-        self._guaranteed = _within_quota(snapshot, gangs)
+    def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
+        self._guaranteed = _within_quota(snapshot, gangs, now)
         # An account whose jobs are all kept back could not use its share.
         active = {(job.queue, job.owner) for job in snapshot.running}
         used_up = snapshot.used_up
@@ -59,7 +60,7 @@ def at_the_front(
     return [fronts.rank(job.queue, rank) for job, rank in in_queue], there
 
 
-def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
+def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
     """The jobs that their queues guarantee their slots. Jobs count against a quota by priority, of
     equal ones those first that run; those that can't start now do not count, also for a limit."""
     having = {queue.name for queue in snapshot.queues if queue.quota}
@@ -73,8 +74,7 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
     for waiting in snapshot.queue:
         if waiting.queue in having or waiting.array is not None:
             in_order[-waiting.priority, True].append(waiting)
-    in_arrays = Counter(snapshot.running_of_arrays)
-    limits = limits_of(snapshot, gangs)
+    able = Able(snapshot, gangs, now)
     quotas = shares.Quotas(snapshot.queues, gangs.kinds)
     found: set[str] = set()
     for _, jobs in sorted(in_order.items(), key=itemgetter(0)):
@@ -82,23 +82,38 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
             if quotas.are_spent:
                 return found
             gang = gangs.of(job.request)
-            counts = isinstance(job, RunningJob) or (
-                _may_claim(job, in_arrays, snapshot.used_up) and _takes_room(job, gang, limits)
-            )
+            counts = isinstance(job, RunningJob) or able.takes_room(job, gang)
             if counts and quotas.grant(job.queue, gang.kind, gang.least):
                 found.add(job.job_id)
     return found
 
 
-def _takes_room(job: WaitingJob, gang: Gang, limits: QueueLimits) -> bool:
-    """Take what the limits leave for the job; False if that is not enough for it to start."""
-    of_account = limits.of((job.queue, job.owner))
-    if of_account is None:
+class Able:
+    """The waiting jobs that could start now if there were slots, one after the other."""
+
+    def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
+        self._now = now
+        self._used_up = snapshot.used_up
+        self._in_arrays = Counter(snapshot.running_of_arrays)
+        self._limits = limits_of(snapshot, gangs)
+
+    def takes_room(self, job: WaitingJob, gang: Gang) -> bool:
+        """Take what the limits leave for the job; False if that is not enough for it to start, or
+        it waits for something else than slots."""
+        backs_off = job.not_before is not None and job.not_before > self._now
+        if backs_off or job.preparing or is_kept_back(job, self._used_up):
+            return False
+        if job.array is not None:
+            self._in_arrays[job.array.array_id] += 1
+            if self._in_arrays[job.array.array_id] > job.array.max_running:
+                return False
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is None:
+            return True
+        if limits.room(job.job_id, gang.kind, gang.least).workers < gang.least:
+            return False
+        limits.take(job.job_id, gang.kind, gang.least)
         return True
-    if of_account.room(job.job_id, gang.kind, gang.least).workers < gang.least:
-        return False
-    of_account.take(job.job_id, gang.kind, gang.least)
-    return True
 
 
 def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
@@ -114,13 +129,3 @@ def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
 def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
     """Whether the job does not start before something happens that is not the scheduler's."""
     return bool(job.held or job.after) or job.queue in used_up
-
-
-def _may_claim(job: WaitingJob, in_arrays: Counter[str], used_up: Collection[str]) -> bool:
-    """Whether the job could start if there were slots. in_arrays: members that count already."""
-    if is_kept_back(job, used_up) or job.preparing or job.not_before:
-        return False
-    if job.array is not None:
-        in_arrays[job.array.array_id] += 1
-        return in_arrays[job.array.array_id] <= job.array.max_running
-    return True

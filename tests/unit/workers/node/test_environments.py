@@ -224,7 +224,7 @@ async def test_the_builds_of_one_user_hold_up_no_other(node: Environments, tmp_p
     third = {"setup": [f"touch {tmp_path}/third"]}
     answer = await node.prepare(third, ann, keeps_all=False)
     assert answer.state is BuildState.BUILDING
-    assert answer.message == "waits for the 2 builds of its user that run here"
+    assert answer.message == "waits for one of the 2 builds of its user that run here"
     bob = replace(POLICY, owner="bob")
     assert (await settle(node, {"setup": ["true"]}, bob)).state is BuildState.READY
     assert not (tmp_path / "third").exists()
@@ -241,6 +241,7 @@ async def test_the_builds_of_one_user_hold_up_no_other(node: Environments, tmp_p
 
 async def test_no_more_builds_run_than_a_node_has_places_for() -> None:
     builds, running, most = turns.BuildTurns(), 0, 0
+    assert builds.why_waiting("k0", "user 0") is None, "none runs, so it is about to begin"
     go_on = asyncio.Event()
 
     async def run(number: int) -> None:

