@@ -23,7 +23,7 @@ RECORD = ROOT / ".soak.json"
 EVERY_TEST = ("-m", "")
 FRESH_SEEDS = {"DRAY_FRESH_SEEDS": "1"}
 NUM_STORMS = 2000
-GENERATED = {"plans": (4, 10_000)}
+GENERATED = {"plans": (4, 10_000), "programs": (4, 150)}
 """Parts, and cases of each part, of every generator in tests/generated."""
 PROCESSES = str(min(os.cpu_count() or 1, 4))
 

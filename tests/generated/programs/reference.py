@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -97,15 +96,15 @@ class ReferenceTrain:
         self._is_synchronous = False
         with ExitStack() as stack:
             for model in self._wrapped:
-                stack.enter_context(model.no_sync())  # type: ignore[no-untyped-call]
+                stack.enter_context(model.no_sync())
             yield
         self._is_synchronous = True
 
     def backward(self, loss: Tensor, **how: Any) -> None:
         if self._world_size == 1:
-            loss.backward(**how)
+            Tensor.backward(loss, **how)
         elif self._uses_ddp:
-            (loss * self._weight * self._world_size).backward(**how)
+            Tensor.backward(loss * self._weight * self._world_size, **how)
         else:
             self._average_by_hand(loss, **how)
 
@@ -115,7 +114,7 @@ class ReferenceTrain:
         before = {id(p): p.grad for p in parameters}
         for parameter in parameters:
             parameter.grad = None
-        loss.backward(**how)
+        Tensor.backward(loss, **how)
         for parameter in parameters:
             new, old = parameter.grad, before[id(parameter)]
             if new is not None:
