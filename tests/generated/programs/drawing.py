@@ -18,7 +18,9 @@ EPOCHS = 2
 EPOCH_BATCHES = 3
 NUM_BATCHES = EPOCHS * EPOCH_BATCHES
 FROM_DRAY = "from dray import train\nBACKWARD = torch.Tensor.backward"
-FROM_REFERENCE = "from tests.generated.programs.reference import train\nBACKWARD = train.backward"
+FROM_REFERENCE = """from tests.generated.programs.reference import ReferenceTrain
+train = ReferenceTrain()
+BACKWARD = train.backward"""
 NOISY = {"dropout", "noise", "shuffle"}
 """Features by which a program draws random numbers, so that dray's runs alone are alike."""
 CHANGED_LATER = {"parameter_added", "layer_replaced"}
@@ -181,7 +183,7 @@ class _Drawing:
             options = "batch_sampler=torch.utils.data.BatchSampler("
             options += f"OwnOrder(), {batch}, drop_last=False)"
         if has("loader_workers", 0.05):
-            options += ", num_workers=1"
+            options += ", num_workers=1, multiprocessing_context='fork'"
         return options, samples
 
     def _models(self) -> list[str]:

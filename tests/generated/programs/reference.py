@@ -132,6 +132,3 @@ class _Shares:
 
     def __iter__(self) -> Iterator[Any]:
         return self._train.shares(self._loader)
-
-
-train = ReferenceTrain()
