@@ -93,8 +93,8 @@ class Checked:
     def _state(self, name: str, ranks: Sequence[int] = ()) -> State:
         """The state at the end, which is the same on all ranks."""
         ranks = ranks or range(self.world_size)
-        states = [torch.load(self.home / name / f"state-{rank}.pt") for rank in ranks]
-        states = [self._compared(state) for state in states]
+        loaded: list[State] = [torch.load(self.home / name / f"state-{rank}.pt") for rank in ranks]
+        states = [self._compared(state) for state in loaded]
         for state in states[1:]:
             assert_same(states[0], state)
         return states[0]

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -102,9 +103,9 @@ class ReferenceTrain:
 
     def backward(self, loss: Tensor, **how: Any) -> None:
         if self._world_size == 1:
-            Tensor.backward(loss, **how)
+            torch.autograd.backward(loss, **how)
         elif self._uses_ddp:
-            Tensor.backward(loss * self._weight * self._world_size, **how)
+            torch.autograd.backward(loss * self._weight * self._world_size, **how)
         else:
             self._average_by_hand(loss, **how)
 
@@ -114,7 +115,7 @@ class ReferenceTrain:
         before = {id(p): p.grad for p in parameters}
         for parameter in parameters:
             parameter.grad = None
-        Tensor.backward(loss, **how)
+        torch.autograd.backward(loss, **how)
         for parameter in parameters:
             new, old = parameter.grad, before[id(parameter)]
             if new is not None:
