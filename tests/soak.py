@@ -29,6 +29,7 @@ GENERATED = {
     "loggers": (1, 10_000),
     "names": (4, 500),
     "plans": (4, 10_000),
+    "programs": (4, 150),
 }
 """Parts, and cases of each part, of every generator in tests/generated."""
 PROCESSES = str(min(os.cpu_count() or 1, 4))

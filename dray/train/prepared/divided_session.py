@@ -18,7 +18,8 @@ from dray.train.prepared import division
 from dray.train.prepared.anchor import parameters_of
 from dray.train.prepared.division import Axes
 from dray.train.prepared.group import Group, LoopPhase, everyones
-from dray.train.prepared.session import TrainingSession, upgraded
+from dray.train.prepared.saved_state import upgraded
+from dray.train.prepared.session import TrainingSession
 
 
 class DividedSession(TrainingSession):
@@ -85,7 +86,7 @@ class DividedSession(TrainingSession):
 
     def _stepped(self, number: int) -> None:
         super()._stepped(number)
-        self._has_exchanged = True
+        self._count.has_exchanged = True
         self.group.enter(LoopPhase.OWN_CODE, self.steps)
 
     def _regroup(self, error: Exception) -> None:

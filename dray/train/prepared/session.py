@@ -16,7 +16,7 @@ later. Its group then ends, and the job goes back to its checkpoint.
 from __future__ import annotations
 
 import copy
-import types
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,9 +39,12 @@ from dray.train.prepared.anchor import (
     parameters_of,
     set_weights,
 )
+from dray.train.prepared.counting import SampleCount
 from dray.train.prepared.exchange import GradientExchange
 from dray.train.prepared.group import Group, LoopPhase, everyones
+from dray.train.prepared.hooks import hook_gradients, hook_steps, refuse_stranger
 from dray.train.prepared.randomness import derive_seed, seed_generators
+from dray.train.prepared.saved_state import has_groups_of, upgraded
 from dray.train.prepared.trained import Trained
 
 NO_STATE = -1
@@ -112,14 +115,7 @@ class TrainingSession:
         """Whether a newcomer was given a state that turned out to lack something."""
         self._stale: dict[int, tuple[int, int]] = {}
         """By parameter, id and version of a gradient from before the anchor that is not kept."""
-        self._at_hand = (0, 0)
-        """Samples of the batch at hand: of this rank, of all."""
-        self._counted = self._num_global = 0
-        """The same of the batches whose gradients are to be exchanged."""
-        self._is_counted = False
-        """Whether the batch at hand is one of these: it had a backward pass."""
-        self._has_exchanged = True
-        """Whether no backward pass came after the last exchange."""
+        self._count = SampleCount()
         self._loaded_as: tuple[int, int] | None = None
         """(rank, world size) by which the batch at hand was shared out."""
         self._steps_of = [0] * len(self.optimizers)
@@ -226,53 +222,28 @@ class TrainingSession:
     def _hook(self, first_optimizer: int = 0) -> None:
         self._hook_gradients()
         for number, optimizer in enumerate(self.optimizers[first_optimizer:], first_optimizer):
-            self._hook_steps(number, optimizer)
+            hook_steps(
+                optimizer,
+                functools.partial(self._will_step, number),
+                functools.partial(self._stepped, number),
+            )
         if first_optimizer == 0:
             register_optimizer_step_pre_hook(self._refuse_stranger)
 
     def _hook_gradients(self) -> None:
         if self.group.world_size == 1 and not self.group.may_grow:
             return
-        for parameter in self._exchange.parameters:
-            has_gradients = parameter.is_floating_point() or parameter.is_complex()
-            if id(parameter) in self._hooked or not has_gradients:
-                continue
-            self._hooked.add(id(parameter))
-            # One that is frozen now may be thawed later.
-            is_trained = parameter.requires_grad
-            parameter.requires_grad_(True)
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._gradient_came
-            )
-            parameter.requires_grad_(is_trained)
-
-    def _hook_steps(self, number: int, optimizer: Optimizer) -> None:
-        step, session = optimizer.step, self
-
-        def counted_step(_: Any, *args: Any, **kwargs: Any) -> Any:
-            if session.is_void:
-                return None
-            session._will_step(number)
-            result = step(*args, **kwargs)
-            session._stepped(number)
-            return result
-
-        # As torch's schedulers mark a step that they have wrapped.
-        for name in ("_wrapped_by_lr_sched", "_with_counter"):
-            if hasattr(step, name):
-                setattr(counted_step, name, True)
-        optimizer.step = types.MethodType(counted_step, optimizer)  # type: ignore[method-assign]
+        new = [
+            parameter
+            for parameter in self._exchange.parameters
+            if id(parameter) not in self._hooked
+            and (parameter.is_floating_point() or parameter.is_complex())
+        ]
+        self._hooked.update(map(id, new))
+        hook_gradients(new, self._gradient_came)
 
     def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
-        if any(optimizer is one for one in self.optimizers):
-            return
-        if any(self._exchange.is_known(parameter) for parameter in parameters_of([optimizer])):
-            raise ValueError(
-                f"an optimizer ({type(optimizer).__name__}) that prepare() was not given steps "
-                "parameters of a prepared model, and a process that takes another's place could "
-                "not go on with its state: give prepare() all optimizers, as in "
-                "prepare([model], [optimizer, other], loader)"
-            )
+        refuse_stranger(optimizer, self.optimizers, self._exchange.is_known)
 
     # Operations.
 
@@ -311,13 +282,13 @@ class TrainingSession:
         self._is_queued = False
         if self.is_void:
             return
-        self._count_batch()
+        self._count.passed()
         if not self._exchanges:
             return
         for number, optimizer in enumerate(self.optimizers):
             if self._exchange.reached_any(parameters_of([optimizer])):
                 self._unstepped.add(number)
-        weight = self._weight()
+        weight = self._count.weight(self.group.world_size)
         result = self._operate(lambda: self._exchanged(weight))
         if result is None:
             self._exchange.zero_gradients()
@@ -329,19 +300,8 @@ class TrainingSession:
         elif not self.has_begun:  # there may be no loader
             self._exchange.settle_buffers()
         self._exchange.is_done()
-        self._has_exchanged = True
+        self._count.has_exchanged = True
         self.group.enter(LoopPhase.OWN_CODE, self.steps + 1)
-
-    def _count_batch(self) -> None:
-        """A backward pass has ended: the batch at hand counts in the next exchange, alone or with
-        those before it whose gradients were added up."""
-        counted, num_global = self._at_hand
-        if self._has_exchanged:
-            self._counted, self._num_global = counted, num_global
-        elif not self._is_counted:
-            self._counted += counted
-            self._num_global += num_global
-        self._is_counted, self._has_exchanged = True, False
 
     def _exchanged(self, weight: float) -> Result:
         """The gradients of all ranks together. Raises an error that ends the attempt if the ranks
@@ -409,20 +369,17 @@ class TrainingSession:
         self._anchor.results.append(result)
         return result
 
-    def _weight(self) -> float:
-        """This rank's part of the global batch."""
-        if self._num_global:
-            return self._counted / self._num_global
-        return 1.0 / self.group.world_size
-
-    def _will_step(self, number: int) -> None:
-        """An optimizer is about to step."""
+    def _will_step(self, number: int) -> bool:
+        """An optimizer is about to step; whether it is to."""
+        if self.is_void:
+            return False
         for parameter in parameters_of([self.optimizers[number]]) if self._stale else ():
             self._look_for_stale(parameter, changes=0)
         anchor = self._anchor
         if number not in anchor.begun and number in self._copied_before_step:
             anchor.kept[number] = KeptOptimizer.of(self.optimizers[number])
         anchor.begun.add(number)
+        return True
 
     def _stepped(self, number: int) -> None:
         self.steps += 1
@@ -457,8 +414,8 @@ class TrainingSession:
         place = (group.rank, group.world_size)
         is_moved = self._loaded_as is not None and self._loaded_as != place
         has_state = self._ops != NO_STATE
-        is_whole = has_state and self._anchor.is_whole()
-        in_batch = self._is_pending and self._num_global > 0
+        is_whole = has_state and self._is_anchor_whole()
+        in_batch = self._is_pending and self._count.num_global > 0
         mine = (self._known_ops, is_whole, is_moved, self._anchor.ops, in_batch)
         table = everyones(group, [int(one) for one in mine], self._exchange.device)
         known = [row[0] for row in table]
@@ -473,6 +430,10 @@ class TrainingSession:
             self._hand_over(table, newest)
         group.began(self.steps)
 
+    def _is_anchor_whole(self) -> bool:
+        groups = [len(optimizer.param_groups) for optimizer in self.optimizers]
+        return self._anchor.is_whole() and groups == list(map(len, self._anchor.groups))
+
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
         """Begin the batch again where the ranks have other shares of it than before, if a rank is
         in an exchange of it that nobody has ended."""
@@ -483,7 +444,7 @@ class TrainingSession:
             return
         if not (self._is_pending and self._anchor.ops == anchors[0]):
             return
-        if not self._anchor.is_whole():
+        if not self._is_anchor_whole():
             raise self.group.state_lost()
         self._ops, self.steps = self._anchor.ops, self._anchor.steps
         self._anchor.results.clear()
@@ -557,7 +518,7 @@ class TrainingSession:
             self._restore(self._anchor)
         self.position = position
         self._steps_of = [0] * len(self.optimizers)
-        if self._ops > self._anchor.ops or self._anchor.has_stepped or self._has_exchanged:
+        if self._ops > self._anchor.ops or self._anchor.has_stepped or self._count.has_exchanged:
             self._anchor = self._new_anchor()
             self.on_batch()
         self.group.enter(LoopPhase.DATA, self.steps + 1)
@@ -567,9 +528,18 @@ class TrainingSession:
             self._regroup(error)
 
     def _check_all_taken(self) -> None:
+        """At the first batch, when the script has added all groups of parameters that it had."""
         taken, self._taken = self._taken, None
         if taken is None:
             return
+        for optimizer, of_one in zip(self.optimizers, taken["optimizers"], strict=False):
+            if not has_groups_of(optimizer, of_one):
+                raise ValueError(
+                    f"the saved state of an optimizer ({type(optimizer).__name__}) has other "
+                    "groups of parameters than the script has made before this batch: add groups "
+                    "before prepare(), or at the beginning of an epoch"
+                )
+            optimizer.load_state_dict(of_one)
         for what, own in (("models", self.models), ("optimizers", self.optimizers)):
             is_added_to = self._parts > taken["parts"]  # by further calls, after this state
             if len(taken[what]) != len(own) and not (is_added_to and len(taken[what]) < len(own)):
@@ -580,7 +550,7 @@ class TrainingSession:
 
     def began_batch(self, counted: int, num_global: int) -> None:
         """The loader hands out a batch: so many samples of this rank, of all ranks."""
-        self._at_hand, self._is_counted = (counted, num_global), False
+        self._count.begin(counted, num_global)
         self._loaded_as = self.place
         seed = derive_seed("step", self.seed, *self._numbers())
         seed_generators(seed)
@@ -588,7 +558,7 @@ class TrainingSession:
 
     def ended_epoch(self) -> None:
         """The loader is at the end of an epoch."""
-        self._at_hand, self._is_counted = (0, 0), False
+        self._count.begin(0, 0)
         seed_generators(derive_seed("end", self.seed, *self._numbers()))
         self.group.enter(LoopPhase.OWN_CODE, self.steps)
 
@@ -600,7 +570,7 @@ class TrainingSession:
         self.is_void = False
         self._restore(self._anchor)
         self._steps_of = [0] * len(self.optimizers)
-        self._has_exchanged = True
+        self._count.has_exchanged = True
         self.position = self._anchor.position
         return self.position
 
@@ -647,7 +617,8 @@ class TrainingSession:
         for model, of_model in zip(self.models, state["models"], strict=False):
             model.load_state_dict(of_model)
         for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
-            optimizer.load_state_dict(of_one)
+            if has_groups_of(optimizer, of_one):  # else the script adds some on its way
+                optimizer.load_state_dict(of_one)
         with torch.no_grad():
             for parameter, value in zip(self.trained.others, state["others"], strict=False):
                 parameter.copy_(value)
@@ -709,7 +680,7 @@ class TrainingSession:
         for name, state in anchor.tracked.items():
             self.tracked[name].load_state_dict(copied(state))
         for optimizer, groups in zip(self.optimizers, anchor.groups, strict=False):
-            for group, values in zip(optimizer.param_groups, groups, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=False):
                 group.update(copy.deepcopy(values))
         self._exchange.set_buffers(anchor.buffers)
         if anchor.gradients is not None:
@@ -725,6 +696,13 @@ class TrainingSession:
     def finish(self) -> None:
         """Return once the scripts of all ranks have ended well; until then this rank hands its
         state over where it is asked for."""
+        if self.is_skipping:
+            raise ValueError(
+                f"the script ended before it came to epoch {self.position.epoch}, in which the job "
+                "is: prepare() restored the training, and the loop goes through the loader once "
+                "for each epoch from the first, of which those that are done are empty. Use "
+                "train.epochs(n), or range(n)"
+            )
         self.group.enter(LoopPhase.FINISH, self.steps)
         self._must_compare |= self.verifies
         while True:
@@ -734,28 +712,3 @@ class TrainingSession:
                 return
             except Exception as error:
                 self._regroup(error)
-
-
-def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """A saved state in its present form; before, it had one model, and further optimizers were
-    tracked. names: of the optimizers among the tracked objects."""
-    if "models" in state:
-        return state
-    tracked = dict(state["tracked"])
-    further = [tracked.pop(name) for name in names if name in tracked]
-    groups = [
-        [{key: value for key, value in group.items() if key != "params"} for group in groups]
-        for groups in (one["param_groups"] for one in further)
-    ]
-    return {
-        **state,
-        "models": [state["model"]],
-        "optimizers": [state["optimizer"], *further],
-        "others": [],
-        "groups": [state["groups"], *groups],
-        "tracked": tracked,
-        "parts": 0,
-        "copied_before_step": [],
-        "unstepped": [],
-        "keeps_gradients": False,
-    }

@@ -42,7 +42,8 @@ class BatchLostError(PartsLostError):
             self,
             "no rank is at a batch from which a new one could go on: after an optimizer step the "
             "ranks waited for each other before the loader's next batch, or the script changed "
-            "weights by itself; the newest checkpoint has the state",
+            "weights by itself, or added to gradients of an earlier batch for the first time; the "
+            "newest checkpoint has the state",
         )
 
 

@@ -70,9 +70,7 @@ def _bookkeeping(dice: Dice) -> list[str]:
     return lines
 
 
-def _pass(
-    dice: Dice, trained: Trained, number: int, kept: str | None, leave: str
-) -> list[str]:
+def _pass(dice: Dice, trained: Trained, number: int, kept: str | None, leave: str) -> list[str]:
     """A pass over a chain of models, of which some values may come from an earlier pass."""
     chain = dice.some("chain", range(trained.num_models), number)
     optimizers = sorted({trained.optimizer_of(each) for each in chain})
@@ -137,7 +135,9 @@ def _backward(dice: Dice, loss: str, number: int) -> list[str]:
 
 
 def _steps(dice: Dice, trained: Trained, number: int, optimizers: list[int]) -> list[str]:
-    stepping = [n for n in optimizers if trained.is_simple or dice.has("steps", 0.75, f"{number} {n}")]
+    stepping = [
+        n for n in optimizers if trained.is_simple or dice.has("steps", 0.75, f"{number} {n}")
+    ]
     if number == 0:
         stepping = stepping or optimizers[:1]
     lines = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.seeds import drawn, header
 
-FEW = 2
+FEW = 1
 """Of `make test`; `make soak` tries more."""
 
 

@@ -18,16 +18,16 @@ EPOCHS = 2
 EPOCH_BATCHES = 3
 NUM_BATCHES = EPOCHS * EPOCH_BATCHES
 FROM_DRAY = "from dray import train\nBACKWARD = torch.Tensor.backward"
-FROM_REFERENCE = (
-    "from tests.generated.programs.reference import train\nBACKWARD = train.backward"
-)
+FROM_REFERENCE = """from tests.generated.programs.reference import ReferenceTrain
+train = ReferenceTrain()
+BACKWARD = train.backward"""
 NOISY = {"dropout", "noise", "shuffle"}
 """Features by which a program draws random numbers, so that dray's runs alone are alike."""
-CHANGED_LATER = {"group_added", "layer_replaced"}
+CHANGED_LATER = {"parameter_added", "layer_replaced"}
 """Features that give an optimizer other parameters in the midst of the training."""
 
 _HEAD = """
-    import copy, itertools, os
+    import copy, itertools, multiprocessing, os
     import torch
     from torch import nn
     from torch.nn import functional
@@ -36,6 +36,7 @@ _HEAD = """
     OUT = {out!r}
     KILLS = {kills!r}  # [rank, incarnation, batch, point]
     RANK = int(os.environ.get("RANK", "0"))
+    multiprocessing.current_process()._config.update(daemon=False)  # for workers of loaders
     at = {{"place": -1}}
 
     def point(number):
@@ -182,7 +183,7 @@ class _Drawing:
             options = "batch_sampler=torch.utils.data.BatchSampler("
             options += f"OwnOrder(), {batch}, drop_last=False)"
         if has("loader_workers", 0.05):
-            options += ", num_workers=1"
+            options += ", num_workers=1, multiprocessing_context='fork'"
         return options, samples
 
     def _models(self) -> list[str]:
@@ -227,14 +228,22 @@ class _Drawing:
             nets = [n for n in range(len(self._nets)) if self._trained.optimizer_of(n) == number]
             listed = " + ".join(f"list(net{n}.parameters())" for n in nets)
             listed = listed if len(nets) == 1 else f"list(dict.fromkeys({listed}))"
+            if number == 0 and len(nets) == 1 and self._may_add_group():
+                listed = f"list({self._nets[nets[0]]}[1:].parameters())"
             kind = self._dice.pick("kind", _KINDS, number).format(p=listed)
             lines.append(f"{optimizer} = torch.optim.{kind}")
-            if self._dice.has("scheduler", 0.3, number):
+            is_added_to = number == 0 and "group_added" in self._dice.features
+            if not is_added_to and self._dice.has("scheduler", 0.3, number):
                 kind = self._dice.pick("scheduler", _SCHEDULERS, number).format(o=optimizer)
                 lines.append(f"scheduler{number} = torch.optim.lr_scheduler.{kind}")
                 self._trained.scheduled.add(number)
                 self._tracked.append(f"scheduler{number}")
         return lines
+
+    def _may_add_group(self) -> bool:
+        """Whether the first optimizer gets the first layer in the second epoch."""
+        tied = {"tied_layers", "tied_models"} & self._dice.features
+        return not tied and self._dice.has("group_added", 0.07)
 
     def _own_state(self) -> list[str]:
         has = self._dice.has
@@ -275,7 +284,10 @@ class _Drawing:
                 f"model{n}, _, _ = train.prepare(net{n}, optimizer{n})"
                 for n in range(1, len(self._nets))
             ]
-            return [f"model0, _, loader = train.prepare(net0, optimizer0, loader{tracked})", *others]
+            return [
+                f"model0, _, loader = train.prepare(net0, optimizer0, loader{tracked})",
+                *others,
+            ]
         models = ", ".join(f"model{n}" for n in range(len(self._nets)))
         given = f"[{', '.join(self._nets)}], [{', '.join(self._optimizers)}], loader{tracked}"
         return [f"[{models}], _, loader = train.prepare({given})"]
@@ -311,8 +323,17 @@ class _Drawing:
             lines += [*_indented(begins, 3), *_indented(self._over_loader(), 2)]
             return [*lines, *_indented(body, 4), *_indented(ends, 3), "Trainer().fit()"]
         if form == "while":
-            lines = ["epoch = 0", "while epoch < 2:", *_indented(begins), "    batches = iter(loader)"]
-            lines += ["    while True:", "        try:", "            inputs, targets = next(batches)"]
+            lines = [
+                "epoch = 0",
+                "while epoch < 2:",
+                *_indented(begins),
+                "    batches = iter(loader)",
+            ]
+            lines += [
+                "    while True:",
+                "        try:",
+                "            inputs, targets = next(batches)",
+            ]
             lines += ["        except StopIteration:", "            break", *_indented(body, 2)]
             return [*lines, *_indented(ends), "    epoch += 1"]
         lines = [f"for epoch in {epochs}:", *_indented(begins), *self._over_loader()]
@@ -328,14 +349,17 @@ class _Drawing:
 
     def _epoch_begins(self) -> list[str]:
         lines = []
-        if self._dice.has("group_added", 0.06):
+        if "group_added" in self._dice.features:
+            lines += ["if epoch == 1:"]
+            lines += ["    optimizer0.add_param_group({'params': net0[0].parameters()})"]
+        if self._dice.has("parameter_added", 0.03):
             lines += ["if epoch == 1:"]
             lines += ["    extra = nn.Parameter(torch.zeros(4))"]
             lines += ["    optimizer0.add_param_group({'params': [extra], 'lr': 0.02})"]
             lines += ["    net0[-1].register_parameter('extra', extra)"]
             lines += ["    net0.register_forward_hook(lambda m, i, out: out + m[-1].extra)"]
-        if self._dice.has("layer_replaced", 0.05):
-            lines += ["if epoch == 1:", "    net0[-1] = nn.Linear(*net0[-1].weight.T.shape)" ]
+        if self._dice.has("layer_replaced", 0.03):
+            lines += ["if epoch == 1:", "    net0[-1] = nn.Linear(*net0[-1].weight.T.shape)"]
             lines += ["    optimizer0.add_param_group({'params': net0[-1].parameters()})"]
         return lines
 

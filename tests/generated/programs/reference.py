@@ -97,15 +97,15 @@ class ReferenceTrain:
         self._is_synchronous = False
         with ExitStack() as stack:
             for model in self._wrapped:
-                stack.enter_context(model.no_sync())  # type: ignore[no-untyped-call]
+                stack.enter_context(model.no_sync())
             yield
         self._is_synchronous = True
 
     def backward(self, loss: Tensor, **how: Any) -> None:
         if self._world_size == 1:
-            loss.backward(**how)
+            torch.autograd.backward(loss, **how)
         elif self._uses_ddp:
-            (loss * self._weight * self._world_size).backward(**how)
+            torch.autograd.backward(loss * self._weight * self._world_size, **how)
         else:
             self._average_by_hand(loss, **how)
 
@@ -115,7 +115,7 @@ class ReferenceTrain:
         before = {id(p): p.grad for p in parameters}
         for parameter in parameters:
             parameter.grad = None
-        loss.backward(**how)
+        torch.autograd.backward(loss, **how)
         for parameter in parameters:
             new, old = parameter.grad, before[id(parameter)]
             if new is not None:
@@ -133,6 +133,3 @@ class _Shares:
 
     def __iter__(self) -> Iterator[Any]:
         return self._train.shares(self._loader)
-
-
-train = ReferenceTrain()

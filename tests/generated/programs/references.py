@@ -1,5 +1,4 @@
-"""Runs programs by torch alone: `python -m torch.distributed.run -m ... FOLDER FIRST LAST`, or called
-by ranks that have a group already.
+"""Runs programs by torch alone, under torchrun (FOLDER FIRST LAST), or in a group that is formed.
 
 Each program runs with torch's DDP, and with gradients that are averaged by hand. Its states are
 `ddp-RANK.pt` and `hand-RANK.pt` in a folder of its seed; one that torch refuses leaves none.
@@ -40,7 +39,7 @@ def run_one(program: DrawnProgram, home: Path, way: str) -> None:
     text = program.text(own, imports="")
     try:
         exec(compile(text, "drawn.py", "exec"), {"train": train, "BACKWARD": train.backward})
-        os.replace(own / f"state-{rank}.pt", home / f"{way}-{rank}.pt")
+        (own / f"state-{rank}.pt").replace(home / f"{way}-{rank}.pt")
     except Exception as error:
         (home / f"{way}-{rank}.txt").write_text(f"{type(error).__name__}: {error}")
     finally:

@@ -98,11 +98,13 @@ def run_ranks(
     before: Callable[[RankTask], None] | None = None,
     recovers: bool = False,
     goes_on: bool = False,
+    ends_with_error: bool = False,
 ) -> list[int | None]:
     """Train to the end; each rank's exit code, negative for a signal. `before` runs in each
     process ahead of the training, to arrange for a fault. With `recovers` a rank that is killed is
     replaced, as a supervisor would do, and the exit code is its last process's. With `goes_on` the
-    others go on without it at once, and take its replacement in when that is ready."""
+    others go on without it at once, and take its replacement in when that is ready. With
+    `ends_with_error` all ranks are killed once one has ended with an error."""
 
     def train() -> list[int | None]:
         store = loopback_store()
@@ -120,7 +122,9 @@ def run_ranks(
         gang = Gang(make, world_size, before)
         try:
             gang.start()
-            gang.wait(recovers=recovers or goes_on, goes_on=goes_on)
+            gang.wait(
+                recovers=recovers or goes_on, goes_on=goes_on, ends_with_error=ends_with_error
+            )
         finally:
             gang.kill()
         return [process.exitcode for process in gang.processes]
@@ -216,7 +220,7 @@ class Gang:
         for process in self.processes:
             process.start()
 
-    def wait(self, *, recovers: bool, goes_on: bool = False) -> None:
+    def wait(self, *, recovers: bool, goes_on: bool = False, ends_with_error: bool = False) -> None:
         """Until all have ended. Segfault if one of several was killed so and none is replaced."""
         deadline = time.monotonic() + DEADLINE_S
         running = dict(enumerate(self.processes))
@@ -235,9 +239,17 @@ class Gang:
                     del running[rank]
                     if recovers and process.exitcode < 0:
                         lost.append(rank)
+            if ends_with_error and any((each.exitcode or 0) > 0 for each in self.processes):
+                self.kill()
+                return
             if lost:
                 self._replace(lost, goes_on=goes_on)
                 running |= {rank: self.processes[rank] for rank in lost}
+            if running.keys() == {task.rank for task in self._coming}:
+                for process in running.values():  # the training has ended without them
+                    process.kill()
+                    process.join()
+                return
 
     def _whereabouts(self) -> str:
         """What each process is at, the stacks of its threads with those of C++ among them."""
