@@ -182,10 +182,8 @@ class ImageCase:
     def refusals(self) -> list[Refusal]:
         found = []
         if self.bad_member:
-            found.append(
-                Refusal("is a link" if self.bad_member == "link" else "out of the archive")
-            )
-            return found
+            leads = "is a link" if self.bad_member == "link" else "out of the archive"
+            return [Refusal(leads)]
         used = [one for one in self.pictures if self.role(one.path) != "test"]
         sound = [one for one in used if not one.fault]
         for one in used:
