@@ -10,14 +10,16 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.generated.files import arrays, csv_files, parquet_files
+from tests.generated.files import arrays, csv_files, image_sets, parquet_files, texts
 from tests.generated.files.cases import Case, fault_in, smallest
 from tests.generated.files.conftest import seeds
 
 KINDS: dict[str, Callable[[int], Case]] = {
     "arrays": arrays.draw,
     "csv": csv_files.draw,
+    "images": image_sets.draw,
     "parquet": parquet_files.draw,
+    "texts": texts.draw,
 }
 BLOCKS = 4
 """Tests of each kind that share the seeds."""

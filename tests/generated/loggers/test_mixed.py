@@ -90,7 +90,8 @@ def pieces(dice: random.Random, runs: list[Run]) -> Iterator[tuple[Run, bytes, b
         yield run, piece, dice.random() < 0.5
 
 
-def found_in(folder: Path, dice: random.Random, runs: list[Run]) -> Series:
+def found_in(folder: Path, dice: random.Random, runs: list[Run], *, at_once: bool) -> Series:
+    """at_once: dray looks when all is written."""
     files = MetricFiles([folder], frozenset(("tensorboard", "csv")), since=0.0)
     found: Series = {}
     looks = [*pieces(dice, runs)]
@@ -99,7 +100,7 @@ def found_in(folder: Path, dice: random.Random, runs: list[Run]) -> Series:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(piece)
-        is_more = is_looked_at or number == len(looks)
+        is_more = (is_looked_at and not at_once) or number == len(looks)
         while is_more:
             for key, step, value in files.read():
                 found.setdefault(key, []).append((step, value))
@@ -110,14 +111,16 @@ def found_in(folder: Path, dice: random.Random, runs: list[Run]) -> Series:
 def fault_in(folder: Path, seed: int) -> str | None:
     dice = random.Random(f"loggers {seed}")
     runs = drawn_runs(dice)
-    found = found_in(folder, dice, runs)
+    at_once = dice.random() < 0.4
+    found = found_in(folder, dice, runs, at_once=at_once)
     left = {name: points for name, points in found.items() if name.split("/")[-1] not in COUNTED}
     for run in runs:
         for key, points in run.truth.items():
             names = [
                 name
                 for name, values in left.items()
-                if is_alike(values, points, 2e-5) and name in _names(run, key)
+                if is_alike(values, points, 2e-5)
+                and name in _names(run, key, runs, at_once=at_once)
             ]
             if not names:
                 return f"{key} of {run.path} is in none of {sorted(left)}"
@@ -125,10 +128,17 @@ def fault_in(folder: Path, seed: int) -> str | None:
     return f"{[*left]} were made up" if left else None
 
 
-def _names(run: Run, key: str) -> set[str]:
-    """The ends of the run's path, with the key."""
+def _names(run: Run, key: str, runs: list[Run], *, at_once: bool) -> set[str]:
+    """Ends of the run's path, with the key. Where dray saw all runs at once, the shortest one that
+    no other run's path has, or none if no other run has the key."""
     parts = ("job", *run.path.parent.parts)
-    return {"/".join((*parts[at:], key)) for at in range(len(parts) + 1)}
+    ends = [parts[at:] for at in range(len(parts), -1, -1)]
+    if at_once:
+        others = [("job", *one.path.parent.parts) for one in runs if one is not run]
+        is_shared = any(key in one.truth for one in runs if one is not run)
+        alone = [e for e in ends[1:] if all(other[-len(e) :] != e for other in others)]
+        ends = [(alone or ends[-1:])[0]] if is_shared else ends[:1]
+    return {"/".join((*end, key)) for end in ends}
 
 
 @pytest.mark.parametrize("seed", seeds())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.generated.loggers.replay import Series, series_of, truth_of
 
 COUNTED = ("epoch", "time")
 """Columns and tags that the loggers add by themselves."""
-GUESSED_FROM = {
+GUESSED_FROM: dict[str, dict[str, Callable[[int], bool]] | None] = {
     # Of a bar the log keeps one state a second: here the last one of each epoch.
     "tqdm": {"loss": lambda step: step % 8 == 0, "val_acc": lambda step: True},
     "keras-bar": None,
