@@ -11,7 +11,7 @@ from tests.generated.names.drawing import Case, Draw
 from tests.generated.names.exits import name_of
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import browser
-from tests.unit.api.serving import DEADLINE_S, LiveServer
+from tests.unit.api.serving import LiveServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
