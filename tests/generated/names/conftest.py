@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.generated.names.exits import Readers
+from tests.marks import soak
 from tests.seeds import drawn, header
 from tests.unit.api.serving import LiveServer, serving
 
@@ -22,9 +23,13 @@ def pytest_report_header() -> str:
     return header("names", seeds())
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serving(tmp_path_factory.mktemp("names")) as server:
+@pytest.fixture(scope="module", params=["sqlite", soak("postgresql")])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    on_postgres = request.param == "postgresql"
+    urls = {"database_url": request.getfixturevalue("module_postgres_url")} if on_postgres else {}
+    with serving(tmp_path_factory.mktemp("names"), **urls) as server:
         yield server
 
 
