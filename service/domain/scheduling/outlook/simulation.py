@@ -223,7 +223,11 @@ class Simulation:
     def _start(self, job: WaitingJob, slices: tuple[Slice, ...]) -> None:
         self.has_run_out |= job.job_id in self._situation.left_out
         assumed = sum(active.is_assumed for active in self._active.values())
-        self._tell(job.job_id, Expected(self._now, num_assumed=self._num_assumed + assumed))
+        expected = Expected(self._now, num_assumed=self._num_assumed + assumed)
+        if job.preparing is not None and self._now == self._began:
+            # Slots are free, and nobody knows how long the preparation takes.
+            expected = Expected(None, Reason("preparing_environment", job.preparing))
+        self._tell(job.job_id, expected)
         number = count(slices)
         slower = job.request.num_workers / number
         for part, bundle in by_bundle(slices, job.request.bundle, job.request.roles):

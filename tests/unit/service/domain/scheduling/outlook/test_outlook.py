@@ -26,6 +26,7 @@ from service.domain.scheduling.placement.shared_gpus import with_shared_gpus
 from service.domain.scheduling.policy import Preempt, Request, Shrink, Start, WaitingJob, plan
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.eviction import MIN_RUN_S, RunningJob
+from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW, running, snapshot, waiting
 
@@ -75,6 +76,16 @@ def test_jobs_start_one_after_the_other_in_the_order_of_the_policy() -> None:
 
 def test_a_job_that_would_start_now_is_expected_now() -> None:
     assert in_s(starts([waits("a")], []), "a") == 0.0
+
+
+def test_a_job_that_waits_for_its_environment_alone_has_no_time_and_says_why() -> None:
+    found = starts([waits("a", preparing="its environment is being prepared")], [])
+    assert (found["a"].at, found["a"].why) == (
+        None,
+        Reason("preparing_environment", "its environment is being prepared"),
+    )
+    later = starts([waits("a", 4, preparing="...")], [runs("r", {"n": 4}, 600.0)])
+    assert in_s(later, "a") == 600.0
 
 
 def test_a_time_limit_ends_a_job_that_would_run_on() -> None:
