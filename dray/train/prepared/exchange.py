@@ -78,8 +78,15 @@ class GradientExchange:
         """The sum over the ranks of each one's gradients times its weight, flat. A collective; the
         gradients themselves stay as they are.
 
-        mark: a number below 2**32 that says where the script is; see `has_mark`.
+        mark: a number below 2**32 that says where the script is; see `has_mark`. ValueError if the
+        tensors are on several devices.
         """
+        devices = {str(one.device) for one in (*self.parameters, *self._buffers)}
+        if len(devices) > 1:
+            raise ValueError(
+                f"the models given to prepare() are on {' and '.join(sorted(devices))}: move all of "
+                "them to the GPU of the rank, or train with one worker"
+            )
         marks = [float(mark % 2**16), float(mark >> 16)]
         if len(self._sections) == 1:
             return self._sections[0].run(self._reached, weight, rank, marks)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dray import train
 from dray.train import preparing
 from dray.train.prepared.copies import digest
+from dray.train.prepared.exchange import GradientExchange
 from dray.train.prepared.trained import Trained
 from tests.marks import SOAK
 from tests.unit.training.prepared.programs import assert_same, final_state
@@ -369,3 +370,9 @@ def test_a_digest_changes_with_every_bit_and_with_the_order() -> None:
     assert digest([torch.tensor([0.0])]) != digest([torch.tensor([-0.0])])
     assert digest([torch.zeros(2, 3)]) != digest([torch.zeros(3, 2)])
     assert digest([torch.zeros(3, dtype=torch.bool)]) != digest([torch.ones(3, dtype=torch.bool)])
+
+
+def test_models_on_several_devices_are_refused_before_anything_is_exchanged() -> None:
+    exchange = GradientExchange([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
+    with pytest.raises(ValueError, match=r"are on cpu and meta: move all of them to the GPU"):
+        exchange.run(1.0, 0, 0)
