@@ -84,8 +84,8 @@ class GradientExchange:
         devices = {str(one.device) for one in (*self.parameters, *self._buffers)}
         if len(devices) > 1:
             raise ValueError(
-                f"the models given to prepare() are on {' and '.join(sorted(devices))}: move all of "
-                "them to the GPU of the rank, or train with one worker"
+                f"the models given to prepare() are on {' and '.join(sorted(devices))}: move all "
+                "of them to the GPU of the rank, or train with one worker"
             )
         marks = [float(mark % 2**16), float(mark >> 16)]
         if len(self._sections) == 1:
