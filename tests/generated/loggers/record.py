@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -89,9 +90,12 @@ def _without_machine(text: str, folder: str, python: str) -> str:
 
 
 def _without_host(path: Path) -> Path:
-    """Names of event files have the machine's name: `events.out.tfevents.TIME.HOST.PID.NUMBER`."""
-    parts = path.name.split(".")
-    return path.with_name(".".join([*parts[:4], "host", *parts[-2:]])) if len(parts) > 5 else path
+    """The machine's name is in those of event files, `events.out.tfevents.TIME.HOST.PID.NUMBER`, and
+    of folders, such as `Nov28_07-09-33_HOST`."""
+    host = socket.gethostname()
+    return Path(
+        *(re.sub(rf"(?<=[._]){re.escape(host)}(?=\.|$)", "host", part) for part in path.parts)
+    )
 
 
 def main() -> int:
