@@ -77,9 +77,9 @@ def recorded(python: str, name: str) -> None:
         shutil.rmtree(target, ignore_errors=True)
         for path in sorted(Path(folder).rglob("*")):
             if path.name in KEPT or ".tfevents." in path.name:
-                kept = target / path.relative_to(folder)
+                kept = target / _without_host(path.relative_to(folder))
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, _without_host(kept))
+                shutil.copyfile(path, kept)
         (target / "output.json").write_text(json.dumps(pieces))
 
 
@@ -90,8 +90,8 @@ def _without_machine(text: str, folder: str, python: str) -> str:
 
 
 def _without_host(path: Path) -> Path:
-    """The machine's name is in those of event files, `events.out.tfevents.TIME.HOST.PID.NUMBER`, and
-    of folders, such as `Nov28_07-09-33_HOST`."""
+    """The machine's name is in those of event files, `events.out.tfevents.TIME.HOST.PID.NUMBER`,
+    and of folders, such as `Nov28_07-09-33_HOST`."""
     host = socket.gethostname()
     return Path(
         *(re.sub(rf"(?<=[._]){re.escape(host)}(?=\.|$)", "host", part) for part in path.parts)
