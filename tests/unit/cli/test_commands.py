@@ -110,7 +110,6 @@ def test_jobs_are_listed_newest_first_and_filtered(cli: Cli, server: LiveServer)
         ("ls", "--brief"),
         ("metrics", "job", "--until-step", "5", "--follow"),
         ("get",),
-        ("get", ".."),
         ("nothing",),
         ("submit", "x.yaml", "--set", "novalue"),
         ("logs", "job", "--rank", "-1"),

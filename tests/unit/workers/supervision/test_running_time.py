@@ -68,6 +68,7 @@ async def test_an_attempt_whose_node_has_just_left_is_charged_to_nobody(
     one._group.members = []
     await RUN(one)
     assert one._outcome.cause is Cause.NODE_LOST
-    assert one._outcome.message.startswith(f"no node agent is on {', '.join(left)}, ")
+    said = f"no agent of dray answers to its name on {', '.join(left)}"
+    assert one._outcome.message == said
     reply = await one.poll({}, 0.0, 1 << 20)
     assert (reply.phase, reply.outcome) == (Phase.ENDED, one._outcome)
