@@ -1,4 +1,4 @@
-"""What a prepared script's own calls set off: a gradient that came, and a step of an optimizer."""
+"""Hooks for the calls of a prepared script: a gradient that came, and a step of an optimizer."""
 
 from __future__ import annotations
 
