@@ -223,7 +223,7 @@ def planned(
         "elastic": jobs,
         "queues": queues,
     }
-    snapshot = Snapshot(queue, nodes, True, holders, queues=queues, **facts)
+    snapshot = Snapshot(queue, nodes, True, holders, **facts)
     return {decision.job_id: decision for decision in plan(snapshot, NOW)}
 
 
