@@ -134,11 +134,14 @@ async def test_a_dry_run_says_what_would_happen_and_stores_nothing(world: World)
     await comes_to(runtime, first, JobState.RUNNING)
     await forecast(runtime, first)
 
-    async def would_start() -> bool:
-        return (await runtime.jobs.dry_run(spec())).reason.code == "would_start"
+    pair = spec(resources={"num_workers": 2})
 
-    await eventually(would_start, "a job for which there is room would not start")
-    told = await runtime.jobs.dry_run(spec(resources={"num_workers": 2}))
+    async def one_would_start_and_two_would_wait() -> bool:
+        one, two = [await runtime.jobs.dry_run(each) for each in (spec(), pair)]
+        return (one.reason.code, two.reason.code) == ("would_start", "waiting_for_slots")
+
+    await eventually(one_would_start_and_two_would_wait, "the free slot is not seen")
+    told = await runtime.jobs.dry_run(pair)
     assert told.reason.code == "waiting_for_slots"
     assert (told.state, told.position, told.queue_length) == (JobState.QUEUED, 1, 1)
     assert told.blocked_by == [first]
