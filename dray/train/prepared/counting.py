@@ -1,4 +1,4 @@
-"""How many samples the gradients are of that a rank brings to an exchange."""
+"""Counts the samples behind the gradients that a rank brings to an exchange."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class SampleCount:
         self._at_hand = (0, 0)
         """Samples of the batch at hand: of this rank, of all."""
         self._counted = self._num_global = 0
-        """The same of the batches whose gradients are to be exchanged."""
+        """Samples of the batches whose gradients the next exchange takes, likewise."""
         self._is_counted = False
         """Whether the batch at hand is one of these: it had a backward pass."""
         self.has_exchanged = True

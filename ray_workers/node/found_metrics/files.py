@@ -30,7 +30,7 @@ MAX_HEADER_BYTES = 64 << 10
 PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 EVENTS = ".tfevents."
 TABLES = ("metrics.csv", "results.csv", "summary.csv")
-"""Of lightning's CSVLogger, of ultralytics, and of timm's training script."""
+"""Files that lightning's CSVLogger, ultralytics and timm's training script write, in this order."""
 STEP_COLUMNS = ("step", "epoch")
 TOP = "job"
 """Stands for the job's directory in the names of series."""

@@ -32,7 +32,7 @@ RAYS_SCRIPT = "DRAY_RAYS_WORKER_SCRIPT"
 PARENT_MODULE = "ray_workers.node.worker_forks.worker_parent"
 JOB_OF_WORKER = "RAY_JOB_ID"
 NO_JOB = "ffffffff"
-"""As a raylet names the job of a worker that is started ahead, and may serve any."""
+"""The value that a raylet gives to a worker that it starts ahead and that may serve any job."""
 FORKED = b"+"
 """The word of the forked process."""
 CONNECT_LIMIT_S = 5.0

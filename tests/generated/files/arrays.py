@@ -15,9 +15,8 @@ import numpy as np
 from dray.spec import Data
 from ray_workers.datasets import open_table
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.core.errors import DataError
 from tests.generated.files import tables
-from tests.generated.files.cases import Refusal, fault_of_refusal, without
+from tests.generated.files.cases import Refusal, outcome, without
 from tests.generated.files.tables import Truth, Value
 
 DTYPES = ("?", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8")
@@ -66,13 +65,12 @@ class ArrayCase:
         path = folder / "table.npz"
         x, y = self.arrays()
         (np.savez_compressed if self.is_packed else np.savez)(path, x=x, y=y)
-        refusals = self.refusals()
-        try:
-            table = open_table(Data(source=path.as_uri()), policy, classifies=self.classifies)
-        except DataError as error:
-            return fault_of_refusal(error, refusals)
-        if refusals:
-            return f"read, and to be refused: {[one.named for one in refusals]}"
+        table, fault = outcome(
+            lambda: open_table(Data(source=path.as_uri()), policy, classifies=self.classifies),
+            self.refusals(),
+        )
+        if table is None:
+            return fault
         inputs, targets = x.reshape(len(x), -1), y.reshape(-1)
         truths = {
             f"x{at}": Truth("number", tuple(map(_exact, inputs[:, at].tolist())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
@@ -40,7 +40,18 @@ class Refusal(Exception):
         return all(name in sentence for name in self.named)
 
 
-def fault_of_refusal(error: DataError, expected: Sequence[Refusal]) -> str | None:
+def outcome(read: Callable[[], T], expected: Sequence[Refusal]) -> tuple[T | None, str | None]:
+    """(what was read, the fault): neither where the files are refused as they are to be."""
+    try:
+        found = read()
+    except DataError as error:
+        return None, _fault_of_refusal(error, expected)
+    if expected:
+        return None, f"read, and to be refused: {[one.named for one in expected]}"
+    return found, None
+
+
+def _fault_of_refusal(error: DataError, expected: Sequence[Refusal]) -> str | None:
     """How a refusal differs from the expected ones, of which one is met."""
     sentence = str(error)
     if any(word in sentence for word in LEAKED):

@@ -15,10 +15,9 @@ from dray.spec import Data
 from ray_workers.datasets import open_table
 from ray_workers.datasets.formats.number_texts import NumberStyle
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.core.errors import DataError
 from tests.generated.files import columns as drawn
 from tests.generated.files import tables
-from tests.generated.files.cases import Refusal, fault_of_refusal, without
+from tests.generated.files.cases import Refusal, outcome, without
 from tests.generated.files.columns import Cell, Column, Kind, Style
 from tests.generated.files.tables import Truth, Value
 
@@ -226,13 +225,11 @@ class CsvCase:
         path = folder / "table.csv"
         path.write_bytes(self.content())
         data = Data(source=path.as_uri(), **self.options())
-        refusals = self.refusals()
-        try:
-            table = open_table(data, policy, classifies=self.classifies)
-        except DataError as error:
-            return fault_of_refusal(error, refusals)
-        if refusals:
-            return f"read, and to be refused: {[one.named for one in refusals]}"
+        table, fault = outcome(
+            lambda: open_table(data, policy, classifies=self.classifies), self.refusals()
+        )
+        if table is None:
+            return fault
         truths = self.truths()
         target = (self.columns[self.target].name, truths[self.target])
         features = {self.columns[at].name: truths[at] for at in self.chosen}

@@ -17,8 +17,7 @@ from PIL import Image, ImageOps
 from dray.spec import Data
 from ray_workers.datasets import open_images, open_masked_images
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.core.errors import DataError
-from tests.generated.files.cases import Refusal, fault_of_refusal, without
+from tests.generated.files.cases import Refusal, outcome, without
 
 SIZE = (6, 5)
 """(width, height)"""
@@ -214,13 +213,9 @@ class ImageCase:
     def fault(self, folder: Path, policy: DataPolicy) -> str | None:
         data = Data(source=self.write(folder).as_uri(), format="images")
         read = open_masked_images if self.layout == "masks" else open_images
-        refusals = self.refusals()
-        try:
-            found: Any = read(data, policy)
-        except DataError as error:
-            return fault_of_refusal(error, refusals)
-        if refusals:
-            return f"read, and to be refused: {[one.named for one in refusals]}"
+        found, fault = outcome(lambda: read(data, policy), self.refusals())
+        if found is None:
+            return fault
         used = [one for one in self.pictures if self.role(one.path) != "test"]
         used.sort(key=lambda one: one.path)
         return self._differs(found, used)

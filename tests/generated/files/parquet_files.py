@@ -19,9 +19,8 @@ from pyarrow import parquet
 from dray.spec import Data
 from ray_workers.datasets import open_table
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.core.errors import DataError
 from tests.generated.files import tables
-from tests.generated.files.cases import Refusal, fault_of_refusal, without
+from tests.generated.files.cases import Refusal, outcome, without
 from tests.generated.files.columns import Kind
 from tests.generated.files.csv_files import NAMES, replace_rows
 from tests.generated.files.tables import Truth, Value
@@ -182,13 +181,11 @@ class ParquetCase:
         parquet.write_table(self.table(), path, **dict(self.options))
         target = self.columns[0]
         data = Data(source=path.as_uri(), target=target.name, missing=self.missing)
-        refusals = self.refusals()
-        try:
-            table = open_table(data, policy, classifies=self.classifies)
-        except DataError as error:
-            return fault_of_refusal(error, refusals)
-        if refusals:
-            return f"read, and to be refused: {[one.named for one in refusals]}"
+        table, fault = outcome(
+            lambda: open_table(data, policy, classifies=self.classifies), self.refusals()
+        )
+        if table is None:
+            return fault
         kept = self.kept()
         truths = {
             column.name: Truth(column.kind, tuple(column.values[row] for row in kept))

@@ -12,8 +12,7 @@ from typing import Self
 from dray.spec import Data
 from ray_workers.datasets import open_text
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.core.errors import DataError
-from tests.generated.files.cases import Refusal, fault_of_refusal, without
+from tests.generated.files.cases import Refusal, outcome, without
 
 WORDS = ("a", "Zoë", "日本語", "🙂", "\ufeff", "x y", "\t", "", "e\u0301", "\u2028", "\x0c", "end.")
 MARK = "\ufeff".encode()
@@ -39,13 +38,12 @@ class TextCase:
             for name, content in (*self._named(), *((name, b"\xff") for name in self.junk)):
                 (source / name).parent.mkdir(parents=True, exist_ok=True)
                 (source / name).write_bytes(content)
-        refusals = self.refusals()
-        try:
-            found = open_text(Data(source=source.as_uri(), format="text"), policy, None)
-        except DataError as error:
-            return fault_of_refusal(error, refusals)
-        if refusals:
-            return f"read, and to be refused: {[one.named for one in refusals]}"
+        found, fault = outcome(
+            lambda: open_text(Data(source=source.as_uri(), format="text"), policy, None),
+            self.refusals(),
+        )
+        if found is None:
+            return fault
         training, validation = self.bytes_of("train"), self.bytes_of("val")
         if found.ids.tobytes() != training + validation:
             return f"{found.ids.tobytes()!r}, expected {training + validation!r}"

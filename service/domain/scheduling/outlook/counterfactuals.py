@@ -56,7 +56,7 @@ class Change:
 
     num_workers: int | None = None
     min_workers: int | None = None
-    """Of an elastic job."""
+    """The least size of an elastic job."""
     of_worker: tuple[str, float] | None = None
     """A resource, and its amount for each worker."""
     anywhere: bool = False
