@@ -479,12 +479,12 @@ class NodeAgent:
 
     async def keep_output(
         self, job_id: str, attempt: int, taken: Sequence[str], num_bytes: int = 0
-    ) -> FilesKept | None:
+    ) -> FilesKept | str:
         """`FolderKeeper.keep`; once nothing of the attempt runs here."""
         kept = await self._folders.keep((job_id, attempt), taken, num_bytes)
-        if kept is None:
-            return None
         masker = self._masker(job_id, attempt)
+        if isinstance(kept, str):
+            return masker.text(kept)
         problem = kept.problem and masker.text(kept.problem)
         left_out, left_behind = map(masker.text, (kept.left_out, kept.left_behind))
         return replace(kept, problem=problem, left_out=left_out, left_behind=left_behind)

@@ -315,6 +315,7 @@ class FrameKind(StrEnum):
     RESIZED = "resized"
     HANG = "hang"
     DRILL = "drill"
+    WAITING = "waiting"
     LEDGER = "ledger"
     SYSTEM_METRICS = "system_metrics"
 

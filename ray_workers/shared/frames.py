@@ -332,6 +332,14 @@ class DrillReport(Report):
 
 
 @dataclass(frozen=True)
+class WaitingReport(Report):
+    """The ranks have ended, and the attempt waits for something else."""
+
+    KIND = FrameKind.WAITING
+    message: str
+
+
+@dataclass(frozen=True)
 class LedgerReport(Report):
     """The uses of the attempt's slots so far."""
 

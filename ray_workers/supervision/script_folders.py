@@ -9,6 +9,7 @@ from typing import Any
 
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome, attempt_prefix, folder_url
+from ray_workers.shared.frames import Report, WaitingReport
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.node_clients import CodeUnavailable, NodeClients
 from ray_workers.supervision.rules.timings import Timings
@@ -19,8 +20,15 @@ AreGivenUp = Callable[[Set[str]], Awaitable[bool]]
 class ScriptFolders:
     """Those of one attempt; a recipe has none."""
 
-    def __init__(self, spec: AttemptSpec, nodes: NodeClients, timings: Timings) -> None:
+    def __init__(
+        self,
+        spec: AttemptSpec,
+        nodes: NodeClients,
+        timings: Timings,
+        report: Callable[[Report], None],
+    ) -> None:
         self._nodes = nodes
+        self._report = report
         self._timings = timings
         self._plans = plans_of(spec) if spec.spec.get("script") else {}
 
@@ -74,12 +82,18 @@ class ScriptFolders:
     async def _until_answered(
         self, node_id: str, are_given_up: AreGivenUp, method: str, *arguments: Any
     ) -> Any:
-        """The agent's answer, however often it must be asked; None of a node that is given up."""
+        """The agent's answer, however often it must be asked; None of a node that is given up. The
+        first sentence on what it waits for is reported."""
         limit_s = self._timings.files_answer_limit_s
+        is_told = False
         while True:
             try:
                 answer = await self._nodes.ask(node_id, method, *arguments, limit_s=limit_s)
-                if answer is not None:
+                if isinstance(answer, str):
+                    if answer and not is_told:
+                        self._report(WaitingReport(answer))
+                        is_told = True
+                elif answer is not None:
                     return answer
             except KeyError:
                 return None  # a node that is gone

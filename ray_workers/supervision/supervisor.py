@@ -91,7 +91,7 @@ class Supervisor:
         )
         self._system_metrics = SystemMetricsReporter(self._reporter, spec.system_metrics_s)
         self._nodes = NodeClients(spec, self._agents, pace, self._system_metrics, timings)
-        self._folders = ScriptFolders(spec, self._nodes, timings)
+        self._folders = ScriptFolders(spec, self._nodes, timings, self._reporter.report)
         self._drills = FaultInjector(self._reporter)
         parts = (spec, self._group, self._nodes, self._reporter)
         self._recovery = RecoveryController(*parts, self._book_slots, self._prepare, pace, timings)

@@ -40,6 +40,7 @@ from ray_workers.shared.frames import (
     StragglersReport,
     SystemMetricsColumns,
     SystemMetricsReport,
+    WaitingReport,
 )
 from ray_workers.shared.round_files import UPDATE, number_of
 from service.domain.attempts import ledger
@@ -349,6 +350,10 @@ def _drill(body: Body) -> DrillReport:
     )
 
 
+def _waiting(body: Body) -> WaitingReport:
+    return WaitingReport(message=text(body, "message", MAX_MESSAGE_CHARS))
+
+
 def _ledger(body: Body) -> LedgerReport:
     return LedgerReport(ledger.checked(body["slot_seconds"]))
 
@@ -398,6 +403,7 @@ _DECODERS: dict[FrameKind, Callable[[Body], Report]] = {
     FrameKind.RESIZED: _resized,
     FrameKind.HANG: _hang,
     FrameKind.DRILL: _drill,
+    FrameKind.WAITING: _waiting,
     FrameKind.LEDGER: _ledger,
     FrameKind.SYSTEM_METRICS: _system_metrics,
 }

@@ -23,6 +23,7 @@ from ray_workers.shared.frames import (
     RegroupingReport,
     ResizedReport,
     SystemMetricsReport,
+    WaitingReport,
 )
 from service.costs import charging
 from service.db.models import AttemptRow, JobRow
@@ -47,6 +48,7 @@ KINDS = frozenset(
         FrameKind.RESIZED,
         FrameKind.HANG,
         FrameKind.DRILL,
+        FrameKind.WAITING,
         FrameKind.LEDGER,
         FrameKind.SYSTEM_METRICS,
     }
@@ -118,6 +120,8 @@ class SupervisorFrames:
                 self._take_hang(report, at)
             case DrillReport() as report:
                 fault_injection.take(session, job, report, at, now)
+            case WaitingReport() as report:
+                self._remark("waiting", "waiting", report.message, {})
             case LedgerReport() as report:  # the newest of a reply holds; each says all
                 self._ledger = dict(report.slot_seconds), at
             case SystemMetricsReport() as report:

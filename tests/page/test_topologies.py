@@ -118,3 +118,13 @@ def test_ranks_of_a_script_are_named_by_their_roles(site: Site, tab: Watched) ->
     whose = page.locator(".line .from").first.get_attribute("title")
     assert whose
     assert ", rank 3 (ps 0), " in whose
+
+
+def test_the_rank_that_computes_for_longest_is_named(site: Site, tab: Watched) -> None:
+    job_id = reported(site, 2, {"perf/step_time_s": 0.4, "perf/compute_time_s": 0.1})
+    slow = {"perf/step_time_s": 0.4, "perf/compute_time_s": 0.4}
+    site.hands.report(job_id, 1, [metrics(1, slow, rank=1)])
+    page = tab.open(f"jobs/{job_id}?tab=ranks")
+    page.locator("#panel tbody tr").nth(1).wait_for()
+    rows = page.locator("#panel tbody tr").all_inner_texts()
+    assert ["slower than the others" in row for row in rows] == [False, True]

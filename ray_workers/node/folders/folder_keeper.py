@@ -6,6 +6,7 @@ import asyncio
 import traceback
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dray.train import files
@@ -28,6 +29,8 @@ class FolderKeeper:
         self._mirrors: dict[Key, tuple[FolderMirror, asyncio.Task[None]]] = {}
         self._sizes: dict[Key, asyncio.Task[dict[str, int]]] = {}
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
+        self._waits: dict[Key, str] = {}
+        """What the copying waits for, if it had to."""
 
     def _folder(self, key: Key) -> Path:
         return paths.folders_dir(*self._node, *key)
@@ -78,22 +81,26 @@ class FolderKeeper:
             traceback.print_exc()
             return {}
 
-    async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | None:
-        """Have the files of an attempt that has ended copied to the storage; None until that is
-        done. Ask again then. num_bytes: of the files of other nodes, which come first."""
+    async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | str:
+        """Have the files of an attempt that has ended copied to the storage; until that is done, a
+        sentence on what it waits for, or nothing. Ask again then. num_bytes: of the files of other
+        nodes, which come first."""
         if key not in self._ends:
             self._ends[key] = asyncio.ensure_future(self._end(key, taken, num_bytes))
         task = self._ends[key]
         await asyncio.wait({task}, timeout=ANSWER_S)
-        return task.result() if task.done() else None
+        return task.result() if task.done() else self._waits.get(key, "")
 
     async def _end(self, key: Key, taken: Collection[str], num_bytes: int) -> FilesKept:
         problem = await self._end_mirror(key)
         node = (*self._node, *key)
         where = (self._folder(key), paths.spool_dir(*node))
         work = paths.work_root(self._node[0]) / key[0]
+        told = partial(self._waits.__setitem__, key)
         try:
-            kept = await asyncio.to_thread(job_folders.keep_output, *where, taken, num_bytes, work)
+            kept = await asyncio.to_thread(
+                job_folders.keep_output, *where, taken, num_bytes, work, told
+            )
         except Exception as error:  # of the node's disk
             traceback.print_exc()
             kept = FilesKept(0, f"{type(error).__name__}: {error}", "", "")
@@ -125,4 +132,5 @@ class FolderKeeper:
             await asyncio.to_thread(mirror.end)
         self._sizes.pop(key, None)
         self._ends.pop(key, None)
+        self._waits.pop(key, None)
         await asyncio.to_thread(job_folders.remove, self._folder(key))

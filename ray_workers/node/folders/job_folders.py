@@ -19,7 +19,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -190,12 +190,14 @@ def keep_output(
     taken: Collection[str],
     num_bytes: int = 0,
     work_dir: Path | None = None,
+    told: Callable[[str], None] = lambda sentence: None,
 ) -> FilesKept:
     """Copy the files of the output folder to the storage, and report them; does so once.
 
     spool_dir: of the attempt on this node. taken: names that files of other nodes have; here they
     get `node-N/` before them. num_bytes: of the files of nodes that come first. work_dir: the
-    directory that the script ran in. Blocks; waits for room in the storage as `save_artifact` does.
+    directory that the script ran in. told: called by another thread with a sentence for the user
+    while the storage takes no files. Blocks; waits for the storage as `save_artifact` does.
     """
     plan, done = plan_in(folder), folder / "kept.json"
     if plan is None:
@@ -203,7 +205,7 @@ def keep_output(
     if done.exists():
         return FilesKept(**json.loads(done.read_text()))
     listing = OutputFiles(output_dir(folder), max(0, plan.limit_bytes - num_bytes))
-    kept = _keep(plan, listing, spool_dir, frozenset(taken))
+    kept = _keep(plan, listing, spool_dir, frozenset(taken), told)
     if work_dir is not None:
         kept = replace(kept, left_behind=_left_behind(folder, plan, work_dir))
     partial = folder / "kept.partial"
@@ -224,13 +226,17 @@ def _left_behind(folder: Path, plan: FolderPlan, work_dir: Path) -> str:
 
 
 def _keep(
-    plan: FolderPlan, listing: OutputFiles, spool_dir: Path, taken: Collection[str]
+    plan: FolderPlan,
+    listing: OutputFiles,
+    spool_dir: Path,
+    taken: Collection[str],
+    told: Callable[[str], None],
 ) -> FilesKept:
     deadline = time.monotonic() + storage_room.WAIT_S
 
     def keep(name: str, path: Path) -> ArtifactReport:
         url = f"{plan.output_url}/{plan.node_rank}/{_key_of(name)}"
-        size_bytes, sha256 = _store(path, url, deadline)
+        size_bytes, sha256 = _store(path, url, deadline, told)
         shown = f"node-{plan.node_rank}/{name}" if name in taken else name
         return ArtifactReport(path=shown, url=url, size_bytes=size_bytes, sha256=sha256)
 
@@ -256,13 +262,17 @@ def _key_of(name: str) -> str:
     return name if is_plain else f"~{hashlib.sha256(name.encode()).hexdigest()}"
 
 
-def _store(path: Path, url: str, deadline: float) -> tuple[int, str]:
+def _store(path: Path, url: str, deadline: float, told: Callable[[str], None]) -> tuple[int, str]:
     while True:
         try:
             return files.store(path, url)
-        except storage_room.StorageError:
+        except storage_room.StorageError as error:
             if time.monotonic() > deadline:
                 raise
+            told(
+                "the storage does not take the files of DRAY_OUTPUT_DIR, and is tried for "
+                f"{storage_room.WAIT_S:g} s at most: {error}"
+            )
             time.sleep(storage_room.PAUSE_S)
 
 

@@ -289,7 +289,9 @@ class RayCluster:
         kept = await asyncio.gather(
             *(result_within(ANSWER_LIMIT_S, end) for end in ends), return_exceptions=True
         )
-        if None in kept:  # a node still copies; one that does not answer is judged below
+        if any(
+            isinstance(end, str) for end in kept
+        ):  # a node still copies; one that does not answer is judged below
             return _nothing_new(cursor, Phase.STOPPING)
         reads = await asyncio.gather(
             *(self._read_unsupervised(ref, node, dict(cursor), max_bytes) for node in agents),

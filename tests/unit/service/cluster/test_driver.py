@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError
 
+from ray_workers.node.folders.job_folders import FilesKept
 from ray_workers.shared.contracts import Cause, Outcome, PollReply
 from ray_workers.shared.processes.silence import Silence
 from ray_workers.shared.spool_reader import SpoolRead
@@ -28,6 +29,7 @@ CONFIG = GatewayConfig(
     storage_nonce="",
     silence_limit_s=LIMIT_S,
 )
+KEPT = FilesKept(0, None, "", "")
 KEY = ("job-a", 1)
 
 
@@ -80,7 +82,7 @@ class Ground:
         self.agent = SimpleNamespace(
             slowness=SimpleNamespace(remote=lambda *_: answer(slowness)),
             read=SimpleNamespace(remote=lambda *_: answer(read)),
-            keep_output=SimpleNamespace(remote=lambda *_: answer("kept")),
+            keep_output=SimpleNamespace(remote=lambda *_: answer(KEPT)),
             read_left=SimpleNamespace(remote=read_left),
         )
         self.node = SimpleNamespace(agent=self.agent, is_starting=False, is_dead=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from ray_workers.node.folders.job_folders import FilesKept
 from ray_workers.shared.contracts import Cause, Outcome, Slice
+from ray_workers.shared.frames import Report, WaitingReport
 from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders, plans_of, with_files
@@ -40,9 +42,12 @@ class Nodes:
         return answer
 
 
-def folders(nodes: Nodes, **fields: Any) -> ScriptFolders:
+def folders(
+    nodes: Nodes, report: Callable[[Report], None] = lambda report: None, **fields: Any
+) -> ScriptFolders:
     spec = attempt_spec(**{**vars(SPEC), **fields})
-    return ScriptFolders(spec, nodes, Timings(ask_again_pause_s=0.0))  # type: ignore[arg-type]
+    timings = Timings(ask_again_pause_s=0.0)
+    return ScriptFolders(spec, nodes, timings, report)  # type: ignore[arg-type]
 
 
 async def never(_: Any) -> bool:
@@ -87,10 +92,12 @@ async def test_names_that_two_nodes_use_are_told_to_the_later_one() -> None:
     nodes = Nodes(
         a_output_sizes=[{"log": 1, "model": 100}],
         b_output_sizes=[TimeoutError(), {"log": 2, "more": 3}],
-        a_keep_output=[None, None, KEPT],
+        a_keep_output=["", "the disk is full", "the disk is still full", KEPT],
         b_keep_output=[ConnectionError(), KEPT],
     )
-    assert await folders(nodes).keep(DONE, never) == DONE
+    reports: list[Report] = []
+    assert await folders(nodes, reports.append).keep(DONE, never) == DONE
+    assert reports == [WaitingReport("the disk is full")]
     assert ("b", "keep_output", ["log"], 101) in nodes.asked
     assert ("a", "keep_output", [], 0) in nodes.asked
 

@@ -19,9 +19,11 @@ export function Files({ job, checkpoints }) {
   const items = artifacts.data?.items ?? [];
   const saved = checkpoints.data?.items ?? [];
   const save = (wanted) => download(job.id, wanted).then(() => setError(null), setError);
-  const pictures = items.filter(({ path, size_bytes: size }) => PICTURE.test(path) && size <= MAX_PICTURE_BYTES).slice(-MAX_PICTURES);
+  const all = items.filter(({ path }) => PICTURE.test(path));
+  const pictures = all.filter(({ size_bytes: size }) => size <= MAX_PICTURE_BYTES).slice(-MAX_PICTURES);
   return html`<${Failure} error=${error ?? artifacts.error ?? checkpoints.error} />
-    ${pictures.length > 0 && html`<div class="card"><h2>Pictures</h2><div class="pictures">${pictures.map((one) => html`<${Picture} key=${one.id} jobId=${job.id} artifact=${one} />`)}</div></div>`}
+    ${pictures.length > 0 && html`<div class="card"><h2>Pictures</h2><div class="pictures">${pictures.map((one) => html`<${Picture} key=${one.id} jobId=${job.id} artifact=${one} />`)}</div>
+      ${all.length > pictures.length && html`<p class="note">${pictures.length} of ${all.length} are shown: the newest up to ${bytes(MAX_PICTURE_BYTES)}.</p>`}</div>`}
     <div class="card"><h2>Artifacts</h2>${items.length === 0 ? html`<${None} asked=${artifacts} />` : html`<table><thead><tr><th>Path</th><th class="num">Size</th><th>Stored</th><td></td></tr></thead>
       <tbody>${items.map((one) => html`<tr key=${one.id}><td><code>${one.path}</code></td><td class="num">${bytes(one.size_bytes)}</td><td title=${exactly(one.created_at)}>${clock(one.created_at)}</td>
         <td class="num"><button onClick=${() => save({ artifact: one.id })} aria-label=${`Download ${one.path}`}>Download</button></td></tr>`)}</tbody></table>`}</div>

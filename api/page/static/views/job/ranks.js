@@ -44,6 +44,20 @@ const meanOf = (points) => {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 };
 
+// Of at least one number.
+const medianOf = (values) => {
+  const sorted = [...values].sort((a, b) => a - b);
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+};
+
+// Whether a rank computes longer than most of the others. Those that wait for each other have equal
+// step times, however fast each is.
+function isSlow(rank, work, rows) {
+  const others = rows.filter((one) => one.rank !== rank && one.work !== null).map((one) => one.work);
+  return work !== null && others.length > 0 && work > SLOW * medianOf(others);
+}
+
 const barOf = (value, longest, said) => html`<span class="progress"><span class="meter"><span style=${{ width: `${value && longest ? (100 * value) / longest : 0}%` }}></span></span><span class="said">${said}</span></span>`;
 
 // Of workers of parameter servers: [name, (series) => text].
@@ -78,15 +92,14 @@ export function Ranks({ job }) {
     series,
     step: Math.max(-1, ...Object.values(series).map(({ steps }) => steps.at(-1))),
     time: meanOf(series['perf/step_time_s']),
+    work: meanOf(series['perf/compute_time_s'] ?? series['perf/step_time_s']),
     wait: meanOf(series['perf/data_wait_s']),
   }));
-  const times = rows.map(({ time }) => time).filter((time) => time !== null).sort((a, b) => a - b);
-  const median = times[Math.floor(times.length / 2)];
-  const longest = times.at(-1);
+  const longest = Math.max(...rows.map(({ time }) => time));
   return html`<div class="card"><h2>Ranks</h2><${Failure} error=${error} />${!latest && !error && html`<${Loading} />`}
       ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step lately.<//>`}
       <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${[...served, ...uses].map(([name]) => html`<th key=${name} class="num">${name}</th>`)}<td></td></tr></thead>
-      <tbody>${rows.map(({ rank, series, step, time, wait }) => html`<tr key=${rank}><td>${rank} <span class="soft">${roleOf(job.spec, rank)}</span>${time !== null && median && time > SLOW * median ? html` <span class="note">slower than the others</span>` : ''}</td>
+      <tbody>${rows.map(({ rank, series, step, time, wait, work }) => html`<tr key=${rank}><td>${rank} <span class="soft">${roleOf(job.spec, rank)}</span>${isSlow(rank, work, rows) ? html` <span class="note">slower than the others</span>` : ''}</td>
         <td class="num">${step >= 0 ? number(step) : '–'}</td>
         <td>${barOf(time, longest, duration(time))}</td>
         <td class="num">${wait === null ? '–' : duration(wait)}</td>

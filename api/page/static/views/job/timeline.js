@@ -5,9 +5,9 @@ import { html, useEffect, useRef, useState } from '../../lib/html.js';
 import { useNow } from '../../lib/live.js';
 import { Loading } from '../../parts/common.js';
 
-const FAULTS = new Set(['hang', 'straggler', 'divergence', 'drill', 'group_lost', 'ranks_stopped']);
+const FAULTS = new Set(['divergence', 'drill', 'hang', 'regrouping']);
 
-const isFault = (event) => FAULTS.has(event.type) || event.to_state === 'RECOVERING' || (event.from_state && event.to_state === 'QUEUED' && event.code !== 'preempted');
+const isFault = (event) => FAULTS.has(event.type) || event.code === 'not_answering' || (event.type === 'stragglers' && event.data.ranks.length > 0) || event.to_state === 'RECOVERING' || (event.from_state && event.to_state === 'QUEUED' && event.code !== 'preempted');
 
 export function Timeline({ job, events, attempts, checkpoints }) {
   const box = useRef(null);

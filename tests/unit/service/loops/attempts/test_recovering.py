@@ -107,6 +107,14 @@ async def test_a_job_that_was_being_mended_ends_as_any_other(service: Service) -
     assert (await service.jobs.get(job_id)).state is JobState.QUEUED
 
 
+async def test_what_a_job_waits_for_at_its_end_is_an_event(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [told(FrameKind.WAITING, {"message": "the disk is full"})])
+    (event,) = await events_of(service, job_id, "waiting")
+    assert (event.code, event.message) == ("waiting", "the disk is full")
+    assert (await service.jobs.get(job_id)).state is JobState.RUNNING
+
+
 BAD = [
     frame(FrameKind.REGROUPING, {"generation": 1, "ranks": [0], "code": "killed"}),  # from a rank
     frame(FrameKind.LEDGER, {"slot_seconds": {"useful": 1.0}}, rank=3),

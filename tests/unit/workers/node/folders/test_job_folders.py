@@ -43,6 +43,7 @@ class Node:
         )
         job_folders.begin(self.folder, self.plan)
         self.output = output_dir(self.folder)
+        self.told: list[str] = []
 
     def write(self, name: str, text: str = "x") -> Path:
         path = self.output / name
@@ -51,7 +52,7 @@ class Node:
         return path
 
     def keep(self, *taken: str, num_bytes: int = 0) -> FilesKept:
-        return keep_output(self.folder, self.spools, taken, num_bytes)
+        return keep_output(self.folder, self.spools, taken, num_bytes, told=self.told.append)
 
     def reported(self) -> dict[str, dict[str, Any]]:
         keys = sorted(path.name for path in self.spools.iterdir())
@@ -177,6 +178,8 @@ def test_a_full_storage_is_waited_for_and_not_for_ever(
     assert kept.num_kept == num_kept
     assert (kept.problem is None) == bool(num_kept)
     assert kept.problem is None or "no space left" in kept.problem
+    said = "is tried for 600 s at most: no space left on device"
+    assert [sentence.endswith(said) for sentence in node.told] == [True] * num_kept
 
 
 def test_an_agent_that_died_while_it_reported_does_so_again(tmp_path: Path) -> None:
@@ -246,8 +249,8 @@ async def test_a_node_makes_keeps_and_drops_the_folders_of_an_attempt(
         pass
     assert sizes == {"a": 1}
     assert checkpoint_dir(folder, plan.folder_url) == tmp_path / "storage" / "jobs" / "j" / "f"
-    while (kept := await keeper.keep(key, [])) is None:
-        pass
+    while isinstance(kept := await keeper.keep(key, []), str):
+        assert not kept
     assert kept == FilesKept(1, None, "", "")
     await keeper.drop(key)
     assert not folder.exists()
