@@ -14,7 +14,9 @@ from hypothesis import settings
 
 from service.db.migrate import migrate
 from service.db.models import Base
+from service.db.repositories.catalog import document_values
 from service.db.session import Database
+from service.domain.tracking.document_values import defaults
 from tests.integration.fixtures import client, embedded, script_path
 from tests.marks import FRESH_SEEDS, RULES, SOAK
 from tests.postgres import new_postgres
@@ -61,6 +63,8 @@ def _migrated(url: str) -> None:
     database = Database(url)
     try:
         migrate(database)
+        # As the service does at its start.
+        database.write_sync(lambda s: document_values.insert_shared(s, defaults()))
     finally:
         database.close()
 

@@ -23,8 +23,18 @@ ADVISORY_LOCK = 0x64726179
 """Any number: processes that start together migrate one after the other."""
 
 
+FIRST = "0042"
+"""The oldest revision that is upgraded."""
+LAST_BEFORE = "1beec0b5"
+"""The last commit that upgrades older ones; to `FIRST`."""
+
+
 class SchemaTooNew(StartRefused):
     """A newer dray has migrated this database."""
+
+
+class SchemaTooOld(StartRefused):
+    """A dray from before `FIRST` has made this database."""
 
 
 def alembic_config(connection: Connection) -> Config:
@@ -37,7 +47,8 @@ def alembic_config(connection: Connection) -> Config:
 def migrate(database: Database) -> None:
     """Upgrade to the newest revision, in one transaction.
 
-    SchemaTooNew if that is behind; DatabaseUnusable if this is no database, or does not answer.
+    SchemaTooNew if that is behind, SchemaTooOld if the way there is gone; DatabaseUnusable if this
+    is no database, or does not answer.
     """
     try:
         _migrate(database)
@@ -53,10 +64,15 @@ def _migrate(database: Database) -> None:
         known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         current = MigrationContext.configure(connection).get_current_revision()
         if current is not None and current not in known:
+            at = f"the database {database.url.render_as_string()} is at revision {current}"
+            if current < FIRST:
+                raise SchemaTooOld(
+                    f"{at}, and this dray upgrades from {FIRST} on: start the dray of commit "
+                    f"{LAST_BEFORE} once, which upgrades it to {FIRST}"
+                )
             raise SchemaTooNew(
-                f"the database {database.url.render_as_string()} is at revision {current}, which "
-                "this dray does not know: run the newer dray that migrated it, or restore a backup "
-                "of before"
+                f"{at}, which this dray does not know: run the newer dray that migrated it, or "
+                "restore a backup of before"
             )
         head = ScriptDirectory.from_config(config).get_current_head()
         if current is None:

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db import notifications
 from service.db import session as db_session
-from service.db.migrate import SchemaTooNew, migrate
+from service.db.migrate import SchemaTooNew, SchemaTooOld, migrate
 from service.db.models import Base, DeploymentRow
 from service.db.notifications import Signals
 from service.db.repositories.scheduling.cluster import ensure_deployment
@@ -54,16 +54,25 @@ async def test_the_migrated_schema_is_the_models_schema(database: Database) -> N
         assert compare_metadata(context, Base.metadata) == []
 
 
-async def test_a_database_of_a_newer_dray_is_refused(database: Database) -> None:
+@pytest.mark.parametrize(
+    ("revision", "error", "why"),
+    [
+        ("9999", SchemaTooNew, "run the newer dray"),
+        ("0041", SchemaTooOld, "start the dray of commit [0-9a-f]{8} once"),
+    ],
+)
+async def test_a_database_that_can_not_be_upgraded_is_refused_with_who_can(
+    database: Database, revision: str, error: type[Exception], why: str
+) -> None:
     current = text("SELECT version_num FROM alembic_version")
     before = database.read_sync(lambda s: s.execute(current).scalar_one())
-    database.write_sync(lambda s: s.execute(text("UPDATE alembic_version SET version_num='9999'")))
+    other = text("UPDATE alembic_version SET version_num = :revision")
+    database.write_sync(lambda s: s.execute(other, {"revision": revision}))
     try:
-        with pytest.raises(SchemaTooNew, match="newer dray"):
+        with pytest.raises(error, match=why):
             migrate(database)
     finally:
-        back = text("UPDATE alembic_version SET version_num=:before")
-        database.write_sync(lambda s: s.execute(back, {"before": before}))
+        database.write_sync(lambda s: s.execute(other, {"revision": before}))
 
 
 async def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
