@@ -1,7 +1,7 @@
-"""The one table from errors to answers: RFC 9457 problem+json.
+"""From errors to answers: RFC 9457 problem+json.
 
-A code always means the same status. Codes of the domain come from `service.domain.errors`; codes
-that only HTTP has are raised as `Refused`.
+A code always means the same status, which the classes of `dray.errors` have. Codes of the domain
+come from `service.domain.errors`; codes that only HTTP has are raised as `Refused`.
 """
 
 from __future__ import annotations
@@ -17,87 +17,14 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
+from dray import errors
 from dray.input.validation import plainly
 from dray.views import Problem
 from service.domain.errors import DomainError
 
 MEDIA_TYPE = "application/problem+json"
 
-STATUS: Mapping[str, int] = {
-    "malformed_request": 400,
-    "bad_idempotency_key": 400,
-    "bad_cursor": 400,
-    "unauthorized": 401,
-    "forbidden": 403,
-    "data_source_forbidden": 403,
-    "webhook_url_forbidden": 403,
-    "job_not_found": 404,
-    "artifact_not_found": 404,
-    "checkpoint_not_found": 404,
-    "drill_not_found": 404,
-    "code_not_found": 404,
-    "queue_not_found": 404,
-    "decision_not_found": 404,
-    "array_not_found": 404,
-    "sweep_not_found": 404,
-    "experiment_not_found": 404,
-    "webhook_not_found": 404,
-    "download_link_not_found": 404,
-    "client_not_found": 404,
-    "not_found": 404,
-    "method_not_allowed": 405,
-    "request_too_slow": 408,
-    "conflict": 409,
-    "idempotency_in_flight": 409,
-    "job_finished": 409,
-    "job_live": 409,
-    "job_not_running": 409,
-    "job_not_waiting": 409,
-    "queue_full": 409,  # 429 would be a rate, which a pause resolves; the SDK retries it by itself
-    "queue_in_use": 409,
-    "checkpoint_in_use": 409,
-    "annotations_changed": 412,
-    "too_many_webhooks": 409,
-    "webhook_disabled": 409,
-    "not_federated": 409,
-    "too_many_clients": 409,
-    "round_over": 409,
-    "update_refused": 409,
-    "body_too_large": 413,
-    "upload_too_large": 413,
-    "unsupported_media_type": 415,
-    "range_not_satisfiable": 416,
-    "invalid_document": 422,
-    "invalid_parameter": 422,
-    "unsatisfiable": 422,
-    "out_of_memory": 422,
-    "not_plannable": 422,
-    "drill_impossible": 422,
-    "idempotency_key_reused": 422,
-    "bad_upload": 422,
-    "bad_update": 422,
-    "code_unfit": 422,
-    "unknown_queue": 422,
-    "priority_too_high": 422,
-    "invalid_queue": 422,
-    "array_too_large": 422,
-    "invalid_trial": 422,
-    "sampler_unavailable": 422,
-    "dependency_not_found": 422,
-    "dependency_never_satisfied": 422,
-    "init_from_not_found": 422,
-    "init_from_differs": 422,
-    "invalid_search": 422,
-    "not_comparable": 422,
-    "too_many_tags": 422,
-    "too_many_requests": 429,
-    "headers_too_large": 431,
-    "internal_error": 500,
-    "unavailable": 503,
-    "database_unavailable": 503,
-    "storage_unavailable": 503,
-    "quota_exceeded": 507,
-}
+STATUS: Mapping[str, int] = {code: kind.http_status for code, kind in errors.CODES.items()}
 
 RETRY_AFTER_S = 1
 RETRIED = frozenset({"idempotency_in_flight", "too_many_requests"})

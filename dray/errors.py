@@ -12,81 +12,15 @@
       |   + RequestTimeout      the server took too long (also a TimeoutError)
       + ApiError                the server answered with a problem (RFC 9457)
           + BadRequest          the request or the document is wrong; `pointer` says where
-          |   + Malformed            malformed_request
-          |   + Unprocessable        invalid_document
-          |   + InvalidParameter     invalid_parameter
-          |   + BadIdempotencyKey    bad_idempotency_key
-          |   + BadCursor            bad_cursor
-          |   + UnsupportedMediaType unsupported_media_type
-          |   + BodyTooLarge         body_too_large
-          |   + HeadersTooLarge      headers_too_large
-          |   + RequestTooSlow       request_too_slow
-          |   + TooManyRequests      too_many_requests
-          |   + RangeNotSatisfiable  range_not_satisfiable
-          |   + Unsatisfiable        unsatisfiable
-          |   |   + OutOfMemory      out_of_memory
-          |   + NotPlannable         not_plannable
-          |   + ArrayTooLarge        array_too_large
-          |   + InvalidTrial         invalid_trial
-          |   + SamplerUnavailable   sampler_unavailable
-          |   + DependencyNotFound   dependency_not_found
-          |   + DependencyNeverSatisfied dependency_never_satisfied
-          |   + InitFromNotFound     init_from_not_found
-          |   + InitFromDiffers      init_from_differs
-          |   + BadUpload            bad_upload
-          |   + BadUpdate            bad_update
-          |   + UploadTooLarge       upload_too_large
-          |   + CodeUnfit            code_unfit
-          |   + UnknownQueue         unknown_queue
-          |   + PriorityTooHigh      priority_too_high
-          |   + InvalidQueue         invalid_queue
-          |   + DrillImpossible      drill_impossible
-          |   + IdempotencyMismatch  idempotency_key_reused
-          |   + InvalidSearch        invalid_search
-          |   + NotComparable        not_comparable
-          |   + TooManyTags          too_many_tags
-          |   + MethodNotAllowed     method_not_allowed
-          + Unauthorized        unauthorized
-          + Forbidden           forbidden
-          |   + DataSourceForbidden  data_source_forbidden
-          |   + WebhookUrlForbidden  webhook_url_forbidden
-          + NotFound
-          |   + JobNotFound          job_not_found
-          |   + ArtifactNotFound     artifact_not_found
-          |   + CheckpointNotFound   checkpoint_not_found
-          |   + DrillNotFound        drill_not_found
-          |   + CodeNotFound         code_not_found
-          |   + QueueNotFound        queue_not_found
-          |   + DecisionNotFound     decision_not_found
-          |   + ArrayNotFound        array_not_found
-          |   + SweepNotFound        sweep_not_found
-          |   + ExperimentNotFound   experiment_not_found
-          |   + WebhookNotFound      webhook_not_found
-          |   + DownloadLinkNotFound  download_link_not_found
-          |   + ClientNotFound       client_not_found
-          |   + RouteNotFound        not_found
-          + Conflict            conflict
-          |   + JobLive              job_live
-          |   + JobFinished          job_finished
-          |   + JobNotRunning        job_not_running
-          |   + JobNotWaiting        job_not_waiting
-          |   + QueueFull            queue_full
-          |   + QueueInUse           queue_in_use
-          |   + CheckpointInUse      checkpoint_in_use
-          |   + AnnotationsChanged   annotations_changed
-          |   + IdempotencyInFlight  idempotency_in_flight
-          |   + TooManyWebhooks      too_many_webhooks
-          |   + WebhookDisabled      webhook_disabled
-          |   + NotFederated         not_federated
-          |   + TooManyClients       too_many_clients
-          |   + RoundOver            round_over
-          |   + UpdateRefused        update_refused
+          + Unauthorized        the token is missing or wrong
+          + Forbidden           the server does not allow the call
+          + NotFound            the resource does not exist
+          + Conflict            the state of the resource does not allow the request
           + ServerError         the fault is the server's
-              + InternalError        internal_error
-              + QuotaExceeded        quota_exceeded
-              + Unavailable          unavailable
-                  + DatabaseUnavailable  database_unavailable
-                  + StorageUnavailable   storage_unavailable
+              + Unavailable     it can't answer now; try again
+
+Each problem code of the API is a class below one of these, which has its HTTP status too: this tree
+is the one table of them.
 
 A code that this version does not know is raised as the class of its HTTP status, so `except
 NotFound` also catches the codes of a newer server.
@@ -202,10 +136,12 @@ class ApiError(DrayError):
     """The server answered with a problem."""
 
     code: ClassVar[str] = ""
+    http_status: ClassVar[int] = 0
+    """Of the answers with this code."""
 
-    def __init_subclass__(cls, *, code: str = "") -> None:
-        if code:
-            cls.code = code
+    def __init_subclass__(cls, *, code: str = "", status: int = 0) -> None:
+        cls.code = code or cls.code
+        cls.http_status = status or cls.http_status
 
     def __init__(self, problem: Problem, *, retry_after_s: float | None = None) -> None:
         super().__init__(problem.detail)
@@ -241,11 +177,11 @@ class ApiError(DrayError):
         return f"{where}{self.detail}{hint}"
 
 
-class BadRequest(ApiError):
+class BadRequest(ApiError, status=422):
     """The request, or the document in it, is wrong; sending it again won't help."""
 
 
-class Malformed(BadRequest, code="malformed_request"): ...
+class Malformed(BadRequest, code="malformed_request", status=400): ...
 
 
 class Unprocessable(BadRequest, code="invalid_document"): ...
@@ -254,31 +190,31 @@ class Unprocessable(BadRequest, code="invalid_document"): ...
 class InvalidParameter(BadRequest, code="invalid_parameter"): ...
 
 
-class BadIdempotencyKey(BadRequest, code="bad_idempotency_key"): ...
+class BadIdempotencyKey(BadRequest, code="bad_idempotency_key", status=400): ...
 
 
-class BadCursor(BadRequest, code="bad_cursor"): ...
+class BadCursor(BadRequest, code="bad_cursor", status=400): ...
 
 
-class UnsupportedMediaType(BadRequest, code="unsupported_media_type"): ...
+class UnsupportedMediaType(BadRequest, code="unsupported_media_type", status=415): ...
 
 
-class BodyTooLarge(BadRequest, code="body_too_large"): ...
+class BodyTooLarge(BadRequest, code="body_too_large", status=413): ...
 
 
-class HeadersTooLarge(BadRequest, code="headers_too_large"): ...
+class HeadersTooLarge(BadRequest, code="headers_too_large", status=431): ...
 
 
-class RequestTooSlow(BadRequest, code="request_too_slow"):
+class RequestTooSlow(BadRequest, code="request_too_slow", status=408):
     """The request did not arrive completely in time; the clients send it again."""
 
 
-class TooManyRequests(BadRequest, code="too_many_requests"):
+class TooManyRequests(BadRequest, code="too_many_requests", status=429):
     """The caller asks more questions of this kind at once than the server answers; the clients send
     it again."""
 
 
-class RangeNotSatisfiable(BadRequest, code="range_not_satisfiable"):
+class RangeNotSatisfiable(BadRequest, code="range_not_satisfiable", status=416):
     """The file has no byte in the requested range."""
 
 
@@ -302,7 +238,7 @@ class BadUpdate(BadRequest, code="bad_update"):
     """The update has not the size of the model, or lacks a part."""
 
 
-class UploadTooLarge(BadRequest, code="upload_too_large"):
+class UploadTooLarge(BadRequest, code="upload_too_large", status=413):
     """The code is larger than the server takes."""
 
 
@@ -371,13 +307,13 @@ class TooManyTags(BadRequest, code="too_many_tags"):
     """The job would have more tags than a job can have."""
 
 
-class MethodNotAllowed(BadRequest, code="method_not_allowed"): ...
+class MethodNotAllowed(BadRequest, code="method_not_allowed", status=405): ...
 
 
-class Unauthorized(ApiError, code="unauthorized"): ...
+class Unauthorized(ApiError, code="unauthorized", status=401): ...
 
 
-class Forbidden(ApiError, code="forbidden"):
+class Forbidden(ApiError, code="forbidden", status=403):
     """The server does not allow the call, such as one from a foreign web page."""
 
 
@@ -389,7 +325,7 @@ class WebhookUrlForbidden(Forbidden, code="webhook_url_forbidden"):
     """The server's settings don't allow webhooks to be sent to this address."""
 
 
-class NotFound(ApiError):
+class NotFound(ApiError, status=404):
     """The resource does not exist."""
 
 
@@ -447,7 +383,7 @@ class RouteNotFound(NotFound, code="not_found"):
     """The server has no such path: it may be older than the client, or no dray server."""
 
 
-class Conflict(ApiError, code="conflict"):
+class Conflict(ApiError, code="conflict", status=409):
     """The state of the resource does not allow the request."""
 
 
@@ -467,6 +403,7 @@ class JobNotWaiting(Conflict, code="job_not_waiting"):
     """The job does not wait, so it can be neither held nor moved."""
 
 
+# Not 429, which is of a rate that a pause resolves: the clients send such a request again.
 class QueueFull(Conflict, code="queue_full"):
     """As many jobs wait in the queue as its rules allow."""
 
@@ -479,7 +416,7 @@ class CheckpointInUse(Conflict, code="checkpoint_in_use"):
     """A job that has not ended starts from a checkpoint of this one, so it can't be deleted."""
 
 
-class AnnotationsChanged(Conflict, code="annotations_changed"):
+class AnnotationsChanged(Conflict, code="annotations_changed", status=412):
     """Somebody changed the tags or notes since they were read: read them again."""
 
 
@@ -511,18 +448,18 @@ class UpdateRefused(Conflict, code="update_refused"):
     """The client is not asked for an update in the round, or has sent it."""
 
 
-class ServerError(ApiError):
+class ServerError(ApiError, status=500):
     """The server failed to answer; its log says why."""
 
 
 class InternalError(ServerError, code="internal_error"): ...
 
 
-class QuotaExceeded(ServerError, code="quota_exceeded"):
+class QuotaExceeded(ServerError, code="quota_exceeded", status=507):
     """The server's storage is full: running jobs go on, and no new job is accepted."""
 
 
-class Unavailable(ServerError, code="unavailable"):
+class Unavailable(ServerError, code="unavailable", status=503):
     """The server can't answer now; try again."""
 
 

@@ -10,13 +10,9 @@ import httpx
 from dray import errors
 from dray.views import Problem
 
-_BY_STATUS: dict[int, type[errors.ApiError]] = {
-    401: errors.Unauthorized,
-    403: errors.Forbidden,
-    404: errors.NotFound,
-    409: errors.Conflict,
-    412: errors.Conflict,
-}
+_BASES = (errors.Unauthorized, errors.Forbidden, errors.NotFound, errors.Conflict)
+_BY_STATUS: dict[int, type[errors.ApiError]] = {kind.http_status: kind for kind in _BASES}
+_BY_STATUS[errors.AnnotationsChanged.http_status] = errors.Conflict
 
 
 def _by_status(status: int) -> type[errors.ApiError]:

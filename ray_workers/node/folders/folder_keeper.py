@@ -30,7 +30,7 @@ class FolderKeeper:
         self._sizes: dict[Key, asyncio.Task[dict[str, int]]] = {}
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
         self._waits: dict[Key, str] = {}
-        """What the copying waits for, if it had to."""
+        """Why the copying had to wait, of attempts for which it had to."""
 
     def _folder(self, key: Key) -> Path:
         return paths.folders_dir(*self._node, *key)

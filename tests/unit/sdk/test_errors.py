@@ -7,18 +7,18 @@ import re
 from dray import errors
 
 
-def drawn() -> dict[str, tuple[str, str | None]]:
-    """Name -> (name of the base, code) of each line of the tree in the docstring."""
-    found: dict[str, tuple[str, str | None]] = {}
+def drawn() -> dict[str, str]:
+    """Name -> name of the base, of each line of the tree in the docstring."""
+    found: dict[str, str] = {}
     above: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():
-        match = re.match(r"^([ |+]*)([A-Z]\w+)(?: +([a-z_]+))?(?: |$)", line)
+        match = re.match(r"^([ |+]*)([A-Z]\w+)(?: |$)", line)
         if match is None or not line.startswith("    "):
             continue
-        depth, name, code = len(match[1]), match[2], match[3]
+        depth, name = len(match[1]), match[2]
         while above and above[-1][0] >= depth:
             above.pop()
-        found[name] = (above[-1][1] if above else "Exception", code)
+        found[name] = above[-1][1] if above else "Exception"
         above.append((depth, name))
     return found
 
@@ -32,15 +32,19 @@ def all_errors(base: type[Exception]) -> dict[str, type[Exception]]:
 
 def test_the_tree_that_is_drawn_is_the_tree_that_is() -> None:
     tree, kinds = drawn(), all_errors(errors.DrayError)
-    assert set(tree) == set(kinds)
-    for name, (base, _) in tree.items():
+    of_codes = {kind.__name__ for kind in errors.CODES.values()}
+    assert set(tree) | of_codes == set(kinds)
+    for name, base in tree.items():
         assert kinds[name].__bases__[0].__name__ == base, name
 
 
-def test_each_code_stands_beside_its_class() -> None:
-    tree = drawn()
+def test_each_code_has_a_status_and_a_class_of_that_kind() -> None:
     for code, kind in errors.CODES.items():
-        assert tree[kind.__name__][1] == code
+        assert 400 <= kind.http_status < 600, code
+        assert (kind.http_status >= 500) == issubclass(kind, errors.ServerError), code
+        assert (kind.http_status == 404) == issubclass(kind, errors.NotFound), code
+        conflicts = {409, errors.AnnotationsChanged.http_status}
+        assert (kind.http_status in conflicts) == issubclass(kind, errors.Conflict), code
 
 
 def test_importing_the_errors_loads_nothing_heavy() -> None:
