@@ -115,7 +115,8 @@ async def _post(
         "User-Agent": f"dray/{dray.__version__}",
         "Accept-Encoding": "identity",
     }
-    host = URL(url).host or ""
+    address = URL(url, encoded=True)  # without it, the path would be written in another way
+    host = address.host or ""
     connector = aiohttp.TCPConnector(
         socket_factory=functools.partial(_bounded, make=socket_factory(host, private_hosts)),
         resolver=_Resolver(),
@@ -128,7 +129,7 @@ async def _post(
             auto_decompress=False,
             trust_env=False,
         ) as session,
-        session.post(url, data=body, headers=full, allow_redirects=False) as response,
+        session.post(address, data=body, headers=full, allow_redirects=False) as response,
     ):
         return response.status, await _beginning(response)
 

@@ -1,4 +1,4 @@
-"""Which seeds are tried, and the server that they share."""
+"""Which seeds are tried, and the servers that they share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.generated.names.exits import Readers
+from tests.generated.names.sites import Sites, opened
 from tests.marks import soak
 from tests.seeds import drawn, header
-from tests.unit.api.serving import LiveServer, serving
 
 FEW = 4
 """Of `make test`, in which they take 3 s; `make soak` tries more."""
@@ -19,21 +18,20 @@ def seeds() -> range:
     return drawn(FEW)
 
 
+def sweep_seeds() -> range:
+    """A fifth of them: the trials of a sweep take as long as several jobs."""
+    return seeds()[: max(1, len(seeds()) // 5)]
+
+
 def pytest_report_header() -> str:
     return header("names", seeds())
 
 
 @pytest.fixture(scope="module", params=["sqlite", soak("postgresql")])
-def server(
+def sites(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LiveServer]:
+) -> Iterator[Sites]:
     on_postgres = request.param == "postgresql"
     urls = {"database_url": request.getfixturevalue("module_postgres_url")} if on_postgres else {}
-    with serving(tmp_path_factory.mktemp("names"), **urls) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def readers(server: LiveServer) -> Iterator[Readers]:
-    with Readers(server) as readers:
-        yield readers
+    with opened(tmp_path_factory.mktemp("names"), **urls) as sites:
+        yield sites

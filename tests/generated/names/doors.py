@@ -1,33 +1,29 @@
-"""The doors by which a case goes in: submits, annotations, and `dray.train` in a rank."""
+"""The doors by which a case goes in: submits, annotations, queues and webhooks."""
 
 from __future__ import annotations
 
-import functools
-import io
 import json
-import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
+from urllib.parse import quote
 
-import typer.main
 import yaml
 from sqlalchemy import func, select
 
-import dray
-from dray import errors, train
-from dray.cli.app import run
-from dray.train import reporting
-from ray_workers.shared import spool_reader
-from ray_workers.shared.contracts import Frame, attempt_prefix
+from dray import errors
 from service.db.models import JobRow
-from tests.generated.names.drawing import PLAIN, Case
-from tests.unit.api.serving import LiveServer
+from tests.generated.names import ranks
+from tests.generated.names.drawing import Case, is_odd
+from tests.generated.names.sites import Caller, Sites
 from tests.unit.service.helpers import log
+
+JSON = {"Content-Type": "application/json"}
+IN_URLS = frozenset(map(chr, range(0x21, 0x7F))) - {"#", "\\"}
+"""Characters that the path and the query of a webhook's URL may have."""
 
 
 class Quoting(yaml.SafeDumper):
@@ -49,27 +45,105 @@ class Refusal:
     detail: str
 
 
+@contextmanager
+def entered(sites: Sites, folder: Path, case: Case) -> Iterator[Doors]:
+    """The doors of the server of a case, for its user."""
+    with sites.of(case.user).caller(case.user) as caller:
+        if caller is not None:
+            doors = Doors(sites, folder, case, caller)
+            try:
+                yield doors
+            finally:
+                doors.close()
+            return
+    assert is_odd(case.user), f"no token may be called {case.user!r}"
+    case.refused.append(f"{case.user}")
+    case.user = None
+    with entered(sites, folder, case) as doors:
+        yield doors
+
+
 class Doors:
-    """Puts cases into a server, and takes what is refused out of them."""
+    """Puts a case into a server, and takes what is refused out of it."""
 
-    def __init__(self, server: LiveServer, folder: Path) -> None:
-        self.server = server
+    def __init__(self, sites: Sites, folder: Path, case: Case, caller: Caller) -> None:
+        self.sites = sites
+        self.site = sites.of(case.user)
+        self.server = self.site.server
         self.folder = folder
-        self.http = server.client()
-        self.sdk = dray.Client(server.url)
+        self.case = case
+        self.caller = caller
+        self.http = caller.http
+        self.hook_id: str | None = None
 
-    def put(self, case: Case) -> str:
+    def close(self) -> None:
+        """A user may have only so many webhooks."""
+        if self.hook_id is not None:
+            answer = self.http.delete(f"/v1/webhooks/{self.hook_id}")
+            assert answer.status_code == 204, answer.text
+
+    def put(self) -> str:
         """The id of a job that has all of the case that was taken, and has succeeded."""
-        job_id = self._submit(case)
-        self._annotate(job_id, case)
-        assert self.server.hands.claim(job_id) is not None
-        with self._rank(job_id) as frames:
-            self._report(case)
-            self._save(case)
-        lines = [log(number, line) for number, line in enumerate(case.lines)]
-        self.server.hands.report(job_id, 1, [*frames, *lines])
-        self.server.succeed(job_id)
+        job_id = self.submit()
+        self.run(job_id)
         return job_id
+
+    def submit(self) -> str:
+        """The id of a job that waits."""
+        if "queue" in self.case.document:
+            self._make_queue(self.case.queue)
+        job_id = self._submit(self.case)
+        self._annotate(job_id, self.case)
+        if self.case.hook is not None:
+            self._add_hook(self.case.hook)
+        return job_id
+
+    def run(self, job_id: str) -> None:
+        """Have the job report all that its rank gives, and succeed."""
+        case, hands = self.case, self.server.hands
+        assert hands.claim(job_id) is not None
+        spec = self.caller.get(f"/v1/jobs/{job_id}")["spec"]
+        frames = ranks.frames_of(self.server, job_id, spec, case)
+        lines = [log(number, line) for number, line in enumerate(case.lines)]
+        hands.report(job_id, 1, [*frames, *lines])
+        self.server.succeed(job_id)
+
+    def _make_queue(self, name: str) -> None:
+        """By an admin, by a call or a command. A job in a queue that is refused is refused too."""
+        if self.case.door != "program":
+            answer = self.site.admin.http.put(f"/v1/queues/{quote(name, safe='')}", json={})
+            assert answer.status_code < 500, answer.text
+            is_made, why = answer.status_code == 200, answer.text
+        else:
+            words = ("queue", "set", "--max-priority", "100", "--", name)
+            code, _, why = self.site.admin.command(*words)
+            is_made = code == 0
+        assert is_made or is_odd(name) or name != name.lower(), why
+
+    def _add_hook(self, hook: dict[str, Any]) -> None:
+        """A webhook that is notified of this job, and perhaps of others."""
+        labels = self.case.document.get("labels", {}) if hook["labels"] else {}
+        queue = self.case.queue if hook["queue"] else None
+        hook["url"] = self.sites.receiver.url + hook["path"]
+        if self.case.door == "program":
+            words = ["webhook", "add", "--json"]
+            words += [] if queue is None else [f"--queue={queue}"]
+            words += [f"--label={key}={value}" for key, value in labels.items()]
+            code, out, why = self.caller.command(*words, "--", hook["url"])
+            made = json.loads(out) if code == 0 else None
+        else:
+            body = {"url": hook["url"], "queue": queue, "labels": labels}
+            answer = self.http.post("/v1/webhooks", json=body)
+            made = answer.json() if answer.status_code == 201 else None
+            why = answer.text
+            assert made or answer.json()["pointer"] == "/url", why
+        if made:
+            self.hook_id = made["id"]
+            return
+        assert "url" in why
+        assert not set(hook["path"]) <= IN_URLS, f"{hook['url']} is refused: {why}"
+        self.case.refused.append(hook["path"])
+        self.case.hook = None
 
     def _submit(self, case: Case) -> str:
         while True:
@@ -92,7 +166,7 @@ class Doors:
                 return self._post(case)
             case "sdk":
                 try:
-                    return self.sdk.submit(case.document).id
+                    return self.caller.sdk.submit(case.document).id
                 except (errors.BadRequest, errors.SpecError) as error:
                     return Refusal(error.pointer or "", error.detail)
             case _:
@@ -115,7 +189,7 @@ class Doors:
 
     def _by_command(self, case: Case) -> str | Refusal:
         """`dray submit` with a file or a program; it must refuse what the API refuses alone."""
-        code, out, err = command(self.server.url, "submit", "--json", *self._words(case))
+        code, out, err = self.caller.command("submit", "--json", *self._words(case))
         if code == 0:
             job_id: str = json.loads(out)["id"]
             return job_id
@@ -140,7 +214,10 @@ class Doors:
             word for pair in own["environment"]["env"].items() for word in ("--env", "=".join(pair))
         ]
         name = ["--name", own["name"]] if "name" in own else []
-        return [*name, *env, "--code", str(self.folder), "--", "a.py", *script["args"]]
+        queue = ["--set", f"queue={json.dumps(own['queue'])}"] if "queue" in own else []
+        found = [f"--metric={one['name']}={one['pattern']}" for one in own.get("metrics", ())]
+        options = [*name, *queue, *env, *found, "--code", str(self.folder)]
+        return [*options, "--", "a.py", *script["args"]]
 
     def _annotate(self, job_id: str, case: Case) -> None:
         """Tags and notes, each by a call or a command of its own."""
@@ -158,7 +235,7 @@ class Doors:
         place = f"/v1/jobs/{job_id}/annotations"
         before = self.http.get(place).json()
         if door == "program":
-            code, _, err = command(self.server.url, "annotate", job_id, *words)
+            code, _, err = self.caller.command("annotate", job_id, *words)
             is_taken, detail = code == 0, err
         else:
             content = json.dumps(change).encode()
@@ -172,66 +249,6 @@ class Doors:
             assert is_odd(words[1]), f"refused: {words[1]!r}"
         return is_taken
 
-    @contextmanager
-    def _rank(self, job_id: str) -> Iterator[list[Frame]]:
-        """The process of rank 0; what it reports is in the list afterwards."""
-        spool = self.folder / job_id
-        artifacts = f"{attempt_prefix(job_id, 1)}/artifacts"
-        variables = {
-            "DRAY_SPOOL_DIR": str(spool),
-            "DRAY_ARTIFACT_URL": self.server.hands.storage.url_of(artifacts),
-        }
-        frames: list[Frame] = []
-        with mock.patch.dict(os.environ, variables):
-            yield frames
-            reporting.wait_until_written(lambda: None)
-        frames += spool_reader.decode("r0.0.metrics", spool_reader.read(spool, 0, 1 << 30))
-
-    def _report(self, case: Case) -> None:
-        for key, values in list(case.metrics.items()):
-            for step, value in enumerate(values, 1):
-                why = refused(functools.partial(train.report, step, {key: value}))
-                if why is not None:
-                    assert "metric key" in why
-                    assert is_odd(key), f"refused: {key!r}"
-                    case.refused.append(key)
-                    case.metrics.pop(key, None)
-
-    def _save(self, case: Case) -> None:
-        file = self.folder / "file"
-        for name, content in list(case.files.items()):
-            file.write_bytes(content)
-            why = refused(functools.partial(train.save_artifact, file, name))
-            if why is not None:
-                assert "artifact name" in why
-                assert is_odd(name.replace("/", "").replace(".", "")), f"refused: {name!r}"
-                case.refused.append(name)
-                del case.files[name]
-
-
-def refused(call: Callable[[], object]) -> str | None:
-    """The words of a call's ValueError; None if it was taken."""
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-_get_command = functools.cache(typer.main.get_command)
-"""To make the tree of commands takes far longer than to run one."""
-JSON = {"Content-Type": "application/json"}
-
-
-def command(url: str, *words: str) -> tuple[int, str, str]:
-    """(exit code, output, errors) of `dray` in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    once = mock.patch("typer.main.get_command", _get_command)
-    with once, redirect_stdout(out), redirect_stderr(err):
-        code = run(["--url", url, *words])
-    assert "Traceback" not in err.getvalue(), err.getvalue()
-    return code, out.getvalue(), err.getvalue()
-
 
 def _of_program(err: str) -> Refusal:
     found = re.search(r"\(at (/.*?)\)$", err, re.MULTILINE | re.DOTALL)
@@ -239,15 +256,16 @@ def _of_program(err: str) -> Refusal:
     return Refusal(found[1], err)
 
 
-def is_odd(text: Any) -> bool:
-    """Whether a door may refuse a text: a short one of letters and digits it may not."""
-    return not (isinstance(text, str) and 0 < len(text) <= 63 and set(text) <= set(PLAIN))
-
-
 def take_out(case: Case, refusal: Refusal) -> None:
     """Remove what the pointer of a refusal names, which must be odd."""
     parts = [part.replace("~1", "/").replace("~0", "~") for part in refusal.pointer.split("/")[1:]]
     assert parts, f"a refusal names its field: {refusal}"
+    if parts[0] == "metrics":
+        found = case.document["metrics"].pop(int(parts[1]))
+        assert is_odd(found["name"]), f"{found} is refused: {refusal}"
+        case.refused.append(found["name"])
+        del case.metrics[found["name"]]
+        return
     place: Any = case.document
     *parents, last = parts
     for part in parents:
@@ -263,6 +281,7 @@ def take_out(case: Case, refusal: Refusal) -> None:
         for one in odd:
             found.remove(one) if isinstance(found, list) else found.pop(one)
         return
-    assert is_odd(found) or is_odd(key), f"{found!r} is refused: {refusal}"
+    is_upper = key == "queue" and found != found.lower()
+    assert is_upper or is_odd(found) or is_odd(key), f"{found!r} is refused: {refusal}"
     case.refused.append(repr(found))
     del place[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import string
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,59 @@ WHOLE = (0, 1, -1, 2**31, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, -(2*
 
 DOORS = ("http", "utf-8", "sdk", "json", "yaml", "program")
 """Two ways to write JSON, a mapping, two kinds of files, and a program with its options."""
+LOGGERS = ("report", "tensorboard", "csv", "printed")
+"""`dray.train.report`, two kinds of files, and lines that the document has patterns for."""
+USERS = (
+    *("default", "anonymous", "@me", "@last", "@", "admin", "None", "null", "true", "1e3", "007"),
+    *("-", "--", ".", "..", "a@b.example", "Ann", "ann", "no", "x" * 128, "x" * 129, "all"),
+)
+QUEUES = (
+    *("none", "null", "no", "true", "1e3", "0x10", "007", "1_000", "12-30", "all", "0", "a-", "a_"),
+    *("x" * 63, "x" * 64, "Night", "-a", "default"),
+)
+SECRETS = ("_", "A", "__proto__", "no", "NULL", "true", "x" * 128, "K\u00c9Y", "1A", "A-B", "A B")
+OF_URLS = (
+    *(
+        "a",
+        "~",
+        "%2F",
+        "%2f",
+        "%41",
+        "%C3%A9",
+        "%20",
+        "%00",
+        "%zz",
+        "%",
+        "/",
+        "//",
+        ".",
+        "..",
+        "/.",
+    ),
+    *(
+        "?",
+        "&",
+        "=",
+        ";",
+        ":",
+        "@",
+        "+",
+        "$",
+        "!",
+        "*",
+        "'",
+        '"',
+        "(",
+        ")",
+        ",",
+        "[",
+        "]",
+        "{",
+        "|",
+    ),
+    *("^", "`", "<", "é", " ", "#", "\\", "\x7f", "key=1e3", "<b>", "${HOME}"),
+)
+"""Parts of the path and the query of a URL."""
 
 
 @dataclass
@@ -56,7 +110,22 @@ class Case:
     """Lines that rank 0 prints."""
     files: dict[str, bytes]
     door: str
+    logger: str
+    """How rank 0 gives its metrics."""
+    user: str | None
+    """The owner by the file of tokens; None: the server has no tokens."""
+    hook: dict[str, Any] | None
+    """A webhook that is notified of the job: `path` is what follows the host in its URL."""
     refused: list[str] = field(default_factory=list)
+
+    @property
+    def owner(self) -> str:
+        return "default" if self.user is None else self.user
+
+    @property
+    def queue(self) -> str:
+        queue: str = self.document.get("queue", "default")
+        return queue
 
 
 class Draw:
@@ -64,6 +133,7 @@ class Draw:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self._around = random.Random(f"around {seed}")
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share
@@ -148,7 +218,7 @@ class Draw:
                 for name, value in script["parameters"].items()
                 if not isinstance(value, float) or math.isfinite(value)
             }
-        return Case(
+        case = Case(
             document=document,
             tags=list(dict.fromkeys(self.key() for _ in self.several(3))),
             notes=self.text(0.2),
@@ -159,7 +229,79 @@ class Draw:
             lines=[self.text(0.3) for _ in self.several(5)],
             files={self.file(): self.text().encode(errors="replace") for _ in self.several(3)},
             door=door,
+            logger="report",
+            user=None,
+            hook=None,
         )
+        self._surround(case)
+        return case
+
+    def _surround(self, case: Case) -> None:
+        """Draw what else has a name: user, queue, secrets, webhook, and the logger's metrics."""
+        own, self.random = self.random, self._around
+        if self.chance(0.5):
+            case.user = self._name(PLAIN + "._@-", USERS)
+        if self.chance(0.6):
+            case.document["queue"] = self._name(string.ascii_lowercase + string.digits, QUEUES)
+        if self.chance(0.4) and case.door != "program":
+            names = [self._name(PLAIN + "_", SECRETS) for _ in range(self.random.randint(1, 3))]
+            case.document["environment"]["secrets"] = list(dict.fromkeys(names))
+        if self.chance(0.5):
+            case.hook = {
+                "path": self._path(),
+                "queue": self.chance(0.5),
+                "labels": self.chance(0.5),
+            }
+        case.logger = self.random.choice(LOGGERS)
+        case.metrics = {_named(key, case): values for key, values in case.metrics.items()}
+        if case.logger == "tensorboard":
+            case.metrics = {key: list(map(single, of)) for key, of in case.metrics.items()}
+        if case.logger == "printed":
+            case.document["metrics"] = [
+                {"name": key, "pattern": f"m{number}=(.*)"}
+                for number, key in enumerate(case.metrics)
+            ]
+        self.random = own
+
+    def _name(self, signs: str, special: tuple[str, ...]) -> str:
+        """Usually one that is allowed."""
+        kind = self.random.random()
+        if kind < 0.3:
+            return self.random.choice(special)
+        if kind < 0.4:
+            return "".join(c for c in self.text(0.02) if c.isprintable() and c not in "# ") or "a"
+        return self.random.choice(signs) + "".join(
+            self.random.choices(signs + "_-", k=self.random.randint(0, 20))
+        )
+
+    def _path(self) -> str:
+        parts = self.random.choices(OF_URLS[:-12], k=self.random.randint(0, 8))
+        if self.chance(0.15):
+            parts.append(self.random.choice(OF_URLS))
+        return self.random.choice(("/", "/", "/", "?")) + "".join(parts)
 
     def file(self) -> str:
         return self.text() if self.chance(0.3) else f"{self.word()}/{self.word()}.{self.word(3)}"
+
+
+def single(value: float) -> float:
+    """The nearest number of 32 bits."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _named(key: str, case: Case) -> str:
+    """The name of a metric, without what the way of this case has no word for."""
+    if case.logger == "report":
+        return key
+    key = key.encode(errors="replace").decode()
+    if case.logger == "csv":
+        return "".join(c for c in key if c not in "\0\r\n").strip()
+    return key.replace("=", "") if case.door == "program" else key
+
+
+def is_odd(text: Any) -> bool:
+    """Whether a door may refuse a text: a short one of letters and digits it may not."""
+    return not (isinstance(text, str) and 0 < len(text) <= 63 and set(text) <= set(PLAIN))

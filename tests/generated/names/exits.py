@@ -12,20 +12,17 @@ import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from sqlalchemy import select
 
-import dray
 from dray.aio import AsyncClient
 from dray.tensorboard.writer import FILE, write_jobs
 from dray.views import WebhookFormat
 from service.db.models import WebhookDeliveryRow
 from service.domain.webhooks import body_of
-from tests.generated.names.doors import command
+from tests.generated.names.doors import Doors
 from tests.generated.names.drawing import Case
-from tests.unit.api.serving import LiveServer
 
 
 def bits(value: Any) -> str:
@@ -44,29 +41,19 @@ def storable(text: str) -> str:
 
 
 class Readers:
-    """Reads jobs of one server at every exit."""
+    """Reads one job at every exit of its server."""
 
-    def __init__(self, server: LiveServer) -> None:
-        self.server = server
-        self.http = server.client()
-        self.sdk = dray.Client(server.url)
-        self.other = server.submit(name="other")
-        answer = self.http.post("/v1/webhooks", json={"url": "https://93.184.216.34/hook"})
-        assert answer.status_code == 201, answer.text
+    def __init__(self, doors: Doors, job_id: str) -> None:
+        self.doors = doors
+        self.site = doors.site
+        self.caller = doors.caller
+        self.http, self.sdk = doors.caller.http, doors.caller.sdk
+        self.get = doors.caller.get
+        self.case = doors.case
+        self.job_id = job_id
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.http.close()
-        self.sdk.close()
-
-    def check(self, job_id: str, case: Case) -> None:
+    def check(self) -> None:
+        job_id, case = self.job_id, self.case
         self.api(job_id, case)
         self.lists(job_id, case)
         self.searches(job_id, case)
@@ -79,13 +66,8 @@ class Readers:
         self.messages(job_id, case)
         self.tensorboard(job_id, case)
 
-    def get(self, path: str, **params: Any) -> Any:
-        answer = self.http.get(path, params=params)
-        assert answer.status_code == 200, (path, params, answer.text)
-        return answer.json()
-
     def command(self, *words: str) -> str:
-        code, out, err = command(self.server.url, *words)
+        code, out, err = self.caller.command(*words)
         assert code == 0, (words, err)
         return out
 
@@ -114,6 +96,7 @@ class Readers:
         found: list[dict[str, Any]] = [{"name": name}, {"text": name}] if name else []
         if name and not any(sign in name for sign in "*?"):
             found.append({"name_glob": name})
+        found += [{"owner": case.owner}, {"owner": "@me"}, {"queue": case.queue}]
         found += [{"label": f"{k}={v}"} for k, v in case.document.get("labels", {}).items()]
         for params in found:
             items = self.get("/v1/jobs", **params)["items"]
@@ -124,7 +107,8 @@ class Readers:
                 assert other == name or job_id not in [job["id"] for job in items], other
 
     def searches(self, job_id: str, case: Case) -> None:
-        document, conditions = case.document, []
+        document = case.document
+        conditions = [f"owner = {quoted(case.owner)}", f"queue = {quoted(case.queue)}"]
         conditions += [f"name = {quoted(document['name'])}"] if "name" in document else []
         for key, value in document.get("labels", {}).items():
             conditions.append(f"labels[{quoted(key)}] = {quoted(value)}")
@@ -171,8 +155,8 @@ class Readers:
             assert found == case.files
 
     def frames(self, job_id: str, case: Case) -> None:
-        row = self.sdk.frame([job_id, self.other]).loc[job_id]
-        assert row["name"] == name_of(case)
+        row = self.sdk.frame([job_id, self.site.other]).loc[job_id]
+        assert (row["name"], row["owner"]) == (name_of(case), case.owner)
         assert row["experiment"] == case.document.get("labels", {}).get("experiment") or (
             row["experiment"] is None or row["experiment"] != row["experiment"]
         )
@@ -195,7 +179,8 @@ class Readers:
         assert [json.loads(line)["text"] for line in lines] == [storable(one) for one in case.lines]
         name = case.document.get("name", "")
         if name and not any(sign in name for sign in "*?"):
-            listed = json.loads(self.command("ls", "--json", "--all", f"--name={name}"))
+            whose = (f"--owner={case.owner}", f"--queue={case.queue}")
+            listed = json.loads(self.command("ls", "--json", "--all", f"--name={name}", *whose))
             assert job_id in [job["id"] for job in listed]
         table = self.command("metrics", job_id)
         for key in case.metrics:
@@ -208,6 +193,8 @@ class Readers:
         assert run["info"]["run_name"] == name_of(case)
         params = {one["key"]: one["value"] for one in run["data"]["params"]}
         tags = {one["key"]: one["value"] for one in run["data"]["tags"]}
+        assert run["info"]["user_id"] == tags["mlflow.user"] == tags["dray.owner"] == case.owner
+        assert tags["dray.queue"] == case.queue
         for key, value in case.document.get("labels", {}).items():
             assert tags.get(key, value) == value
             assert value in tags.values(), "a key that MLflow does not take has another name"
@@ -223,12 +210,17 @@ class Readers:
             assert found == [(n, bits(value)) for n, value in enumerate(values, 1)]
 
     def mlflow_search(self, job_id: str, case: Case) -> None:
-        filters = [f"attributes.run_name = {of_mlflow(name_of(case))}"]
+        filters = [
+            f"attributes.run_name = {of_mlflow(name_of(case))}",
+            f"attributes.user_id = {of_mlflow(case.owner)}",
+            f"tags.`dray.queue` = {of_mlflow(case.queue)}",
+        ]
         for key, value in case.document.get("labels", {}).items():
             filters.append(f"tags.`{key}` = {of_mlflow(value)}")
         for key, values in case.metrics.items():
-            if math.isfinite(values[-1]) and "`" not in key:
-                filters.append(f"metrics.`{key}` = {values[-1]!r}")
+            if "`" not in key and not math.isnan(values[-1]):
+                is_number = f"= {values[-1]!r}" if math.isfinite(values[-1]) else ""
+                filters.append(f"metrics.`{key}` {is_number or ('> 0', '< 0')[values[-1] < 0]}")
         experiment = case.document.get("labels", {}).get("experiment") or "Default"
         found = self._of_mlflow("experiments/get-by-name", experiment_name=experiment)
         wanted = found["experiment"]["experiment_id"]
@@ -249,16 +241,20 @@ class Readers:
 
     def messages(self, job_id: str, case: Case) -> None:
         """What a webhook is told of the end."""
-        query = select(WebhookDeliveryRow).where(WebhookDeliveryRow.job_id == job_id)
-        (row,) = self.server.hands.database.read_sync(lambda s: s.scalars(query).all())
+        query = select(WebhookDeliveryRow).where(
+            WebhookDeliveryRow.job_id == job_id, WebhookDeliveryRow.webhook_id == self.site.hook
+        )
+        (row,) = self.site.server.hands.database.read_sync(lambda s: s.scalars(query).all())
         told = json.loads(body_of(row.type, row.created_at, row.data, WebhookFormat.JSON, ""))
-        assert told["data"]["name"] == name_of(case)
+        about = (name_of(case), case.owner, case.queue)
+        assert tuple(told["data"][field] for field in ("name", "owner", "queue")) == about
         assert told["data"]["labels"] == case.document.get("labels", {})
         last = {key: bits(values[-1]) for key, values in case.metrics.items()}
         assert {key: bits(value) for key, value in told["data"]["metrics"].items()} == last
         slack = json.loads(body_of(row.type, row.created_at, row.data, WebhookFormat.SLACK, ""))
         lines = slack["text"].split("\n")
         assert html.unescape(lines[0]).startswith(f"*{name_of(case)}* SUCCEEDED")
+        assert html.unescape(lines[1]) == f"{case.owner}, queue {case.queue}"
         assert "<" not in "".join(lines[:-1]), "a name is no link, and mentions nobody"
 
     def _of_mlflow(self, path: str, **params: Any) -> Any:
@@ -278,7 +274,7 @@ class Readers:
         assert found == single, "TensorBoard's values have 32 bits"
 
     async def _write_events(self, job_id: str, folder: Path) -> None:
-        async with AsyncClient(self.server.url) as client:
+        async with AsyncClient(self.caller.url, token=self.caller.token) as client:
             await write_jobs(client, [job_id], folder)
 
 
@@ -300,6 +296,11 @@ def document_is(job: Mapping[str, Any], case: Case) -> None:
     assert equal(spec["script"]["parameters"], given["script"].get("parameters", {}))
     variables = (spec.get("environment") or {}).get("env", {})
     assert variables == given["environment"].get("env", {})
+    assert (job["owner"], job["queue"], spec["queue"]) == (case.owner, case.queue, case.queue)
+    secrets = (spec.get("environment") or {}).get("secrets", [])
+    assert secrets == given["environment"].get("secrets", [])
+    found = {one["name"]: one["pattern"] for one in spec["metrics"]}
+    assert found == {one["name"]: one["pattern"] for one in given.get("metrics", ())}
 
 
 def name_of(case: Case) -> str:

@@ -1,37 +1,40 @@
-"""Drawn texts and numbers go in by a door of the server, and come out of all others as they were.
+"""Drawn texts and numbers go in by a door of a server, and come out of all others as they were.
 
 `DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/names` draws one case again.
 """
 
 from __future__ import annotations
 
-import copy
-import pprint
 from pathlib import Path
 
 import pytest
 
+from tests.generated.names import around
 from tests.generated.names.conftest import seeds
-from tests.generated.names.doors import Doors
-from tests.generated.names.drawing import Draw
+from tests.generated.names.doors import entered
+from tests.generated.names.drawing import Case, Draw
 from tests.generated.names.exits import Readers
-from tests.unit.api.serving import LiveServer
+from tests.generated.names.sites import Sites
+from tests.generated.names.smaller import pass_or_show, smaller
 
 BLOCKS = 4
 """Tests that share the seeds."""
 
 
+def goes_through(sites: Sites, folder: Path, case: Case) -> None:
+    with entered(sites, folder, case) as doors:
+        job_id = doors.submit()
+        around.queue_is_counted(doors)
+        doors.run(job_id)
+        Readers(doors, job_id).check()
+        around.queue_is_shown(doors)
+        around.owner_is_noted(doors, job_id)
+        around.hook_is_asked(doors, job_id)
+        around.run_is_written(doors, job_id)
+
+
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_what_goes_in_comes_out(
-    block: int, server: LiveServer, readers: Readers, tmp_path: Path
-) -> None:
-    doors = Doors(server, tmp_path)
+def test_what_goes_in_comes_out(block: int, sites: Sites, tmp_path: Path) -> None:
     for seed in seeds()[block::BLOCKS]:
         case = Draw(seed).case()
-        given = copy.deepcopy(case)
-        try:
-            readers.check(doors.put(case), case)
-        except Exception:
-            print(f"seed {seed}:\n{pprint.pformat(given, width=100)}")
-            print(f"taken:\n{pprint.pformat(case, width=100)}")
-            raise
+        pass_or_show(seed, case, lambda one: goes_through(sites, tmp_path, one), smaller)

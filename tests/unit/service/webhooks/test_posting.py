@@ -81,6 +81,13 @@ async def stalls(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await hangs(_, writer)
 
 
+@pytest.mark.parametrize("path", ["/a/../b", "//.", "/%41%7e", "/?x=%zz", "/[a]"])
+async def test_the_path_is_asked_for_as_it_is_written(path: str) -> None:
+    async with receiver(answers("HTTP/1.1 204 No Content\n\n")) as (url, heads):
+        await posting.post(url.replace("/hook?x=1", path), b"{}", {}, HERE)
+    assert heads[0].startswith(f"POST {path} HTTP/1.1\r\n".encode())
+
+
 async def sent_to(behaviour: Behaviour) -> tuple[Answer, list[bytes]]:
     async with receiver(behaviour) as (url, heads):
         return await posting.post(url, b"{}", {"webhook-id": "1"}, HERE), heads
