@@ -90,11 +90,17 @@ def _unpack_zip(
 
 
 class _Member(tarfile.TarInfo):
-    """A header whose size leads on: behind one that leads back, the reading would never end."""
+    """A header that can be read, and whose size leads on: behind one that leads back, the reading
+    would never end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        member = super().frombuf(buf, encoding, errors)
+        try:
+            member = super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:  # at which tarfile stops, as if that were the end
+            raise tarfile.ReadError(f"a header can't be read: {error}") from error
         if member.size < 0:
             raise tarfile.HeaderError(f"a member has the size {member.size}")
         if member.type in _READ_WHOLE and member.size > EXTENSION_BYTES:
@@ -134,7 +140,13 @@ def _unpack_tar(
 def _path_of(name: str, place: str, suffixes: tuple[str, ...] | None) -> Path | None:
     """The member's path within the folder; None if it doesn't count."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+    if "\\" in name:
+        raise broken(
+            place,
+            f"the member {shortened(name)} has a backslash in its name: pack the archive with "
+            "/ between folders",
+        )
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise broken(place, f"the member {shortened(name)} would lead out of the archive")
     if suffixes is None:
         return Path(path)

@@ -24,7 +24,7 @@ SUFFIXES = (
 GREY_MODES = ("1", "L", "LA", "La")
 DEEP_MODES = ("F", "I", "I;16", "I;16B", "I;16L", "I;16N")
 WHITE = 255.0
-IMAGES_VERSION = 2
+IMAGES_VERSION = 3
 """Part of the key of all image files: change it with anything that changes their pixels."""
 _DEEP_RAW = re.compile(r";1[26]|;32")
 """In Pillow's name of a layout of more than 8 bits."""
@@ -59,9 +59,14 @@ def _unpacked(shop: Workshop) -> tuple[SourceFile, ...]:
 
 
 def _common_depth(names: list[str]) -> int:
-    """1 if the archive holds one folder, which holds those of the set; else 0."""
+    """The number of folders above the set: each holds one folder and nothing else, as the last of
+    `set-main/set/cat/1.png` and `set-main/set/dog/1.png` does not."""
     paths = [PurePosixPath(name).parts for name in names]
-    return int(len({parts[0] for parts in paths}) == 1 and all(len(p) > 2 for p in paths))
+    shortest = min(map(len, paths))
+    depth = 0
+    while depth < shortest - 2 and len({parts[depth] for parts in paths}) == 1:
+        depth += 1
+    return depth
 
 
 def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tuple[int, int, int]:
@@ -167,6 +172,10 @@ def upright_size(image: Any) -> tuple[int, int]:
     from PIL import ExifTags
 
     width, height = image.size
+    if image.format == "TIFF":  # whose size some versions of Pillow turn when they open the file
+        width, height = (
+            image.tag_v2[tag] for tag in (ExifTags.Base.ImageWidth, ExifTags.Base.ImageLength)
+        )
     is_turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
     return (width, height) if is_turned else (height, width)
 
@@ -179,7 +188,8 @@ def opened(file: SourceFile) -> Iterator[Any]:
     with reading(file.place, "is a broken or truncated image"), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            with Image.open(file.path) as image:
+            # Not by its path: Pillow then maps a TIFF file, and mixes up the pixels of a turned one.
+            with open(file.path, "rb") as content, Image.open(content) as image:
                 yield image
         except UnidentifiedImageError:
             raise broken(file.place, "is no image that can be read") from None

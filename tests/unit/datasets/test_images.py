@@ -97,6 +97,69 @@ def test_archives_hold_what_a_folder_holds(tmp_path: Path, policy: DataPolicy) -
         assert np.array_equal(images.labels, folder.labels)
 
 
+@pytest.mark.parametrize("top", ["set", "set-main/set", "a/b/c/d"])
+def test_single_folders_around_the_set_in_an_archive_are_left_out(
+    top: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    inside = {f"{top}/train/{name}": content for name, content in TWO.items()}
+    inside |= {f"{top}/val/dog/9.png": picture(40), f"{top}/README.md": b"x"}
+    images = read(zipped(tmp_path / "a.zip", inside), policy)
+    assert images.classes == ("cat", "dog")
+    assert images.is_validation is not None
+    assert images.is_validation.tolist() == [False, False, False, True]
+
+
+def test_the_folder_of_one_class_is_not_left_out(tmp_path: Path, policy: DataPolicy) -> None:
+    inside = {f"set-main/set/{name}": picture() for name in ("cat/1.png", "cat/2.png")}
+    with pytest.raises(DataError, match="has one class only, the folder 'cat'"):
+        read(zipped(tmp_path / "a.zip", inside), policy)
+
+
+@pytest.mark.parametrize("cut", [100, 512, 700, 1024])
+def test_an_archive_without_its_end_is_refused(
+    cut: int, tmp_path: Path, policy: DataPolicy
+) -> None:
+    """tarfile stops at a header that it can't read, as if the archive ended there."""
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, content in (TWO | {"dog/2.png": picture(40)}).items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        ends = archive.offset
+    whole = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(whole[: ends - cut])
+    with pytest.raises(DataError, match="is no zip or tar archive, or not a whole one"):
+        read(tmp_path / "a.tar", policy)
+
+
+def test_a_member_with_a_backslash_is_refused_for_that(tmp_path: Path, policy: DataPolicy) -> None:
+    path = zipped(tmp_path / "a.zip", TWO | {"cat\\3.png": picture()})
+    with pytest.raises(DataError, match="has a backslash in its name: pack the archive with /"):
+        read(path, policy)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode"),
+    [("tif", "L"), ("tif", "RGB"), ("tif", "RGBA"), ("jpg", "L"), ("jpg", "RGB")],
+)
+@pytest.mark.parametrize("orientation", [3, 6, 8])
+def test_an_image_is_turned_upright(
+    orientation: int, suffix: str, mode: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    upright = np.zeros((16, 24), np.uint8)
+    upright[:8, :8] = 200
+    turns = {3: 2, 6: 1, 8: 3}[orientation]  # by 90 degrees, against the clock
+    image = Image.fromarray(np.ascontiguousarray(np.rot90(upright, turns))).convert(mode)
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    for name in ("cat", "dog"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        image.save(tmp_path / "set" / name / f"1.{suffix}", exif=exif)
+    images = read(tmp_path / "set", policy)
+    assert images.pixels.shape[2:] == (16, 24)
+    assert np.abs(images.pixels[0, 0].astype(int) - upright).max() < 12
+
+
 @pytest.mark.parametrize("make", [zipped, tarred])
 @pytest.mark.parametrize("name", ["../cat/1.png", "/cat/1.png", "cat/../../1.png"])
 def test_no_member_leads_out_of_an_archive(
