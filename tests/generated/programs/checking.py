@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.generated.programs.drawing import (
+from ray_workers.training.core.faultpoints import FaultPoint
+from tests.generated.programs.drawing import NUM_BATCHES
+from tests.generated.programs.references import run_all
+from tests.generated.programs.script import (
     CHANGED_LATER,
     FROM_DRAY,
     FROM_REFERENCE,
-    NUM_BATCHES,
     DrawnProgram,
 )
-from tests.generated.programs.references import run_all
-from tests.unit.training.prepared.programs import assert_same
+from tests.unit.training.prepared.programs import Leash, assert_same
 from tests.unit.training.ranks import checkpoint_refs, frames, run_in_group, run_ranks
 
 State = list[dict[str, Any]]
@@ -30,6 +31,10 @@ REFUSED = {
     "own_resume": "ended before",
 }
 """Features that dray may refuse, each with a word of the reason."""
+ALONE_KNOWN = {"counts_itself", "own_resume", *CHANGED_LATER}
+"""Features by which a program depends on what prepare() does not know of."""
+CHANGES_MIDWAY = {"group_added", "thawed", *ALONE_KNOWN}
+"""Features by which a later batch steps, or adds to, what earlier ones did not."""
 
 
 def world_size_of(seed: int) -> int:
@@ -86,9 +91,7 @@ class Checked:
         path.write_text(text)
         document = {"script": {"entrypoint": str(path)}, **how.pop("document", {})}
         size = world_size or self.world_size
-        return run_ranks(
-            folder, document, world_size=size, ends_with_error=imports == FROM_DRAY, **how
-        )
+        return run_ranks(folder, document, world_size=size, ends_with_error=True, **how)
 
     def _state(self, name: str, ranks: Sequence[int] = ()) -> State:
         """The state at the end, which is the same on all ranks."""
@@ -127,6 +130,7 @@ class Checked:
         if any(codes):
             if "own_resume" in self.program.features and self._is_refused(name):
                 return
+            assert not self._recovers_from(kills), ("did not go on in place", self._errors(name))
             self._went_back(name)
             refs = checkpoint_refs(self.home / name)
             if not refs and "own_checkpoint" in self.program.features:
@@ -156,6 +160,14 @@ class Checked:
             [*one, place, dice.choice(points)] for one, place in zip(chosen, places, strict=True)
         ]
 
+    def _recovers_from(self, kills: Sequence[Sequence[int]]) -> bool:
+        """Whether the ranks surely go on in place: a single loss, once they know from earlier
+        batches what is to be kept with each."""
+        features = self.program.features
+        learnt = 4 if features & {"break", "continue"} else 2
+        is_early = any(place < learnt for _, _, place, _ in kills)
+        return len(kills) == 1 and not is_early and not features & CHANGES_MIDWAY
+
     def _errors(self, name: str, attempt: int = 1) -> list[Any]:
         ranks = range(self.world_size)
         folder = self.home / name
@@ -171,6 +183,8 @@ class Checked:
         assert errors, "ranks ended without a word"
         assert {error["cause"] for error in errors} == {"worker_lost"}, errors
         assert any("checkpoint" in error["message"] for error in errors), errors
+        if not self.program.features & ALONE_KNOWN:
+            assert not any("different weights" in error["message"] for error in errors), errors
 
     def _is_refused(self, name: str) -> bool:
         words = [word for each, word in REFUSED.items() if each in self.program.features]
@@ -183,9 +197,27 @@ class Checked:
             return
         codes = self._run("as-it-is", imports=FROM_REFERENCE)
         assert codes == [0] * self.world_size, "as it is"
-        for rank in range(self.world_size):
-            found = torch.load(self.home / "as-it-is" / f"state-{rank}.pt")
-            assert_same(found, torch.load(self._references / f"ddp-{rank}.pt"))
+        ranks = range(self.world_size)
+        states = [torch.load(self.home / "as-it-is" / f"state-{rank}.pt") for rank in ranks]
+        for rank, state in enumerate(states):
+            assert_same(state, torch.load(self._references / f"ddp-{rank}.pt"))
+        are_alike = all(_alike(states[0], state) for state in states)
+        if self.program.resumes_itself and are_alike:  # the checkpoint is rank 0's
+            self._check_own_checkpoint(states)
+
+    def _check_own_checkpoint(self, undisturbed: Sequence[State]) -> None:
+        """A script that is killed goes on from a checkpoint that it has saved by its path."""
+        kills = self._kills(1)
+        how: dict[str, Any] = {"imports": FROM_REFERENCE, "kills": kills}
+        if any(self._run("own-checkpoint", **how)):
+            codes = self._run("own-checkpoint", attempt=2, **how)
+            assert codes == [0] * self.world_size, ("from its own checkpoint", kills)
+        for rank, expected in enumerate(undisturbed):
+            found: State = torch.load(self.home / "own-checkpoint" / f"state-{rank}.pt")
+            try:
+                assert_same(self._compared(found), self._compared(expected))
+            except AssertionError as error:
+                raise AssertionError(f"from its own checkpoint, after {kills}") from error
 
     def _check_other_sizes(self, undisturbed: State) -> None:
         """Alone, and with ranks that are lost and come back while the others go on."""
@@ -201,6 +233,22 @@ class Checked:
         ended = [rank for rank, code in enumerate(codes) if code == 0]
         assert len(ended) >= self.world_size - 1, ("resized", kills)
         close(self._state("resized", ended), undisturbed, 1e-6)
+        self._check_growth(undisturbed)
+
+    def _check_growth(self, undisturbed: State) -> None:
+        """A group that gets one more rank, which is ready by a drawn step."""
+        dice = self._dice
+        size = dice.randint(1, self.world_size)
+        point = dice.choice((FaultPoint.BEFORE_EXCHANGE, FaultPoint.STEP_ENDS))
+        leash = Leash(point, dice.randint(1, NUM_BATCHES))
+        elastic = {"elastic": {"min_workers": 1}, "resources": {"num_workers": size + 1}}
+        codes = self._run("grown", world_size=size, gains=True, before=leash, document=elastic)
+        if any(code for code in codes if code != -signal.SIGKILL):
+            self._went_back("grown")
+            return
+        ended = [rank for rank, code in enumerate(codes) if code == 0]
+        assert len(ended) >= size, ("grown", codes)
+        close(self._state("grown", ended), undisturbed, 1e-6)
 
 
 def _as_member(rank: int, folder: str, program: DrawnProgram) -> None:

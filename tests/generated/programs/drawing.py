@@ -1,88 +1,22 @@
 """Training scripts drawn at random, as people write them.
 
-Each decision has dice of its own, so that one feature can be left out and the others stay. A
-program imports `train`: dray's, or that of `reference`, which shares no code with it.
+Each decision has dice of its own, so that one feature can be left out and the others stay.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 
 from tests.generated.programs.batch import Trained, batch
 from tests.generated.programs.dice import Dice
+from tests.generated.programs.script import DrawnProgram
 
 EPOCHS = 2
 EPOCH_BATCHES = 3
 NUM_BATCHES = EPOCHS * EPOCH_BATCHES
-FROM_DRAY = "from dray import train\nBACKWARD = torch.Tensor.backward"
-FROM_REFERENCE = """from tests.generated.programs.reference import ReferenceTrain
-train = ReferenceTrain()
-BACKWARD = train.backward"""
-NOISY = {"dropout", "noise", "shuffle"}
-"""Features by which a program draws random numbers, so that dray's runs alone are alike."""
-CHANGED_LATER = {"parameter_added", "layer_replaced"}
-"""Features that give an optimizer other parameters in the midst of the training."""
+OWN_CHECKPOINTS = 3
+"""Seeds that end with this draw a checkpoint of the script's own, at the end of each epoch."""
 
-_HEAD = """
-    import copy, itertools, multiprocessing, os
-    import torch
-    from torch import nn
-    from torch.nn import functional
-    {imports}
-
-    OUT = {out!r}
-    KILLS = {kills!r}  # [rank, incarnation, batch, point]
-    RANK = int(os.environ.get("RANK", "0"))
-    multiprocessing.current_process()._config.update(daemon=False)  # for workers of loaders
-    at = {{"place": -1}}
-
-    def point(number):
-        '''A named point, at which a rank may die.'''
-        me = [RANK, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))]
-        if os.environ.get("DRAY_ATTEMPT") == "1" and [*me, at["place"], number] in KILLS:
-            os.kill(os.getpid(), 9)
-
-    class Kept:
-        '''State of the script's own.'''
-        def __init__(self, **values):
-            self.values = values
-        def state_dict(self):
-            return dict(self.values)
-        def load_state_dict(self, values):
-            self.values = copy.deepcopy(dict(values))
-
-    class OwnOrder(torch.utils.data.Sampler):
-        '''Every sample, in another order in each epoch.'''
-        epoch = 0
-        def set_epoch(self, epoch):
-            self.epoch = epoch
-        def __len__(self):
-            return len(x)
-        def __iter__(self):
-            return iter([(7 * n + self.epoch) % len(x) for n in range(len(x))])
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-            self.gain = nn.Parameter(torch.ones(1))
-            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        def forward(self, values):
-            if self.training:
-                self.calls += 1
-            return values + self.gain * torch.tanh(self.inner(values))
-
-    torch.set_default_dtype(torch.{dtype})
-    train.init(seed=3, checkpoint_every_s=None, checkpoint_every_steps={every})
-    torch.manual_seed(0)
-    x = torch.randn({samples}, 4)
-    y = x.sum(1, keepdim=True)
-    data = torch.utils.data.TensorDataset(x, y)
-    loader = torch.utils.data.DataLoader(data, {loader})
-"""
 _KINDS = (
     "SGD({p}, lr=0.05, momentum=0.9)",
     "SGD({p}, lr=0.05)",
@@ -96,48 +30,6 @@ _SCHEDULERS = (
     "CosineAnnealingLR({o}, 4)",
     "LambdaLR({o}, lambda n: 1 / (1 + n))",
 )
-
-
-@dataclass(frozen=True)
-class DrawnProgram:
-    """A program, and what it was drawn with."""
-
-    seed: int
-    body: str
-    features: frozenset[str]
-    num_points: int
-    samples: int
-    loader: str
-    """The arguments of the loader."""
-
-    @property
-    def is_noisy(self) -> bool:
-        return bool(self.features & NOISY)
-
-    @property
-    def is_alike_alone(self) -> bool:
-        """Whether the number of ranks makes no difference, but for rounding."""
-        apart = {"batchnorm", "bf16", "block", "uneven_accumulation"}
-        return not self.is_noisy and not self.features & apart
-
-    def text(
-        self,
-        out: Path,
-        imports: str,
-        *,
-        kills: list[list[int]] | None = None,
-        every: int | None = None,
-    ) -> str:
-        head = textwrap.dedent(_HEAD).format(
-            out=str(out),
-            kills=kills or [],
-            imports=imports,
-            dtype="float32" if "bf16" in self.features else "float64",
-            samples=self.samples,
-            loader=self.loader,
-            every=every,
-        )
-        return head + self.body
 
 
 def draw(seed: int, without: frozenset[str] = frozenset()) -> DrawnProgram:
@@ -164,7 +56,7 @@ class _Drawing:
         loader, samples = self._loader()
         lines = [*self._models(), *self._make_optimizers(), *self._own_state()]
         lines += [*self._own_checkpoint(), *self._preparing(), *_EVALUATION]
-        lines += [*self._loop(), *self._saving()]
+        lines += [*self._loop(), *self._saving(), *self._leaving()]
         body = "\n".join(lines) + "\n"
         dice = self._dice
         return DrawnProgram(
@@ -247,7 +139,11 @@ class _Drawing:
 
     def _own_state(self) -> list[str]:
         has = self._dice.has
+        has("unseeded", 0.06)
         lines = ["own, best = {'batches': 0}, {'loss': None}"]
+        if has("forked", 0.08):
+            code = self._dice.pick("exit", (0, 7))
+            lines += [f"assert exit_code_of_child({code}) == {code}"]
         if has("ema", 0.2):
             lines += ["ema = copy.deepcopy(net0).requires_grad_(False)"]
             self._tracked.append("ema")
@@ -260,12 +156,16 @@ class _Drawing:
         return lines
 
     def _own_checkpoint(self) -> list[str]:
-        if not self._dice.has("own_checkpoint", 0.15):
+        is_rare = self._seed % 10 == OWN_CHECKPOINTS
+        if not self._dice.has("own_checkpoint", 1.0 if is_rare else 0.15):
             return []
+        self._dice.has("clean_epochs", 1.0 if is_rare else 0.3)
+        resumes = self._dice.has("own_resume", 0.5)
         return [
             "first_epoch = 0",
             "if os.path.exists(f'{OUT}/own.pt'):",
-            "    first_epoch, *states = torch.load(f'{OUT}/own.pt')",
+            "    saved_epoch, *states = torch.load(f'{OUT}/own.pt')",
+            f"    first_epoch = {'saved_epoch' if resumes else 'resumed(saved_epoch)'}",
             f"    for one, state in zip([{self._everything()}], states):",
             "        one.load_state_dict(state)",
         ]
@@ -296,14 +196,20 @@ class _Drawing:
         state = ", ".join(f"{one}.state_dict()" for one in self._everything().split(", "))
         return [f"torch.save([{state}], f'{{OUT}}/state-{{RANK}}.pt')"]
 
+    def _leaving(self) -> list[str]:
+        ways = ("sys.exit()", "sys.exit(0)", "raise SystemExit", "sys.exit(False)")
+        return [self._dice.pick("leaves", ways)] if self._dice.has("leaves", 0.1) else []
+
     # The loop.
 
     def _loop(self) -> list[str]:
         form = self._dice.pick("form", ("flat", "function", "class", "generator", "while"))
         form = "flat" if not self._dice.has("formed", 0.7) else form
-        epochs = "train.epochs(2)" if self._dice.has("counted_epochs", 0.3) else "range(2)"
-        if "own_checkpoint" in self._dice.features and self._dice.has("own_resume", 0.5):
-            epochs = "range(first_epoch, 2)"
+        has_own = "own_checkpoint" in self._dice.features
+        first = "first_epoch" if has_own else "0"
+        epochs = f"range({first}, 2)"
+        if self._dice.has("counted_epochs", 0.3) and "own_resume" not in self._dice.features:
+            epochs = "train.epochs(2)"
         begins, ends = self._epoch_begins(), self._epoch_ends()
         if form == "function":
             leave = {"continue": "return", "break": "return"}
@@ -324,7 +230,7 @@ class _Drawing:
             return [*lines, *_indented(body, 4), *_indented(ends, 3), "Trainer().fit()"]
         if form == "while":
             lines = [
-                "epoch = 0",
+                f"epoch = {first}",
                 "while epoch < 2:",
                 *_indented(begins),
                 "    batches = iter(loader)",
@@ -372,8 +278,11 @@ class _Drawing:
             lines += ["if train.progress().step:", "    train.report({'val/loss': evaluate()})"]
         if "own_checkpoint" in self._dice.features:
             state = ", ".join(f"{one}.state_dict()" for one in self._everything().split(", "))
+            if "clean_epochs" in self._dice.features:
+                lines += [f"for one in [{', '.join(self._optimizers)}]:", "    one.zero_grad()"]
             lines += ["if RANK == 0:"]
-            lines += [f"    torch.save([epoch + 1, {state}], f'{{OUT}}/own.pt')"]
+            lines += [f"    torch.save([epoch + 1, {state}], f'{{OUT}}/new.pt')"]
+            lines += ["    os.replace(f'{OUT}/new.pt', f'{OUT}/own.pt')"]
         return [*lines, self._dice.point()]
 
 

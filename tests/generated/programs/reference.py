@@ -36,7 +36,8 @@ class ReferenceTrain:
         self._next_epoch = 0
         self._steps = 0
 
-    def init(self, **_: Any) -> None:
+    def init(self, *, seed: int, **_: Any) -> None:
+        torch.manual_seed(seed)
         if self._world_size > 1 and not dist.is_initialized():
             dist.init_process_group("gloo")
 
@@ -72,7 +73,12 @@ class ReferenceTrain:
         self._steps += 1
 
     def epochs(self, number: int) -> Iterator[int]:
-        yield from range(number)
+        yield from range(self._next_epoch, number)
+
+    def resumed(self, epoch: int) -> int:
+        """Have the next pass of the loader be that of this epoch; returns it."""
+        self._next_epoch = epoch
+        return epoch
 
     def progress(self) -> Any:
         return SimpleNamespace(epoch=self._epoch, batch=self._batch, step=self._steps)

@@ -10,12 +10,14 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.generated.programs.drawing import DrawnProgram, draw
+from tests.generated.programs.drawing import draw
 from tests.generated.programs.reference import ReferenceTrain
+from tests.generated.programs.script import DrawnProgram
 
 
 def run_all(rank: int, world_size: int, folder: str, programs: list[DrawnProgram]) -> None:
@@ -37,13 +39,23 @@ def run_one(program: DrawnProgram, home: Path, way: str) -> None:
     own = home / f"run-{way}"
     own.mkdir(exist_ok=True)
     text = program.text(own, imports="")
+    names = {"train": train, "BACKWARD": train.backward, "resumed": train.resumed}
     try:
-        exec(compile(text, "drawn.py", "exec"), {"train": train, "BACKWARD": train.backward})
+        _run_as_script(text, names)
         (own / f"state-{rank}.pt").replace(home / f"{way}-{rank}.pt")
     except Exception as error:
         (home / f"{way}-{rank}.txt").write_text(f"{type(error).__name__}: {error}")
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def _run_as_script(text: str, names: dict[str, Any]) -> None:
+    me = os.getpid()
+    try:
+        exec(compile(text, "drawn.py", "exec"), names)
+    except SystemExit as leaving:
+        if os.getpid() != me:  # a child that the script has forked
+            os._exit(int(leaving.code or 0))
 
 
 if __name__ == "__main__":

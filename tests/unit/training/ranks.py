@@ -98,12 +98,14 @@ def run_ranks(
     before: Callable[[RankTask], None] | None = None,
     recovers: bool = False,
     goes_on: bool = False,
+    gains: bool = False,
     ends_with_error: bool = False,
 ) -> list[int | None]:
     """Train to the end; each rank's exit code, negative for a signal. `before` runs in each
     process ahead of the training, to arrange for a fault. With `recovers` a rank that is killed is
     replaced, as a supervisor would do, and the exit code is its last process's. With `goes_on` the
-    others go on without it at once, and take its replacement in when that is ready. With
+    others go on without it at once, and take its replacement in when that is ready. With `gains`
+    one more rank joins the group when it is ready; `world_size` is the number before. With
     `ends_with_error` all ranks are killed once one has ended with an error."""
 
     def train() -> list[int | None]:
@@ -122,6 +124,8 @@ def run_ranks(
         gang = Gang(make, world_size, before)
         try:
             gang.start()
+            if gains:
+                gang.gain()
             gang.wait(
                 recovers=recovers or goes_on, goes_on=goes_on, ends_with_error=ends_with_error
             )
@@ -297,6 +301,11 @@ class Gang:
         self.processes.append(self._process(task))
         self.processes[-1].start()
         return task
+
+    def gain(self) -> None:
+        """One more process, which gets a place in the group when it is ready for one."""
+        task = self.add(rank=len(self.tasks), incarnation=1, generation=AWAITING)
+        self._coming.append(task)
 
     def next_generation(self, tasks: Sequence[RankTask], batch_size: int | None = None) -> None:
         """Give these processes the ranks of the next generation, in this order, and its global

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 
 from ray_workers.shared.contracts import RankTask
+from ray_workers.training.core.faultpoints import FaultPoint, arm_with
+from ray_workers.training.scripts.prepared_script import RankGroup
 from tests.unit.training.ranks import run_ranks
 
 PROGRAM = """
@@ -71,6 +74,20 @@ DEFAULTS = {
     "AFTER_EPOCH": "lambda epoch: None",
     "AT_END": "lambda: None",
 }
+
+
+class Leash:
+    """Has the ranks wait at a point of a step until the next round is announced."""
+
+    def __init__(self, point: FaultPoint, step: int) -> None:
+        self.point, self.step = point, step
+
+    def __call__(self, task: RankTask) -> None:
+        arm_with(self.point, self._wait, at_step=self.step)
+
+    def _wait(self, group: RankGroup) -> None:
+        while group._page.wanted < 1:
+            time.sleep(0.005)
 
 
 def program(home: Path, **options: str) -> dict[str, Any]:

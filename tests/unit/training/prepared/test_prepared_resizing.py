@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ray_workers.shared.contracts import RankTask
-from ray_workers.training.core.faultpoints import FaultPoint, arm_with
-from ray_workers.training.scripts.prepared_script import RankGroup
+from ray_workers.training.core.faultpoints import FaultPoint
 from tests.unit.training.elastic.test_resizing import Resized
-from tests.unit.training.prepared.programs import final_state, program, run
+from tests.unit.training.prepared.programs import Leash, final_state, program, run
 
 PLAIN = {
     "MIDDLE": "[nn.Tanh()]",
@@ -23,20 +20,6 @@ PLAIN = {
 )""",
     "LOG": 'open(f"{OUT}/numbers-{os.getpid()}", "w")',
 }
-
-
-class Leash:
-    """Has the ranks wait at a point of a step until the next round is announced."""
-
-    def __init__(self, point: FaultPoint, step: int) -> None:
-        self.point, self.step = point, step
-
-    def __call__(self, task: RankTask) -> None:
-        arm_with(self.point, self._wait, at_step=self.step)
-
-    def _wait(self, group: RankGroup) -> None:
-        while group._page.wanted < 1:
-            time.sleep(0.005)
 
 
 def elastic(home: Path, num_workers: int) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.pools import Pool, Stock, When
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
@@ -16,7 +17,10 @@ from service.domain.scheduling.policy import (
     Decision,
     Holder,
     Node,
+    Preempt,
     Request,
+    RunningJob,
+    Shrink,
     Snapshot,
     Start,
     Wait,
@@ -24,6 +28,7 @@ from service.domain.scheduling.policy import (
     can_ever_fit,
     plan,
 )
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
 from tests.unit.service.domain.scheduling.rules.test_limits import NOW
 
 HALF = {"GPU": 0.5}
@@ -75,6 +80,49 @@ def test_parts_that_fit_only_when_they_are_spread_leave_room_for_another() -> No
     assert started(decide(job("a", 1, {"GPU": 0.1}), gpus=3, holders=held)) == ["a"]
     assert started(decide(job("w", 1, WHOLE), gpus=3, holders=held)) == []
     assert started(decide(job("w", 1, WHOLE), gpus=5, holders=held)) == ["w"]
+
+
+def running(name: str, part: float, nodes: str, least: int | None = None) -> RunningJob:
+    """A job with a slice of one worker on each of these nodes, which may be asked to leave, or for
+    slots down to `least` workers."""
+    slices = tuple(Slice(node, 1) for node in nodes)
+    spares = () if least is None else spare(slices, least)
+    request = Request(len(nodes), {"GPU": part}, least)
+    return RunningJob(name, 50, 1, request, slices, MIN_RUN_S, yields=True, spare=spares)
+
+
+def decide_for_two(
+    gpus: Mapping[str, int], there: Sequence[RunningJob], others: Sequence[RunningJob] = ()
+) -> list[Decision]:
+    """For a job of priority 60 that needs two whole GPUs. others: they may not be asked."""
+    holders = [Holder(j.job_id, j.slices, j.request.bundle) for j in (*there, *others)]
+    nodes = []
+    for name, number in gpus.items():
+        total = {"GPU": float(number)}
+        free = offered(total, total, held_on(name, holders))
+        nodes.append(Node(name, total, with_shared_gpus(free, parts_on(name, holders))))
+    queue = (WaitingJob("w", 0, 60, 9, Request(2, WHOLE)),)
+    return plan(Snapshot(queue, tuple(nodes), True, tuple(holders), running=tuple(there)), NOW)
+
+
+def test_slots_that_are_given_back_one_by_one_are_those_of_one_job() -> None:
+    """The group keeps one GPU, and the other job has two of the three: asking the group alone is
+    in vain."""
+    jobs = [running("a", 0.2, "nn"), running("group", 0.25, "nnn", least=1)]
+    _, *asked = decide_for_two({"n": 3}, jobs)
+    assert [(type(each), each.job_id) for each in asked] == [(Shrink, "group"), (Preempt, "a")]
+    assert isinstance(asked[0], Shrink)
+    assert asked[0].slices == (Slice("n", 1),) * 2
+
+
+def test_a_group_leaves_where_its_spare_slots_are_too_few() -> None:
+    """Once the slots were tried for and taken back, the parts are packed as before."""
+    others = [running("a", 0.45, "n"), running("b", 0.3, "nnn")]
+    group = running("group", 0.5, "nm", least=1)
+    wait, *asked = decide_for_two({"n": 4, "m": 1}, [group], others)
+    assert [(type(each), each.job_id) for each in asked] == [(Preempt, "group")]
+    assert isinstance(wait, Wait)
+    assert set(wait.slices) == {Slice("m", 1), Slice("n", 1)}
 
 
 def test_silos_on_one_node_are_on_gpus_of_their_own() -> None:
