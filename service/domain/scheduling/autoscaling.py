@@ -22,7 +22,7 @@ from datetime import datetime
 from ray_workers.shared.contracts import Slice, by_bundle
 from service.config.node_types import LABEL_SHARE, OPEN, NodeType, label_resources
 from service.domain.scheduling.placement.gangs import Gangs
-from service.domain.scheduling.placement.pools import Pool, Stock, When
+from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.slots import (
     ACCELERATOR_SHARE,
     WHOLE_GPUS,
@@ -35,6 +35,7 @@ from service.domain.scheduling.placement.slots import (
     fits_at_home,
     is_open,
 )
+from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology, name_of
 from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Stay, Wait
 

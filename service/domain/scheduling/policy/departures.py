@@ -10,8 +10,9 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.elastic import sizing
 from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, targets
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
-from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
+from service.domain.scheduling.placement.pools import Offer, Pool
 from service.domain.scheduling.placement.slots import count, workers
+from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.policy.ranking import Able
 from service.domain.scheduling.policy.records import (
     Growing,

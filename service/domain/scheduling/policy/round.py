@@ -8,8 +8,9 @@ from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
-from service.domain.scheduling.placement.pools import Offer, Pool, Stock, When
+from service.domain.scheduling.placement.pools import Offer, Pool
 from service.domain.scheduling.placement.slots import Node, count, is_open, workers
+from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.departures import OTHERS_GAIN, Departures
 from service.domain.scheduling.policy.feasibility import ALL_CLOSED, can_ever_fit

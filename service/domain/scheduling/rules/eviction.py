@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
-from service.domain.scheduling.placement.pools import Amounts, Pool
+from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.slots import Request
+from service.domain.scheduling.placement.stock import Amounts
 from service.domain.scheduling.rules.order import Rank
 from service.domain.scheduling.rules.shares import Turn
 

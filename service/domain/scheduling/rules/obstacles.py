@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, WorkerKind
-from service.domain.scheduling.placement.pools import Pool, Stock
+from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.slots import Holder, Node, fits
+from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20

@@ -8,8 +8,9 @@ import pytest
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs
-from service.domain.scheduling.placement.pools import Offer, Stock
+from service.domain.scheduling.placement.pools import Offer
 from service.domain.scheduling.placement.slots import Node, Request
+from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import Topology
 
 BUNDLES = ({"GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.0}, {"GPU": 4.0}, {"GPU": 0.5})

@@ -9,9 +9,10 @@ import pytest
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.placement.gangs import Gangs
-from service.domain.scheduling.placement.pools import Pool, Stock, When
+from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import add, fits, held_on, offered
+from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy import (
     Decision,

@@ -1,0 +1,367 @@
+"""Free resources of nodes.
+
+Nodes of one kind with the same free resources are one group: most of a large cluster's nodes are of
+few kinds, and either empty or full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+
+from ray_workers.shared.contracts import Slice
+from service.config.node_types import OPEN
+from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
+from service.domain.scheduling.placement.homes import at_home
+from service.domain.scheduling.placement.shared_gpus import (
+    Parts,
+    SharedGpus,
+    parts_on,
+    with_more,
+    without_parts,
+)
+from service.domain.scheduling.placement.slots import (
+    EPSILON,
+    WHOLE_GPUS,
+    Holder,
+    Node,
+    count,
+    is_part_of_gpu,
+)
+from service.domain.scheduling.placement.topology import Domain, Place, Topology
+from service.domain.scheduling.placement.unlike import place_unlike
+
+Amounts = tuple[float, ...]
+"""Of each resource, in the order of `Gangs.names`."""
+
+
+class When(IntEnum):
+    """The kind of free resources of a node that is meant."""
+
+    FREE = 0
+    """Those that nobody holds."""
+    NOW = 1
+    """Those of them that are promised to nobody."""
+    SOON = 2
+    """As NOW, once all jobs have left that were asked to."""
+
+
+_Spot = tuple[Amounts, Domain]
+"""Nodes with these resources when they are empty, directly in this domain."""
+
+
+class Group:
+    """Nodes of one kind with the same free resources."""
+
+    __slots__ = ("amounts", "kind", "nodes")
+
+    def __init__(self, kind: int, amounts: Amounts) -> None:
+        self.kind = kind
+        """Of the nodes, by what they have when they are empty."""
+        self.amounts = amounts
+        """Below zero where more is promised."""
+        self.nodes: set[str] = set()
+
+
+class Free:
+    """The free resources of all nodes, of one kind (`When`)."""
+
+    def __init__(
+        self, nodes: Iterable[tuple[str, int, Amounts]], totals: Sequence[Amounts]
+    ) -> None:
+        """nodes: their ids, kinds and resources. totals: of empty nodes, by kind."""
+        self._totals = totals
+        self.exceeds_total = False
+        """Whether a node may have more than when it is empty. Shared GPUs are counted so that
+        some do."""
+        self.groups: dict[tuple[int, Amounts], Group] = {}
+        self.group_of: dict[str, Group] = {}
+        self.moves: list[tuple[str, Group, Group]] = []
+        """Nodes that have changed, with the groups that they left and joined."""
+        self.num_grown = 0
+        """How often resources were added."""
+        for node_id, kind, amounts in nodes:
+            self._join(node_id, kind, amounts)
+
+    def set(self, node_id: str, amounts: Amounts) -> None:
+        left = self.group_of[node_id]
+        if left.amounts == amounts:
+            return
+        left.nodes.remove(node_id)
+        if not left.nodes:
+            del self.groups[left.kind, left.amounts]
+        self.moves.append((node_id, left, self._join(node_id, left.kind, amounts)))
+
+    def _join(self, node_id: str, kind: int, amounts: Amounts) -> Group:
+        group = self.groups.get((kind, amounts))
+        if group is None:
+            group = self.groups[kind, amounts] = Group(kind, amounts)
+            total = self._totals[kind]
+            if any(most + EPSILON < each for most, each in zip(total, amounts, strict=True)):
+                self.exceeds_total = True
+        group.nodes.add(node_id)
+        self.group_of[node_id] = group
+        return group
+
+
+class Stock:
+    """The resources of all nodes while one plan is made."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        gangs: Gangs,
+        topology: Topology,
+        holders: Sequence[Holder] = (),
+    ) -> None:
+        """gangs: with all whose jobs will ask. topology: of these nodes, and perhaps of others.
+        holders: what is to be expected to be free is theirs."""
+        self.topology = topology
+        self._holders = holders
+        self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
+        """None where no GPU is shared."""
+        self._parts: dict[tuple[When, str], list[tuple[float, int]]] = {}
+        """By node, the parts of GPUs that jobs have, or will have."""
+        self.kind_of: dict[str, int] = {}
+        """By node."""
+        self.totals: list[Amounts] = []
+        """By kind of node."""
+        self.counts: list[int] = []
+        self._place_of_name = {name: at for at, name in enumerate(gangs.names)}
+        self._capacity: dict[WorkerKind, Sequence[int]] = {}
+        self._largest: dict[WorkerKind, int] = {}
+        self._whole: dict[WorkerKind, int] = {}
+        self._sort(nodes, gangs)
+        free = [(n.id, self.kind_of[n.id], self._free_on(n, gangs)) for n in nodes]
+        self.by_when = tuple(Free(free, self.totals) for _ in When)
+        self._now, self._soon = self.by_when[When.NOW], self.by_when[When.SOON]
+
+    def _free_on(self, node: Node, gangs: Gangs) -> Amounts:
+        free = gangs.vector(node.available_to_us)
+        if self._shared is None or WHOLE_GPUS not in node.available_to_us:
+            return free
+        return self._shared.exact(free, self.parts(When.FREE, node.id))
+
+    def parts(self, when: When, node_id: str) -> list[tuple[float, int]]:
+        """The parts of GPUs that jobs have on a node, or will have."""
+        if self._shared is None:
+            return []
+        found = self._parts.get((when, node_id))
+        if found is None:
+            found = self._parts[when, node_id] = parts_on(node_id, self._holders)
+        return found
+
+    def given_back(
+        self,
+        amounts: Sequence[float],
+        vector: Sequence[float],
+        part: Slice,
+        parts: Parts,
+        sign: int = 1,
+        had: int = 0,
+        is_again: bool = False,
+    ) -> tuple[Amounts, list[tuple[float, int]]]:
+        """The amounts of a node on which these slots are left, and its parts of GPUs then; with
+        sign -1, on which they are taken. vector: of a worker. parts: of GPUs, before it. had:
+        workers with such parts that the job has there before it. is_again: its parts are where they
+        were in the order."""
+        found = plus(tuple(amounts), tuple(vector), sign * part.num_workers)
+        size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
+        if self._shared is None or not 0 < size < 1:
+            return found, list(parts)
+        if sign > 0:
+            after = without_parts(parts, size, part.num_workers, had)
+        else:
+            after = with_more(parts, size, had, part.num_workers)
+            after = sorted(after, reverse=True) if is_again else after
+        plain = tuple(
+            before if at in self._shared.places else each
+            for at, (before, each) in enumerate(zip(amounts, found, strict=True))
+        )
+        return self._shared.changed(plain, parts, after), after
+
+    def _sort(self, nodes: Sequence[Node], gangs: Gangs) -> None:
+        """Find the kinds of nodes. Those in a domain that is too small for some gang differ from
+        those that it could use."""
+        spots = [(gangs.vector(node.total), self.topology.domain_of[node.id]) for node in nodes]
+        numbers = Counter(spots) if gangs.required else {}
+        usable = {kind: self._usable(kind, numbers) for kind in gangs.required}
+        capacity: dict[WorkerKind, list[int]] = {kind: [] for kind in usable}
+        kinds: dict[tuple[Amounts, tuple[bool, ...]], int] = {}
+        for node, spot in zip(nodes, spots, strict=True):
+            could = tuple([spot in there for there in usable.values()])
+            number = kinds.setdefault((spot[0], could), len(kinds))
+            if number == len(self.totals):
+                self.totals.append(spot[0])
+                self.counts.append(0)
+                for kind, there in usable.items():
+                    capacity[kind].append(kind.fits(spot[0]) if spot in there else 0)
+            self.counts[number] += 1
+            self.kind_of[node.id] = number
+        self._capacity.update(capacity)
+
+    def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
+        """Those in domains that could hold a gang with a requirement if they were empty. Notes how
+        many of its workers the largest domain has room for."""
+        required = kind.required
+        if required is None or not self.topology.has(required.level):
+            self._whole[kind] = 0
+            return set()
+        around = self.topology.of_level(required.level).around
+        alone = {spot: kind.fits(spot[0]) for spot in spots}
+        rooms: Counter[Domain | None] = Counter()
+        for spot, number in spots.items():
+            rooms[around[spot[1]]] += alone[spot] * number
+        del rooms[None]  # nodes that are in no domain of the level
+        self._whole[kind] = max([*rooms.values(), *alone.values()], default=0)
+        return {
+            spot
+            for spot in spots
+            if alone[spot] >= required.least or rooms[around[spot[1]]] >= required.least
+        }
+
+    def place_of(self, node_id: str, required: Requirement | None) -> Place:
+        """The part of the cluster with the node that may hold a gang."""
+        if required is None or not self.topology.has(required.level):
+            return self.topology.cluster
+        return self.topology.place_of(node_id, required.level)
+
+    def capacity(self, kind: WorkerKind) -> Sequence[int]:
+        """How many such workers an empty node has room for, by kind of node. Of a gang that must be
+        in one domain: none on nodes of which no domain is large enough."""
+        found = self._capacity.get(kind)
+        if found is None:
+            found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
+        return found
+
+    def largest(self, kind: WorkerKind) -> int:
+        """How many such workers the largest node has room for when it is empty."""
+        found = self._largest.get(kind)
+        if found is None:
+            found = self._largest[kind] = max(self.capacity(kind), default=0)
+        return found
+
+    def whole(self, kind: WorkerKind) -> int:
+        """How many such workers the empty cluster has room for, where they may be together."""
+        found = self._whole.get(kind)
+        if found is None and kind.is_whole:
+            amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}
+            found = self._whole[kind] = count(self.place_whole(kind, amounts))
+        elif found is None:
+            of_nodes = zip(self.capacity(kind), self.counts, strict=True)
+            found = self._whole[kind] = sum([each * number for each, number in of_nodes])
+        return found
+
+    def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
+        """The slices of a gang that is placed as a whole; none if a worker has no room. amounts: of
+        what the nodes have, by node."""
+        if kind.unlike is None:
+            rooms = {node_id: kind.fits(has) for node_id, has in amounts.items()}
+            found = at_home(kind.homes, rooms, self._has_labels, self._is_open)
+            return () if isinstance(found, int) else found
+        names = self._place_of_name
+        free = {node_id: dict(zip(names, has, strict=True)) for node_id, has in amounts.items()}
+        return place_unlike(kind.unlike, free, self.topology)
+
+    def _has_labels(self, node_id: str, labels: Sequence[str]) -> bool:
+        total = self.totals[self.kind_of[node_id]]
+        return all(total[self._place_of_name[label]] > 0 for label in labels)
+
+    def _is_open(self, node_id: str) -> bool:
+        at = self._place_of_name.get(OPEN)
+        return at is None or self.totals[self.kind_of[node_id]][at] > 0
+
+    def as_open(self, amounts: Amounts) -> Amounts | None:
+        """The resources of a closed node as if it were open; None of an open one."""
+        at = self._place_of_name.get(OPEN)
+        if at is None or amounts[at] > 0:
+            return None
+        return (*amounts[:at], math.inf, *amounts[at + 1 :])
+
+    def take(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
+        """A job holds these slots from now on. held: those that it had before."""
+        for part, vector, had in self._one_by_one(kind, slices, held):
+            if part.node_id in self.kind_of:
+                for when in When:
+                    self._occupy(when, part, vector, had)
+                if self._shared is not None:
+                    self._cap(part.node_id, self.by_when[When.FREE])
+                    self._cap(part.node_id, self._soon)
+
+    def _one_by_one(
+        self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()
+    ) -> Iterator[tuple[Slice, Amounts, int]]:
+        """Slices with the vector of their workers, and how many workers with parts of GPUs the job
+        has on the node before."""
+        had = _by_node(held)
+        for part, vector in kind.vectors(slices):
+            yield part, vector, had[part.node_id]
+            if self._shared is not None and vector[self._shared.gpu_at]:
+                had[part.node_id] += part.num_workers
+
+    def _occupy(self, when: When, part: Slice, vector: Amounts, had: int = 0) -> None:
+        """Take slots of one node. Nothing is more than before, also where parts of GPUs are packed
+        in another way then."""
+        free = self.by_when[when]
+        before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
+        less, after = self.given_back(before, vector, part, parts, -1, had)
+        self._parts[when, part.node_id] = after
+        free.set(part.node_id, tuple(map(min, before, less)))
+
+    def expect(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
+        """These slots will be free. held: all that the job has."""
+        self._soon.num_grown += 1
+        had = kind.by_node(held)
+        for part, vector in kind.vectors(slices):
+            group = self._soon.group_of.get(part.node_id)
+            if group is not None:
+                parts = self.parts(When.SOON, part.node_id)
+                there = had[part.node_id]
+                amounts, after = self.given_back(group.amounts, vector, part, parts, 1, there)
+                had[part.node_id] -= part.num_workers * (vector is kind.vector)
+                self._parts[When.SOON, part.node_id] = after
+                self._soon.set(part.node_id, amounts)
+
+    def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """Keep these slots, of which some are not free yet."""
+        for part, vector, had in self._one_by_one(kind, slices):
+            self._occupy(When.SOON, part, vector, had)
+            self._cap(part.node_id, self._soon)
+
+    def most_more(self, when: When, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
+        """By the nodes where a group has workers on parts of GPUs: how many more have room on GPUs
+        on which it has none."""
+        found: dict[str, int] = {}
+        if self._shared is None or not is_part_of_gpu(kind.bundle):
+            return found
+        for node_id, had in _by_node(held).items():
+            group = self.by_when[when].group_of.get(node_id)
+            if group is not None:
+                parts, size = self.parts(when, node_id), kind.bundle["GPU"]
+                found[node_id] = self._shared.room_to_grow(group.amounts, parts, size, had)
+        return found
+
+    def _cap(self, node_id: str, most: Free) -> None:
+        """Leave no more to NOW than `most` has on the node."""
+        now, limit = self._now.group_of[node_id], most.group_of[node_id]
+        self._now.set(node_id, tuple(map(min, now.amounts, limit.amounts)))
+
+
+def plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
+    return tuple([amount + times * each for amount, each in zip(some, vector, strict=True)])
+
+
+def _by_node(slices: Sequence[Slice]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for part in slices:
+        found[part.node_id] += part.num_workers
+    return found
+
+
+def times_on(vector: Amounts, total: Amounts) -> int:
+    """How often a node has all of it."""
+    return math.floor(
+        min(((has + EPSILON) / each for each, has in zip(vector, total, strict=True) if each > 0))
+    )
