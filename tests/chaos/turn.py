@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dray import Client
-from dray.views import Event, JobState
+from dray.views import Event, Job, JobState
 from tests.chaos import crowding, promises
 from tests.chaos.faults import CROWDED, HARMLESS, UNDISTURBED, strike
 from tests.chaos.ground import Ground, patiently
@@ -356,13 +356,20 @@ def await_step(scene: Scene, step: int) -> bool:
 
 
 def await_end(client: Client, job_id: str) -> JobState:
-    def ended() -> JobState | None:
-        job = patiently(lambda: client.get(job_id))
-        return job.state if job.state.is_terminal else None
+    """How it ended. It may take as long as it likes while it comes further: machines differ."""
+    step = -1
 
-    state = eventually(ended, within_s=ENDS_WITHIN_S, why=f"{job_id} never ended")
-    assert state is not None
-    return state
+    def further() -> Job | None:
+        job = patiently(lambda: client.get(job_id))
+        done = job.progress.step if job.progress else 0
+        return job if job.state.is_terminal or done > step else None
+
+    while True:
+        job = eventually(further, within_s=ENDS_WITHIN_S, why=f"{job_id} stays at step {step}")
+        assert job is not None
+        if job.state.is_terminal:
+            return job.state
+        step = job.progress.step if job.progress else 0
 
 
 def follow(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown:

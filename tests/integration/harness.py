@@ -31,6 +31,8 @@ from ray_workers.shared.processes.procfs import started_ticks
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
+START_S = 240.0
+"""A start of Ray that takes more than 60 s is given up, and the next one has twice as long."""
 FORKSERVER_S = 3.0
 """How long a forkserver may take to list what it runs; one that is stopped never does."""
 T = TypeVar("T")
@@ -83,7 +85,7 @@ class Service:
         """Returns when the cluster takes jobs; a service that never does is ended."""
         self.process = self.spawn()
         try:
-            eventually(self.takes_jobs, why="the service never took jobs")
+            eventually(self.takes_jobs, within_s=START_S, why="the service never took jobs")
         except BaseException as error:
             error.add_note(self.log()[-3000:])
             self.kill()
