@@ -35,8 +35,13 @@ ORIENTATION = 0x0112
 MASK_FORMS = {
     **{f"L{bits}": ".png" for bits in (1, 2, 4, 8, 16)},
     **{f"P{bits}": ".png" for bits in (1, 2, 4, 8)},
-    **{"white": ".png", "stray 255": ".png", "pgm 3": ".pgm", "pgm 200": ".pgm"},
-    **{"RGB": ".png", "JPEG": ".jpg", "white is 0": ".tif"},
+    "white": ".png",
+    "stray 255": ".png",
+    "pgm 3": ".pgm",
+    "pgm 200": ".pgm",
+    "RGB": ".png",
+    "JPEG": ".jpg",
+    "white is 0": ".tif",
 }
 """The ending of each."""
 REFUSED_MASKS = {
