@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import stat
 import tarfile
 import zipfile
@@ -16,6 +17,13 @@ from ray_workers.datasets.sources.source import SourceFile
 
 PIECE_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
+_PACKINGS = {
+    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "xz": re.compile(rb"\xfd7zXZ\0"),
+    "Zstandard": re.compile(rb"\x28\xb5\x2f\xfd"),
+    "zip": re.compile(rb"PK\x03\x04"),
+}
+"""How files begin that are packed in ways that are not read here."""
 EXTENSION_BYTES = 1 << 20
 """Longest extended header of a tar archive, which is read at once."""
 _READ_WHOLE = (
@@ -33,8 +41,12 @@ def plain_file(shop: Workshop) -> tuple[Path, str]:
 def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
     """The file itself, or `target` with what it holds compressed. Raises DataError."""
     with open(file.path, "rb") as source:
-        if source.read(2) != _GZIP:
-            return file.path
+        begins = source.read(10)
+    for packing, pattern in _PACKINGS.items():
+        if pattern.match(begins):
+            raise broken(file.place, f"is packed by {packing}: unpack it, or pack it by gzip")
+    if not begins.startswith(_GZIP):
+        return file.path
     with reading(file.place, "can't be unpacked to its end"), gzip.open(file.path) as packed:
         _copy(packed, target, budget)
     return target

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,9 @@ DELIMITERS = (",", ";", "\t", "|")
 BUFFER_BYTES = 1 << 20
 """Bytes of a Parquet file's column that are read together."""
 BATCH_ROWS = 16_384
+NO_ROW = "has column names but no row"
+_END = "\0end\0"
+"""Stands after the last line; within a value if quotation marks are open there."""
 
 
 class TableFile(Protocol):
@@ -51,7 +55,8 @@ class CsvFile:
         self.place = place
         self._delimiter = delimiter
         self.names = self._header()
-        _refuse_double_names(self.names, place)
+        self._refuse_open_quote()
+        _refuse_double_names(self.names, place, self.hint)
 
     def refuse(self, names: Sequence[str], *, dates: bool = True) -> None:
         if "" in names:
@@ -96,6 +101,10 @@ class CsvFile:
         header = self._delimiter.join(self.names)
         if "\0" in header:
             return "; is it in another encoding? data.encoding: utf-16-le is one with zero bytes"
+        if header.startswith(("{", "[")):
+            return "; is it JSON? Save the table as CSV or Parquet"
+        if header.startswith("#"):
+            return "; is it a comment? The first line is the header: leave out what is above it"
         counts = {mark: header.count(mark) for mark in DELIMITERS if mark != self._delimiter}
         likely = max(counts, key=lambda mark: counts[mark])
         if counts[likely] < len(self.names):
@@ -112,11 +121,29 @@ class CsvFile:
             raise broken(self.place, "is empty: it has not even a header")
         return tuple(first[1])
 
-    def _records(self) -> Iterator[tuple[int, list[str]]]:
-        """(line it begins on, fields) of the header and of each row."""
+    def _refuse_open_quote(self) -> None:
+        """DataError if the file ends within a value in quotation marks: Arrow would take all lines
+        from there on as one value."""
+        with open(self._path, "rb") as file:
+            num_quotes = sum(piece.count(b'"') for piece in iter(lambda: file.read(1 << 20), b""))
+        if num_quotes % 2 == 0:
+            return
+        try:
+            for line, fields in self._records(more=(_END,)):
+                if fields[-1].endswith(_END) and fields != [_END]:
+                    fault = "has a quotation mark that no other one closes up to the file's end"
+                    raise broken(f"{self.place}, line {line}", fault)
+        except csv.Error:
+            raise self._row_too_long() from None
+        except UnicodeDecodeError as error:
+            raise self._explained(error) from None
+
+    def _records(self, more: Iterable[str] = ()) -> Iterator[tuple[int, list[str]]]:
+        """(line it begins on, fields) of the header and of each row. more: lines after the file's
+        own."""
         csv.field_size_limit(BLOCK_BYTES)
         with open(self._path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=self._delimiter)
+            reader = csv.reader(itertools.chain(file, more), delimiter=self._delimiter)
             begins = 1
             for fields in reader:
                 if fields:
@@ -143,6 +170,8 @@ class CsvFile:
             return self._row_too_long()
         if "straddling" in str(error):
             return self._row_too_long()
+        if next(itertools.islice(self._records(), 1, None), None) is None:
+            return broken(self.place, NO_ROW)
         fault = f"is no CSV file that can be read: {shortened(error, 200)}"
         return broken(self.place, fault)
 
@@ -226,7 +255,7 @@ def _is_number(kind: Any) -> bool:
     )
 
 
-def _refuse_double_names(names: Sequence[str], place: str) -> None:
+def _refuse_double_names(names: Sequence[str], place: str, hint: str = "") -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise broken(place, f"has {count} columns of the name {shortened(name)}")
+            raise broken(place, f"has {count} columns of the name {shortened(name)}{hint}")

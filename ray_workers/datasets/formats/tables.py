@@ -22,7 +22,7 @@ from ray_workers.datasets.formats.dates import PARTS
 from ray_workers.datasets.formats.folder_splits import is_division, is_named
 from ray_workers.datasets.formats.number_texts import NumberStyle, number_name
 from ray_workers.datasets.formats.prepared import ArrayWriter, Prepared, Workshop, prepare
-from ray_workers.datasets.formats.table_files import CsvFile, ParquetFile, TableFile
+from ray_workers.datasets.formats.table_files import NO_ROW, CsvFile, ParquetFile, TableFile
 from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
@@ -178,7 +178,7 @@ class _Building:
 
     def _check_kinds(self) -> None:
         if self.target.num_rows == 0:
-            raise broken(self.file.place, "has column names but no row")
+            raise broken(self.file.place, NO_ROW)
         for column in self.features:
             column.refuse_missing(self.file, "column")
         self.target.refuse_missing(self.file, "target")

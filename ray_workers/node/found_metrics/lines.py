@@ -129,7 +129,7 @@ class TrainerLines:
     def __init__(self) -> None:
         self._waiting: dict[str, float] | None = None
         self._total: str | None = None
-        """Steps of the first bar, which is that of the training; evaluations have others."""
+        """Steps of the training's bar, as far as is known; evaluations have others."""
         self._newest = 0
         self._newest_of: dict[str, int] = {}
         """The newest step of each metric."""
@@ -148,7 +148,7 @@ class TrainerLines:
                 self._waiting = _named(entries)
         elif self._waiting is not None or self._total is None:
             found = _BAR.match(part)
-            if found and self._total in (None, found.group(2)):
+            if found and (self._total in (None, found.group(2)) or self._is_of_training):
                 self._total = found.group(2)
                 if self._waiting is not None:
                     yield from self._place(int(found.group(1)))
@@ -157,10 +157,15 @@ class TrainerLines:
         """The record that still waits for its step."""
         if self._waiting is None:
             return []
-        is_next = any(key.startswith("train/") for key in self._waiting)
+        is_next = self._is_of_training
         if self._total is None:
             is_next |= any(self._newest_of.get(key) == self._newest for key in self._waiting)
         return self._place(self._newest + is_next)
+
+    @property
+    def _is_of_training(self) -> bool:
+        """Whether a record of the training waits. No bar of an evaluation is drawn then."""
+        return any(key.startswith("train/") for key in self._waiting or ())
 
     def _place(self, step: int) -> list[FoundPoint]:
         assert self._waiting is not None

@@ -20,6 +20,7 @@ WORDS = (
     *("ant", "bee", "Élan", "naïve", "日本", "a,b", 'say "no"', "two words", "x;y", "tab\there"),
     *("None", "NA", "true story", "1,5 m", "12-13", "é́", "🙂", "line\nbreak", " lead", "trail "),
     *("=1+1", "#tag", "'quoted'", "0x1F", "1_000", "a\u00a0b", "\u200bzero", "yes", "no", "A|B"),
+    *("cr\rhere", "crlf\r\nhere", "nul\0here", '"', '""', "two\n\nends\n"),
 )
 
 

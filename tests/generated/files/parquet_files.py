@@ -22,7 +22,8 @@ from ray_workers.shared.node_needs import DataPolicy
 from tests.generated.files import tables
 from tests.generated.files.cases import Refusal, outcome, without
 from tests.generated.files.columns import Kind
-from tests.generated.files.csv_files import NAMES, replace_rows
+from tests.generated.files.csv_drawing import NAMES
+from tests.generated.files.csv_files import replace_rows
 from tests.generated.files.tables import Truth, Value
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -10,15 +10,25 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.generated.files import arrays, csv_files, image_sets, parquet_files, texts
+from tests.generated.files import (
+    arrays,
+    csv_drawing,
+    image_sets,
+    links,
+    parquet_files,
+    rare_tables,
+    texts,
+)
 from tests.generated.files.cases import Case, fault_in, smallest
 from tests.generated.files.conftest import seeds
 
 KINDS: dict[str, Callable[[int], Case]] = {
     "arrays": arrays.draw,
-    "csv": csv_files.draw,
+    "csv": csv_drawing.draw,
     "images": image_sets.draw,
+    "links": links.draw,
     "parquet": parquet_files.draw,
+    "rare tables": rare_tables.draw,
     "texts": texts.draw,
 }
 BLOCKS = 4

@@ -17,6 +17,7 @@ from tests.generated.files.cases import Refusal, outcome, without
 WORDS = ("a", "Zoë", "日本語", "🙂", "\ufeff", "x y", "\t", "", "e\u0301", "\u2028", "\x0c", "end.")
 MARK = "\ufeff".encode()
 NAMES = ("b.txt", "a.txt", "sub/c.txt", "B.TXT", "ü.txt", "10.txt", "9.txt")
+PIECE_BYTES = 1 << 20
 JUNK = (".hidden.txt", "notes.md", "__MACOSX/x.txt", ".git/y.txt")
 
 
@@ -103,8 +104,19 @@ def draw(seed: int) -> TextCase:
         if dice.random() < 0.03:  # longer than what is read at once
             text *= 1 + 1_200_000 // max(1, len(text.encode())) if text.strip() else 1
         encoding = dice.choice(("utf-16", "latin-1")) if dice.random() < 0.05 else "utf-8"
+        content = text.encode(encoding, "replace")
+        if dice.random() < 0.04:
+            content = _with_bad_byte(dice)
         mark = MARK if dice.random() < 0.25 and encoding == "utf-8" else b""
         part = "train" if not is_divided or at == 0 else dice.choice(("train", "val", "test"))
-        files.append((name, mark + text.encode(encoding, "replace"), part))
+        files.append((name, mark + content, part))
     junk = tuple(dice.sample(JUNK, 2)) if is_folder and dice.random() < 0.3 else ()
     return TextCase(tuple(files), is_folder, dice.random() < 0.3, junk)
+
+
+def _with_bad_byte(dice: random.Random) -> bytes:
+    """Text up to a byte that is none, near the ends of what is read at once."""
+    length = dice.choice((9, PIECE_BYTES, 2 * PIECE_BYTES)) + dice.randint(-3, 3)
+    word = dice.choice(("a", "日本 ", "line\n")).encode()
+    text = b"Z" * (length % len(word)) + word * (length // len(word))
+    return text + dice.choice((b"\xff", b"\xe9t", b"\xe6\x97", b"\xed\xa0\x80")) + b" end"

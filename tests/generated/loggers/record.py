@@ -3,7 +3,7 @@
     python -m tests.generated.loggers.record PYTHON [NAME ...]
 
 PYTHON has the packages of the programs: torch, transformers, accelerate, lightning, keras,
-ultralytics, timm, tensorboard and tqdm.
+ultralytics, timm, tensorboard and tqdm; for single NAMEs, those of these programs are enough.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "transformers-printed": ("transformers_trainer", "none"),
     "transformers-plain": ("transformers_trainer", "none", "plain"),
     "transformers-tensorboard": ("transformers_trainer", "tensorboard"),
+    "tensorboard": ("tensorboard_writer",),
     "accelerate": ("accelerate_tracker",),
     "lightning-csv": ("lightning_folds", "csv"),
     "lightning-tensorboard": ("lightning_folds", "tensorboard"),
@@ -46,8 +47,8 @@ PACKAGES = (
 )
 _VERSIONS = f"""
 import json
-from importlib.metadata import version
-print(json.dumps({{name: version(name) for name in {PACKAGES}}}))
+from importlib.metadata import distributions
+print(json.dumps({{one.name: one.version for one in distributions() if one.name in {PACKAGES}}}))
 """
 
 
@@ -109,7 +110,8 @@ def main() -> int:
     versions = subprocess.run(
         [options.python, "-c", _VERSIONS], capture_output=True, text=True, check=True
     )
-    (RECORDED / "versions.json").write_text(versions.stdout)
+    path = RECORDED / "versions.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | json.loads(versions.stdout)))
     return 0
 
 

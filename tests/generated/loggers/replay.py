@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,15 @@ def truth_of(name: str) -> Series:
     return {key: [(step, value) for step, value in points] for key, points in found.items()}
 
 
-async def series_of(name: str, folder: Path, *sources: str) -> Series:
-    """The series that are found in a recorded program's output and files."""
+def output_of(name: str) -> list[tuple[float, str]]:
+    """(second, text) of each piece of a recorded program's output."""
+    return [(at, text) for at, text in json.loads((RECORDED / name / "output.json").read_text())]
+
+
+async def series_of(
+    name: str, folder: Path, *sources: str, output: Sequence[tuple[float, str]] | None = None
+) -> Series:
+    """The series that are found in a recorded program's files, and in its output or another."""
     work_dir = folder / "work"
     shutil.copytree(RECORDED / name, work_dir, ignore=shutil.ignore_patterns(*NOT_FILES))
     empty: dict[str, Any] = {"name": None, "pattern": None, "step": None, "rank": 0}
@@ -40,8 +48,7 @@ async def series_of(name: str, folder: Path, *sources: str) -> Series:
     finder = MetricFinder(task, since=0.0)
     finder.begin()
     redraws = Redraws()
-    pieces = json.loads((RECORDED / name / "output.json").read_text())
-    for at, text in pieces:
+    for at, text in output_of(name) if output is None else output:
         lines = redraws.feed(text.encode(), at)
         for line in lines:
             finder.logged(line.text)

@@ -22,12 +22,14 @@ RUNS = {
     "lightning-csv": [f"logs/fold{fold}/version_0/metrics.csv" for fold in range(3)],
     "lightning-tensorboard": [f"logs/fold{fold}/version_0" for fold in range(3)],
     "accelerate": [f"runs/seed{seed}/regression" for seed in (1, 2)],
+    "tensorboard": [f"runs/seed-{run}" for run in "ab"],
     "timm": [f"output/train/resnet-{run}/summary.csv" for run in "ab"],
     "ultralytics": [f"runs/classify/train{number}/results.csv" for number in ("", "-2")],
 }
 LABELS = {
     "ultralytics": ("run0", "run1"),
     "timm": ("resnet-a", "resnet-b"),
+    "tensorboard": ("seed-a", "seed-b"),
     "accelerate": ("seed1", "seed2"),
 }
 FOLDERS = (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from ray_workers.shared.contracts import GUESSED
 from tests.generated.loggers.record import PROGRAMS
-from tests.generated.loggers.replay import Series, series_of, truth_of
+from tests.generated.loggers.replay import Series, output_of, series_of, truth_of
 
 COUNTED = ("epoch", "time")
 """Columns and tags that the loggers add by themselves."""
@@ -27,6 +28,12 @@ FILES = [
     for name in PROGRAMS
     if name not in ("transformers-printed", "transformers-plain", *GUESSED_FROM)
 ]
+TWO_BARS = re.compile(
+    r"(\{'eval_[^\n]*\}\n)"
+    r"(\r[^\r\n]*\| \d+/32 \[[^\r\n\x1b]*\])"
+    r"(\n\r[^\r\n]*\| \d+/2 \[[^\r\n\x1b]*\]\x1b\[A)"
+)
+"""A record of an evaluation, the training's bar, and that of the evaluation in the next row."""
 
 
 def once(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -67,10 +74,31 @@ async def test_files_have_what_the_logger_was_given(name: str, tmp_path: Path) -
 
 
 async def test_the_trainer_prints_what_it_logs(tmp_path: Path) -> None:
+    assert await _differences_of_bars(tmp_path, None) == []
+
+
+async def test_the_bar_of_an_evaluation_may_be_drawn_first(tmp_path: Path) -> None:
+    """tqdm keeps its bars in a set, and draws them anew in the set's order."""
+    text = "".join(text for _, text in output_of("transformers-printed"))
+    swapped, count = TWO_BARS.subn(r"\1\3\2", text)
+    assert count > 3
+    assert await _differences_of_bars(tmp_path, [(0.0, swapped)]) == []
+
+
+async def test_an_evaluation_may_come_before_the_training(tmp_path: Path) -> None:
+    """The first bar is then not the training's."""
+    bar = "\r  0%|          | 0/2 [00:00<?, ?it/s]\r100%|##########| 2/2 [00:00<00:00, 5.5it/s]\n"
+    output = [(0.0, bar), *output_of("transformers-printed")]
+    assert await _differences_of_bars(tmp_path, output) == []
+
+
+async def _differences_of_bars(
+    folder: Path, output: Sequence[tuple[float, str]] | None
+) -> list[str]:
     truth = truth_of("transformers-printed")
     truth.pop("train/total_flos", None)  # which it does not print
-    found = await series_of("transformers-printed", tmp_path, "transformers")
-    assert differences(found, truth, 5e-4) == []
+    found = await series_of("transformers-printed", folder, "transformers", output=output)
+    return differences(found, truth, 5e-4)
 
 
 async def test_no_record_of_a_trainer_without_a_bar_is_lost(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,11 @@ def test_quoted_fields_and_a_byte_order_mark(tmp_path: Path, policy: DataPolicy)
     assert read_csv(text, tmp_path, policy).vocabularies == (("a, b\nc", 'say "x"'),)
 
 
+def test_marks_of_inches_are_not_open_quotation_marks(tmp_path: Path, policy: DataPolicy) -> None:
+    table = read_csv('x,y\n5",a\n7,b\n9,"c\r\nd"\n5",a 3"', tmp_path, policy)
+    assert table.classes == ("a", 'a 3"', "b", "c\r\nd")
+
+
 def test_a_column_that_turns_into_text_late_is_text(tmp_path: Path, policy: DataPolicy) -> None:
     """The first block of the file would have passed for numbers."""
     rows = [
@@ -131,6 +138,18 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ("", "table.csv: is an empty file"),
         ("\n\n", "table.csv: is empty: it has not even a header"),
         ("x,y\n", "table.csv: has column names but no row"),
+        ("\nx,y\n\n", "table.csv: has column names but no row"),
+        ('x,y\n1,a\n2,"b\n3,c\n', "table.csv, line 3: has a quotation mark that no other one"),
+        ('x,y\n1,a\n2,"b\n' + "3,c\n" * 300_000, "is a quotation mark left open?"),
+        ('{"x": 1, "y": 2}\n{"x": 3, "y": 4}\n', "is it JSON? Save the table as CSV or Parquet"),
+        ('[{"x": 1, "y": 2}, {"x": 1, "y": 2}]', "is it JSON? Save the table as CSV or Parquet"),
+        ("# of 2026\nx,y\n1,a\n", "is it a comment? The first line is the header"),
+        (
+            bz2.compress(b"x,y\n1,a\n"),
+            "table.csv: is packed by bzip2: unpack it, or pack it by gzip",
+        ),
+        (lzma.compress(b"x,y\n1,a\n"), "table.csv: is packed by xz"),
+        (b"PK\x03\x04...", "table.csv: is packed by zip"),
         ("x,y\n1,a\n2\n", "table.csv, line 3: has 1 fields, but the header names 2"),
         ('x,y\n"1\n",a\n\n2,b,c\n', "table.csv, line 5: has 3 fields, but the header names 2"),
         ("x,y\n1,a\n\n,b\n", "table.csv, line 4: the column 'x' has no value"),

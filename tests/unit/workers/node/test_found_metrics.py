@@ -127,6 +127,16 @@ def test_records_of_the_trainer_get_the_step_of_its_bar() -> None:
     assert found.take(" 10%|#   | 10/100 [00:01<]") == [FoundPoint("eval/loss", 10, 0.4)]
 
 
+def test_the_bar_of_an_evaluation_before_the_training_is_not_the_trainings() -> None:
+    found = TrainerLines()
+    assert found.take("100%|##########| 2/2 [00:00<00:00, 9.9it/s]") == []
+    assert found.take("  0%|          | 0/100 [00:00<?, ?it/s]") == []
+    for step in (10, 20):
+        assert found.take(f"{{'loss': {step}.5, 'epoch': 0.1}}") == []
+        points = found.take(f" 10%|#         | {step}/100 [00:01<00:09, 9.9it/s]")
+        assert points == [FoundPoint("train/loss", step, step + 0.5)]
+
+
 def test_a_record_with_colours_is_read() -> None:
     found = TrainerLines()
     assert found.take(" 10%|#         | 10/100 [00:01<00:09, 9.9it/s]") == []
