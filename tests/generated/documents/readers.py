@@ -20,7 +20,8 @@ from tests.generated.documents.fields import classes, models_in
 
 ROOT = Path(__file__).resolve().parents[3]
 CODE = ("api", "dray", "ray_workers", "service")
-CHECKS = ("dray/spec", "dray/cli", "dray/input")
+SPEC = "dray/spec"
+CHECKS = (SPEC, "dray/cli", "dray/input")
 """What is read here alone has no effect on a job: it is checked, or shown."""
 SPEAKS_OF_DOCUMENTS = re.compile("(?<![a-z])(spec|document|federated)(?![a-z])")
 """What a file has that imports `dray.spec`, or has a document at hand."""
@@ -60,7 +61,7 @@ class Program:
         self._above: dict[str, set[str]] = {}
         self._learn_classes()
         self.readings = [
-            (str(path.relative_to(ROOT)).startswith(CHECKS), Reading(self, function, owner))
+            (str(path.relative_to(ROOT)), Reading(self, function, owner))
             for path, tree in self.trees.items()
             for function, owner in functions(tree)
         ]
@@ -140,13 +141,16 @@ class Program:
 
     def read(self) -> set[str]:
         """`Class.field` of each field that is read outside of the checks of documents, or in a
-        function of theirs whose name is read outside."""
+        function of `dray.spec` that is no check and whose name is read outside."""
         read, names = set[str](), set[str]()
         inside: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
-        for is_check, reading in self.readings:
+        for path, reading in self.readings:
+            of = read, names
+            if path.startswith(CHECKS):
+                if not path.startswith(SPEC) or is_check(reading.function):
+                    continue
+                of = inside[getattr(reading.function, "name", "")]
             fields, called = reading.fields()
-            name = getattr(reading.function, "name", "")
-            of = inside[name] if is_check else (read, names)
             of[0].update(fields)
             of[1].update(called)
         while reached := inside.keys() & names:
@@ -318,6 +322,16 @@ def functions(tree: ast.AST, owner: str | None = None) -> Iterator[tuple[ast.AST
             rest.body.append(node)
     if owner is None:
         yield rest, None
+
+
+def is_check(function: ast.AST) -> bool:
+    """Whether it is called when a document is made, and by nothing else."""
+    if not isinstance(function, Function):
+        return False
+    decorators = map(ast.unparse, function.decorator_list)
+    return function.name.startswith(("check_", "_check")) or any(
+        "validator" in decorator for decorator in decorators
+    )
 
 
 def assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr]]:

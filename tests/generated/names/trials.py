@@ -1,7 +1,4 @@
-"""Drawn parameters of sweeps come out of their trials as they went in.
-
-`DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/names` draws one sweep again.
-"""
+"""Puts drawn sweeps into a server, and compares their trials with what was given."""
 
 from __future__ import annotations
 
@@ -15,19 +12,10 @@ import yaml
 from dray import errors
 from dray.spec import JobSpec
 from ray_workers.training.process.rank_main import environment
-from tests.generated.names.conftest import sweep_seeds
 from tests.generated.names.doors import JSON, Quoting
 from tests.generated.names.exits import bits, is_harmless, quoted
 from tests.generated.names.sites import Caller, Sites
-from tests.generated.names.smaller import pass_or_show
-from tests.generated.names.sweeps import (
-    SweepCase,
-    SweepDraw,
-    as_text,
-    smaller,
-    take_out,
-    variable,
-)
+from tests.generated.names.sweeps import SweepCase, as_text, take_out, variable
 from tests.unit.api.serving import LiveServer
 from tests.unit.service.helpers import metrics
 from tests.wire import rank_task
@@ -171,14 +159,8 @@ def typed(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def goes_through(sites: Sites, folder: Path, case: SweepCase) -> None:
+def go_through(sites: Sites, folder: Path, case: SweepCase) -> None:
     with sites.of(None).caller(None) as caller:
         assert caller is not None
         sweep = Sweeps(sites.of(None).server, caller, folder, case)
         sweep.check(sweep.submit())
-
-
-def test_parameters_go_through_to_the_trials(sites: Sites, tmp_path: Path) -> None:
-    for seed in sweep_seeds():
-        case = SweepDraw(seed).sweep()
-        pass_or_show(seed, case, lambda one: goes_through(sites, tmp_path, one), smaller)
