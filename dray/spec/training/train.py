@@ -125,9 +125,10 @@ class Train(Document):
     (arXiv:2008.12260). It at most doubles or halves at a time. A step of this document and of
     reports is then a batch of the least size; a larger batch takes several at once. The order of
     the samples stays the same. Needs `measure_noise`."""
-    batch_scaling: Literal["sqrt"] = "sqrt"
+    batch_scaling: Literal["sqrt", "linear"] = "sqrt"
     """How the rate, which is given for `global_batch_size`, follows the batch within its range.
-    sqrt: by the square root of the ratio of the sizes (arXiv:2205.10287)."""
+    sqrt: by the square root of the ratio of the sizes (arXiv:2205.10287). linear: by the ratio
+    (arXiv:1706.02677), for `sgd`."""
     micro_batch_size: Annotated[Int, Field(ge=1, le=2**24)] | None = None
     """Most samples of one forward pass of a rank; gradients of a larger share are accumulated."""
     optimizer: Optimizer = Optimizer()

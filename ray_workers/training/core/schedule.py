@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from dray.spec import Checkpoint, LrScaling, Schedule, Train
 
@@ -12,8 +13,11 @@ def scaled_lr(lr: float, scaling: LrScaling | None, global_batch_size: int) -> f
     """The peak rate for this batch size, where the document gives it for another."""
     if scaling is None:
         return lr
-    ratio = global_batch_size / scaling.reference_batch_size
-    return lr * (ratio if scaling.rule == "linear" else math.sqrt(ratio))
+    return lr * _by_rule(scaling.rule, global_batch_size / scaling.reference_batch_size)
+
+
+def _by_rule(rule: Literal["linear", "sqrt"], ratio: float) -> float:
+    return ratio if rule == "linear" else math.sqrt(ratio)
 
 
 def rate_factor(batch_size: int, train: Train) -> float:
@@ -21,7 +25,7 @@ def rate_factor(batch_size: int, train: Train) -> float:
     without one."""
     if train.batch_range is None:
         return 1.0
-    return math.sqrt(batch_size / train.global_batch_size)
+    return _by_rule(train.batch_scaling, batch_size / train.global_batch_size)
 
 
 def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> float:

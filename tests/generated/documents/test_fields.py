@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dray.input import validation
 from tests.generated.documents.bases import BASES, ELSEWHERE
-from tests.generated.documents.fields import ROOT, all_fields, read_names, set_fields
+from tests.generated.documents.fields import all_fields, set_fields
+from tests.generated.documents.readers import ROOT, Program
 
 
 def test_each_field_is_in_a_document_that_is_launched() -> None:
     given = {name for base in BASES for name in set_fields(validation.check(base))}
-    lacking = all_fields().keys() - given
+    lacking = all_fields() - given
     assert lacking <= ELSEWHERE.keys(), "add it to a document of bases.py"
     assert all((ROOT / place).is_file() for place in ELSEWHERE.values())
 
 
 def test_each_field_is_read() -> None:
-    read = read_names()
-    unread = {name for name, attribute in all_fields().items() if attribute not in read}
+    unread = all_fields() - Program().read()
     assert not unread, "nothing but the check of the document reads it"

@@ -253,6 +253,9 @@ class Draw:
                 "labels": self.chance(0.5),
             }
         case.logger = self.random.choice(LOGGERS)
+        if self.chance(0.15):
+            self._add_twins(case.metrics)
+            self._add_twins(case.document["script"].get("parameters", {}))
         case.metrics = {_named(key, case): values for key, values in case.metrics.items()}
         if case.logger == "tensorboard":
             case.metrics = {key: list(map(single, of)) for key, of in case.metrics.items()}
@@ -262,6 +265,13 @@ class Draw:
                 for number, key in enumerate(case.metrics)
             ]
         self.random = own
+
+    def _add_twins(self, values: dict[str, Any]) -> None:
+        """Two more names, which differ from one in their last sign alone."""
+        if values:
+            key, value = self.random.choice(list(values.items()))
+            for sign in self.random.choice(("%*", "?#", "aA", "é\u00e8", "._")):
+                values[key[:100] + sign] = value
 
     def _name(self, signs: str, special: tuple[str, ...]) -> str:
         """Usually one that is allowed."""
@@ -278,7 +288,8 @@ class Draw:
         parts = self.random.choices(OF_URLS[:-12], k=self.random.randint(0, 8))
         if self.chance(0.15):
             parts.append(self.random.choice(OF_URLS))
-        return self.random.choice(("/", "/", "/", "?")) + "".join(parts)
+        path = self.random.choice(("/", "/", "/", "?")) + "".join(parts)
+        return path.rstrip("?")  # an empty query is none
 
     def file(self) -> str:
         return self.text() if self.chance(0.3) else f"{self.word()}/{self.word()}.{self.word(3)}"

@@ -122,7 +122,7 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.targets.append(self.path)
+                receiver.targets.append(self.requestline.split()[1])
                 self.send_response(204)
                 self.end_headers()
 

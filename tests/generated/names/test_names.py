@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.generated.names import around
-from tests.generated.names.conftest import seeds
+from tests.generated.names import around, sweeps, trials
+from tests.generated.names.conftest import seeds, sweep_seeds
 from tests.generated.names.doors import entered
 from tests.generated.names.drawing import Case, Draw
 from tests.generated.names.exits import Readers
@@ -38,3 +38,11 @@ def test_what_goes_in_comes_out(block: int, sites: Sites, tmp_path: Path) -> Non
     for seed in seeds()[block::BLOCKS]:
         case = Draw(seed).case()
         pass_or_show(seed, case, lambda one: goes_through(sites, tmp_path, one), smaller)
+
+
+def test_parameters_of_sweeps_go_through_to_the_trials(sites: Sites, tmp_path: Path) -> None:
+    for seed in sweep_seeds():
+        case = sweeps.SweepDraw(seed).sweep()
+        pass_or_show(
+            seed, case, lambda one: trials.go_through(sites, tmp_path, one), sweeps.smaller
+        )

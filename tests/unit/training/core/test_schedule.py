@@ -115,7 +115,9 @@ def test_a_batch_of_several_steps_ends_with_an_epoch_a_checkpoint_and_the_traini
     assert ends(50) == [10, 17]
 
 
-def test_the_rate_follows_the_root_of_the_batch_within_its_range() -> None:
+def test_the_rate_follows_the_batch_within_its_range_by_the_rule() -> None:
     options = Train(global_batch_size=64, batch_range=(32, 256))
     assert [rate_factor(size, options) for size in (16, 64, 256)] == [0.5, 1.0, 2.0]
     assert rate_factor(256, Train(global_batch_size=64)) == 1.0
+    linear = options.model_copy(update={"batch_scaling": "linear"})
+    assert [rate_factor(size, linear) for size in (16, 64, 256)] == [0.25, 1.0, 4.0]
