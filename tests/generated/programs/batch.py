@@ -61,7 +61,8 @@ def batch(dice: Dice, trained: Trained, leave: dict[str, str]) -> list[str]:
 
 
 def _bookkeeping(dice: Dice) -> list[str]:
-    lines = ["progress = train.progress()"]
+    lines = ["inputs, targets = inputs.to(DEVICE), targets.to(DEVICE)"]
+    lines += ["progress = train.progress()"]
     lines += ["at['place'] = progress.epoch * 3 + progress.batch"]
     if dice.has("counter", 0.2):
         lines += ["kept.values['batches'] += 1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import signal
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from dray.train.prepared.exchange import GradientExchange
+from ray_workers.shared.contracts import RankTask
 from ray_workers.training.core.faultpoints import FaultPoint
+from tests.fakes import pretend_gpu, pretend_nccl
 from tests.generated.programs.drawing import NUM_BATCHES
 from tests.generated.programs.references import run_all
 from tests.generated.programs.script import (
@@ -35,10 +40,35 @@ ALONE_KNOWN = {"counts_itself", "own_resume", *CHANGED_LATER}
 """Features by which a program depends on what prepare() does not know of."""
 CHANGES_MIDWAY = {"group_added", "thawed", *ALONE_KNOWN}
 """Features by which a later batch steps, or adds to, what earlier ones did not."""
+ON_A_GPU = 6
+"""Seeds that end with this also run on a pretended GPU, if the program allows it."""
 
 
 def world_size_of(seed: int) -> int:
     return random.Random(f"ranks {seed}").choice((2, 2, 3))
+
+
+class LosesResult:
+    """Has a rank lose the result of an exchange, as by a connection that breaks when all have sent
+    their parts, and another one die as soon as it has that result."""
+
+    def __init__(self, dying: int, behind: int, number: int) -> None:
+        self._dying, self._behind, self._number = dying, behind, number
+
+    def __call__(self, task: RankTask) -> None:
+        if task.incarnation or task.attempt > 1 or task.rank not in (self._dying, self._behind):
+            return
+        run, numbers = GradientExchange.run, itertools.count()
+
+        def failing(*given: Any) -> list[Tensor]:
+            result = run(*given)
+            if next(numbers) == self._number:
+                if task.rank == self._dying:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError("Connection closed by peer")
+            return result
+
+        GradientExchange.run = failing  # type: ignore[method-assign]
 
 
 class Checked:
@@ -66,11 +96,15 @@ class Checked:
         if not self.program.is_noisy:
             close(undisturbed, self._reference(), self._tolerance)
         for number in range(2):
-            self._check_kills(f"killed-{number}", number + 1, undisturbed)
+            self._check_kills(f"killed-{number}", self._kills(number + 1), undisturbed)
+        if self.world_size > 2:
+            self._check_lost_result(undisturbed)
         if self.program.seed % 2:
             self._check_as_it_is()
         elif self.program.is_alike_alone:
             self._check_other_sizes(undisturbed)
+        if self.program.seed % 10 == ON_A_GPU and self.program.may_be_on_gpu:
+            self._check_on_a_gpu(undisturbed)
 
     # What dray does.
 
@@ -82,16 +116,19 @@ class Checked:
         imports: str = FROM_DRAY,
         every: int | None = None,
         world_size: int | None = None,
+        device: str = "cpu",
         **how: Any,
     ) -> list[int | None]:
         folder = self.home / name
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "drawn.py"
-        text = self.program.text(folder, imports, kills=[list(kill) for kill in kills], every=every)
+        listed = [list(kill) for kill in kills]
+        text = self.program.text(folder, imports, kills=listed, every=every, device=device)
         path.write_text(text)
         document = {"script": {"entrypoint": str(path)}, **how.pop("document", {})}
         size = world_size or self.world_size
-        return run_ranks(folder, document, world_size=size, ends_with_error=True, **how)
+        how |= {"world_size": size, "device": device, "ends_with_error": True}
+        return run_ranks(folder, document, **how)
 
     def _state(self, name: str, ranks: Sequence[int] = ()) -> State:
         """The state at the end, which is the same on all ranks."""
@@ -123,14 +160,31 @@ class Checked:
     def _tolerance(self) -> float:
         return 5e-2 if "bf16" in self.program.features else 1e-8
 
-    def _check_kills(self, name: str, number: int, undisturbed: State) -> None:
+    def _check_lost_result(self, undisturbed: State) -> None:
+        """A rank dies after an exchange that one of the others has ended, and one has not; later a
+        further rank dies."""
         dice = self._dice
-        kills, every = self._kills(number), dice.choice((None, 2))
-        codes = self._run(name, kills=kills, every=every, recovers=True)
+        dying, behind = dice.sample(range(self.world_size), 2)
+        before = LosesResult(dying, behind, dice.randint(1, 4))
+        kills = [kill for kill in self._kills(1) if kill[2] > 2]
+        self._check_kills("lost-result", kills, undisturbed, before)
+
+    def _check_kills(
+        self,
+        name: str,
+        kills: Sequence[Sequence[int]],
+        undisturbed: State,
+        before: LosesResult | None = None,
+    ) -> None:
+        every = self._dice.choice((None, 2))
+        codes = self._run(name, kills=kills, every=every, recovers=True, before=before)
         if any(codes):
             if "own_resume" in self.program.features and self._is_refused(name):
                 return
-            assert not self._recovers_from(kills), ("did not go on in place", self._errors(name))
+            assert before or not self._recovers_from(kills), (
+                "did not go on in place",
+                self._errors(name),
+            )
             self._went_back(name)
             refs = checkpoint_refs(self.home / name)
             if not refs and "own_checkpoint" in self.program.features:
@@ -218,6 +272,12 @@ class Checked:
                 assert_same(self._compared(found), self._compared(expected))
             except AssertionError as error:
                 raise AssertionError(f"from its own checkpoint, after {kills}") from error
+
+    def _check_on_a_gpu(self, undisturbed: State) -> None:
+        """On pretended GPUs, by the rules of NCCL, it computes what it computes on a CPU."""
+        codes = self._run("on-a-gpu", device=pretend_gpu.NAME, before=pretend_nccl.install)
+        assert codes == [0] * self.world_size, self._errors("on-a-gpu")
+        assert_same(self._state("on-a-gpu"), undisturbed)
 
     def _check_other_sizes(self, undisturbed: State) -> None:
         """Alone, and with ranks that are lost and come back while the others go on."""

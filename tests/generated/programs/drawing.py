@@ -115,7 +115,7 @@ class _Drawing:
         return lines
 
     def _make_optimizers(self) -> list[str]:
-        lines = []
+        lines = [f"{net}.to(DEVICE)" for net in self._nets]
         for number, optimizer in enumerate(self._optimizers):
             nets = [n for n in range(len(self._nets)) if self._trained.optimizer_of(n) == number]
             listed = " + ".join(f"list(net{n}.parameters())" for n in nets)
@@ -194,7 +194,7 @@ class _Drawing:
 
     def _saving(self) -> list[str]:
         state = ", ".join(f"{one}.state_dict()" for one in self._everything().split(", "))
-        return [f"torch.save([{state}], f'{{OUT}}/state-{{RANK}}.pt')"]
+        return [f"torch.save(on_cpu([{state}]), f'{{OUT}}/state-{{RANK}}.pt')"]
 
     def _leaving(self) -> list[str]:
         ways = ("sys.exit()", "sys.exit(0)", "raise SystemExit", "sys.exit(False)")
@@ -288,9 +288,10 @@ class _Drawing:
 
 _EVALUATION = (
     "def evaluate():",
+    "    inputs, targets = x.to(DEVICE), y.to(DEVICE)",
     "    net0.eval()",
     "    with torch.no_grad():",
-    "        found = functional.mse_loss(net0(x).sum(1, keepdim=True), y).item()",
+    "        found = functional.mse_loss(net0(inputs).sum(1, keepdim=True), targets).item()",
     "    net0.train()",
     "    return found",
 )

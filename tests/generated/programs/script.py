@@ -26,6 +26,7 @@ _HEAD = """
     {imports}
 
     OUT = {out!r}
+    DEVICE = {device!r}
     KILLS = {kills!r}  # [rank, incarnation, batch, point]
     RANK = int(os.environ.get("RANK", "0"))
     multiprocessing.current_process()._config.update(daemon=False)  # for workers of loaders
@@ -43,6 +44,9 @@ _HEAD = """
         if not child:
             sys.exit(code)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def on_cpu(state):
+        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, state)
 
     class Kept:
         '''State of the script's own.'''
@@ -107,6 +111,13 @@ class DrawnProgram:
         return not self.is_noisy and not self.features & apart
 
     @property
+    def may_be_on_gpu(self) -> bool:
+        """Whether each tensor of the program is on one device."""
+        bound = {"scaler", "bf16", "own_checkpoint", "tied_layers", "tied_models", "thawed", "ema"}
+        bound |= {"gradient_hook"}  # to() makes new parameters of pretended ones
+        return not self.is_noisy and not self.features & {*bound, *CHANGED_LATER}
+
+    @property
     def resumes_itself(self) -> bool:
         """Whether its own checkpoints have all that the next epochs depend on."""
         missed = {"group_added", "counts_itself", *CHANGED_LATER, *NOISY}
@@ -119,6 +130,7 @@ class DrawnProgram:
         *,
         kills: list[list[int]] | None = None,
         every: int | None = None,
+        device: str = "cpu",
     ) -> str:
         head = textwrap.dedent(_HEAD).format(
             out=str(out),
@@ -129,5 +141,6 @@ class DrawnProgram:
             samples=self.samples,
             loader=self.loader,
             every=every,
+            device=device,
         )
         return head + self.body
