@@ -158,8 +158,11 @@ def listening(
             finally:
                 connection.close()
 
-        threading.Thread(target=accept, daemon=True).start()
-        yield
+        threading.Thread(target=accept, name="dray-accept", daemon=True).start()
+        try:
+            yield
+        finally:  # `close` alone would leave the thread waiting, and the port open
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def connect(store: Any, key: str) -> TensorConnection:
