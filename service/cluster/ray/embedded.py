@@ -123,8 +123,8 @@ class EmbeddedRay:
         return self._start()
 
     def stop(self) -> None:
-        """End the daemon and everything that carries its mark; none is started any more. What does
-        not end in time is left to the next service's `ensure`."""
+        """End the daemon and everything that carries its mark; none is started any more. The
+        next service's `ensure` ends the processes that take too long here."""
         self._stopping = True
         try:
             self.end()
