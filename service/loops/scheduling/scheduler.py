@@ -14,18 +14,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RoleSlots
-from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
-from ray_workers.supervision.rules.recovery_rules import may_recover
-from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
-from service.config.node_types import without_labels
+from service.cluster.port import Cluster, ClusterSnapshot
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.spending import UsedUpBudgets
-from service.db.notifications import ATTEMPTS, QUEUE, Signals
+from service.db.notifications import QUEUE, Signals
 from service.db.repositories import surroundings
 from service.db.repositories.bulk import in_chunks
 from service.db.repositories.scheduling import queues as queues_repository
@@ -34,19 +31,18 @@ from service.domain import meter
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement.slots import count, is_part_of_gpu
 from service.domain.scheduling.policy.batch_changes import batch_changes
-from service.jobs import data_policy
-from service.lifecycle import claims, preemption, resizing, transitions
+from service.lifecycle import preemption, resizing, transitions
 from service.lifecycle.claims import Claimed, Wanted
-from service.loops.scheduling import mtbf, preparations
+from service.loops.scheduling import preparations
 from service.loops.scheduling.autoscaler import Autoscaler
 from service.loops.scheduling.cluster_watcher import ClusterWatcher
 from service.loops.scheduling.decision_recorder import DecisionRecorder
 from service.loops.scheduling.forecaster import SchedulerView
 from service.loops.scheduling.seen_nodes import SeenNodes
+from service.loops.scheduling.starter import Starter
 from service.loops.scheduling.trial_values import TrialValues
 from service.loops.scheduling.used_shares import UsedShares
 from service.loops.shared import queue_view
-from service.loops.shared.batches import together_or_alone
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.launches import Launches
 from service.loops.shared.pace import rest_after
@@ -64,8 +60,6 @@ LONG_QUEUE = 200
 NOTE_PERIOD = timedelta(seconds=1)
 MAX_CLAIMS = 200
 """Jobs that are claimed in one transaction: SQLite has one writer, and others wait for it."""
-MAX_LAUNCHES = 16
-"""Launches that are under way at once."""
 
 
 class Scheduler:
@@ -88,13 +82,10 @@ class Scheduler:
     ) -> None:
         """recorder: keeps what it saw and decided."""
         self._database = database
-        self._cluster = cluster
         self._watch = watch
-        self._launches = launches
         self._signals = signals
         self._settings = settings
         self._impossible_grace = timedelta(seconds=timings.impossible_grace_s)
-        self._deployment_id = deployment_id
         self._halted = halted
         self._autoscaler = autoscaler
         self._recorder = recorder
@@ -115,6 +106,9 @@ class Scheduler:
         """Its view in its last round."""
         self._gate = preparations.EnvironmentGate(
             database, preparations.Preparations(cluster, signals), settings
+        )
+        self._starter = Starter(
+            database, cluster, launches, signals, settings, deployment_id, self._gate.note_ready
         )
 
     async def run(self) -> None:
@@ -184,7 +178,9 @@ class Scheduler:
         for some in in_chunks(wanted, MAX_CLAIMS):
             if self._halted.is_set():
                 break
-            launched += await self._start(some, cluster.session)
+            launched += await self._starter.start(
+                some, cluster.session, partial(self._claimed, some)
+            )
         self._starting_s = asyncio.get_running_loop().time() - decided
         return launched
 
@@ -307,96 +303,11 @@ class Scheduler:
         if changes and not self._halted.is_set():
             await self._database.write(change)
 
-    async def _start(self, wanted: Sequence[Wanted], cluster_session: str) -> int:
-        """Claim these jobs for new attempts and launch those; answers how many were claimed."""
-        for one in wanted:
-            self._launches.begin(one.job_id, one.attempt_seen + 1)
-        under_way = {one.job_id: one.attempt_seen + 1 for one in wanted}
-        try:
-            claimed = await self._claim(wanted, cluster_session)
-            self._used.claimed((each.job_id, each.attempt) for each in claimed)
-            for each in claimed:
-                self._launches.claimed(each.job_id, each.attempt)
-            if len(claimed) < len(wanted):
-                there = {each.job_id for each in claimed}
-                await self._trial_values.ask(id_ for id_ in under_way if id_ not in there)
-            at_once = asyncio.Semaphore(MAX_LAUNCHES)
-
-            async def launch(each: Claimed) -> None:
-                async with at_once:
-                    try:
-                        await self._launch(each)
-                    except Exception:
-                        # The others go on. The reconciler ends the attempt if it did not come.
-                        logger.exception("the launch of %s failed", each.job_id)
-                self._launches.answered(each.job_id, under_way.pop(each.job_id))
-                self._signals.publish(ATTEMPTS)
-
-            await asyncio.gather(*map(launch, claimed))
-            return len(claimed)
-        finally:
-            for job_id, attempt in under_way.items():
-                self._launches.answered(job_id, attempt)
-            self._signals.publish(ATTEMPTS)
-
-    async def _claim(self, wanted: Sequence[Wanted], cluster_session: str) -> list[Claimed]:
-        async def claim(some: Sequence[Wanted]) -> Sequence[Claimed | None]:
-            return await self._database.write(
-                lambda s, at: claims.claim(s, some, cluster_session, at)
-            )
-
-        claimed = []
-        for one, answer in zip(wanted, await together_or_alone(wanted, claim), strict=True):
-            if isinstance(answer, Exception):
-                logger.error("the job %s could not be claimed", one.job_id, exc_info=answer)
-            elif answer is not None:
-                claimed.append(answer)
-        return claimed
-
-    async def _launch(self, claimed: Claimed) -> None:
-        await self._gate.note_ready(claimed.job_id, claimed.attempt)
-        bundle = claimed.wanted.bundle
-        spec = AttemptSpec(
-            deployment_id=self._deployment_id,
-            job_id=claimed.job_id,
-            attempt=claimed.attempt,
-            spec=claimed.document,
-            slices=claimed.wanted.slices,
-            bundle=without_labels(bundle),
-            roles=tuple(map(_without_labels, claimed.wanted.roles)),
-            storage_url=self._settings.storage_url,
-            resume_from=claimed.resume_from,
-            init_from=claimed.init_from,
-            code=_code_of(claimed, self._settings),
-            start_timeout_s=self._settings.start_timeout_s,
-            max_runtime_s=claimed.max_runtime_s,
-            data_policy=data_policy.policy_of(self._settings),
-            environment_policy=preparations.policy_of(self._settings, claimed.owner),
-            spool_limit_bytes=self._settings.spool_limit_bytes,
-            output_limit_bytes=self._settings.output_limit_bytes,
-            furthest_step=claimed.furthest_step,
-            min_workers=claimed.min_workers,
-            recovers_in_place=_recovers_in_place(claimed, bundle),
-            worker_mtbf_s=await self._worker_mtbf_s(claimed),
-            silence_limit_s=self._settings.silence_limit_s,
-            system_metrics_s=self._settings.system_metrics_s or None,
-            array_index=claimed.array_index,
-            parameters=claimed.parameters,
-            silo_sources=claimed.silo_sources,
-        )
-        try:
-            await self._cluster.launch(spec)
-        except ClusterUnavailable as error:
-            # Nobody knows whether the attempt started. The reconciler finds out, and ends it if it
-            # did not; a gateway that is still launching says so when it is polled.
-            logger.warning(
-                "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
-            )
-
-    async def _worker_mtbf_s(self, claimed: Claimed) -> float:
-        if not mtbf.asks(claimed.spec):
-            return WORKER_MTBF_S
-        return await self._database.read(lambda s, now: mtbf.worker_mtbf(s, claimed.job_id, now))
+    async def _claimed(self, wanted: Sequence[Wanted], claimed: Sequence[Claimed]) -> None:
+        self._used.claimed((each.job_id, each.attempt) for each in claimed)
+        if len(claimed) < len(wanted):
+            there = {each.job_id for each in claimed}
+            await self._trial_values.ask(one.job_id for one in wanted if one.job_id not in there)
 
 
 def _withdraw_recalls(
@@ -411,26 +322,6 @@ def _withdraw_recalls(
 def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
     asked = job.request
     return Wanted(job.job_id, job.attempt, job.queue, start.slices, asked.bundle, asked.roles)
-
-
-def _without_labels(role: RoleSlots) -> RoleSlots:
-    return replace(role, bundle=without_labels(role.bundle))
-
-
-def _recovers_in_place(claimed: Claimed, bundle: Mapping[str, float]) -> bool:
-    # As many as it asks for: an elastic group that begins with one may have more later.
-    num_workers = claimed.spec.resources.num_workers
-    return may_recover(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
-
-
-def _code_of(claimed: Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | None:
-    row, remote = claimed.code, claimed.spec.remote_code
-    if remote is not None:
-        return preparations.code_of(remote, settings)
-    if row is None:
-        return None
-    url = f"{settings.storage_url.rstrip('/')}/{row.manifest_key}"
-    return CodeRef(row.id, url, row.manifest_sha256)
 
 
 def _snapshot(

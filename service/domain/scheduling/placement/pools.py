@@ -18,7 +18,7 @@ from service.domain.scheduling.placement.slots import Request, count
 from service.domain.scheduling.placement.stock import (
     Amounts,
     Free,
-    Group,
+    NodeGroup,
     Stock,
     When,
     plus,
@@ -205,7 +205,7 @@ class _Room:
         self._num_moves = 0
         """How many of the moves are counted here."""
         self.num_grown = 0
-        self._size_of: dict[Group, int] = {}
+        self._size_of: dict[NodeGroup, int] = {}
         """The room of each node of a group."""
         self.total = 0
         """On all nodes."""
@@ -285,7 +285,7 @@ class _Room:
         self._num_placed = len(moves)
         return self._placement
 
-    def _size(self, group: Group) -> int:
+    def _size(self, group: NodeGroup) -> int:
         size = self._size_of.get(group)
         if size is None:
             aside = self._reserved.on[group.kind]

@@ -52,7 +52,7 @@ _Spot = tuple[Amounts, Domain]
 """Nodes with these resources when they are empty, directly in this domain."""
 
 
-class Group:
+class NodeGroup:
     """Nodes of one kind with the same free resources."""
 
     __slots__ = ("amounts", "kind", "nodes")
@@ -76,9 +76,9 @@ class Free:
         self.exceeds_total = False
         """Whether a node may have more than when it is empty. Shared GPUs are counted so that
         some do."""
-        self.groups: dict[tuple[int, Amounts], Group] = {}
-        self.group_of: dict[str, Group] = {}
-        self.moves: list[tuple[str, Group, Group]] = []
+        self.groups: dict[tuple[int, Amounts], NodeGroup] = {}
+        self.group_of: dict[str, NodeGroup] = {}
+        self.moves: list[tuple[str, NodeGroup, NodeGroup]] = []
         """Nodes that have changed, with the groups that they left and joined."""
         self.num_grown = 0
         """How often resources were added."""
@@ -94,10 +94,10 @@ class Free:
             del self.groups[left.kind, left.amounts]
         self.moves.append((node_id, left, self._join(node_id, left.kind, amounts)))
 
-    def _join(self, node_id: str, kind: int, amounts: Amounts) -> Group:
+    def _join(self, node_id: str, kind: int, amounts: Amounts) -> NodeGroup:
         group = self.groups.get((kind, amounts))
         if group is None:
-            group = self.groups[kind, amounts] = Group(kind, amounts)
+            group = self.groups[kind, amounts] = NodeGroup(kind, amounts)
             total = self._totals[kind]
             if any(most + EPSILON < each for most, each in zip(total, amounts, strict=True)):
                 self.exceeds_total = True
