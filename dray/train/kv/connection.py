@@ -162,7 +162,8 @@ def listening(
         try:
             yield
         finally:  # `close` alone would leave the thread waiting, and the port open
-            listener.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # not on each system
+                listener.shutdown(socket.SHUT_RDWR)
 
 
 def connect(store: Any, key: str) -> TensorConnection:
