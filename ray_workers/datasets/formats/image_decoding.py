@@ -188,7 +188,7 @@ def opened(file: SourceFile) -> Iterator[Any]:
     with reading(file.place, "is a broken or truncated image"), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            # Not by its path: Pillow then maps a TIFF file, and mixes up the pixels of a turned one.
+            # Not by its path: Pillow then maps a TIFF file, and mixes up pixels of a turned one.
             with open(file.path, "rb") as content, Image.open(content) as image:
                 yield image
         except UnidentifiedImageError:
