@@ -126,7 +126,7 @@ reference: setup ## write docs/job-document.md anew, after a change of the job d
 	$(BIN)/python -m api.job_document > docs/job-document.md
 
 openapi: setup ## write the agreed description of the API anew, after a change on purpose
-	$(BIN)/python -m api.openapi > tests/unit/api/openapi.json
+	$(BIN)/python -m api.app > tests/unit/api/openapi.json
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) $(MLFLOW) .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -116,3 +118,13 @@ def create_app(
     problems.install(app, [route for router in ROUTERS for route in router.routes])
     openapi.install(app)
     return app
+
+
+def main() -> None:
+    """Print the description of the API, for `make openapi`."""
+    json.dump(create_app(Settings()).openapi(), sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

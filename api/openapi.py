@@ -1,13 +1,11 @@
 """The OpenAPI description: every operation with its examples and the problems it may answer.
 
-`python -m api.openapi` prints the description; a test compares the output with the agreed one.
+`make openapi` writes the agreed description anew; a test compares the current one with it.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -190,16 +188,3 @@ def _give_examples(responses: dict[str, Any]) -> None:
                 content["example"] = PLAIN_EXAMPLES[media_type]
             else:
                 content["example"] = examples.VIEWS[content["schema"]["$ref"].rpartition("/")[2]]
-
-
-def main() -> None:
-    from api.app import create_app  # which imports this module
-    from service.config.settings import Settings
-
-    document = create_app(Settings()).openapi()
-    json.dump(document, sys.stdout, indent=1)
-    sys.stdout.write("\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
-from dray import views
+from dray import functions, views
 from dray._clients.arrays import ArrayCalls
 from dray._clients.base import http_options
 from dray._clients.cluster import ClusterCalls
@@ -20,7 +22,8 @@ from dray._clients.webhooks import WebhookCalls
 from dray._http.drivers import SyncDriver
 from dray._http.flows import Flows
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
-from dray.runs import JobRun
+from dray.errors import JobFailed
+from dray.views import JobState
 
 
 class Client(
@@ -81,3 +84,63 @@ class Client(
         metrics or events as they come, waits for its end, and raises JobFailed unless it
         succeeded."""
         return JobRun(self, job.id if isinstance(job, views.Job) else self.resolve(job))
+
+
+class JobRun:
+    """One job. Iterating yields its events as they happen, up to the one that ends it.
+
+    At the end of a `with` block the job is waited for; JobFailed is raised unless it succeeded. If
+    the block itself raises, the job goes on and is not waited for.
+    """
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self._client = client
+        self.id = job_id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.wait()
+
+    def __iter__(self) -> Generator[views.Event, None, None]:
+        return self._client.follow(self.id)
+
+    def job(self) -> views.Job:
+        """The job as it is now."""
+        return self._client.get(self.id)
+
+    def logs(self, rank: int | None = None) -> Generator[views.LogLine, None, None]:
+        """Yield the lines of every rank, or of one, until the job is over."""
+        return self._client.logs(self.id, rank, follow=True)
+
+    def metrics(self, keys: Sequence[str] | None = None) -> Generator[views.Point, None, None]:
+        """Yield the points of rank 0, of all keys or of these, until the job is over."""
+        return self._client.follow_metrics(self.id, keys)
+
+    def wait(self, timeout_s: float | None = None) -> views.Job:
+        """The job once it has succeeded. JobFailed if it ended otherwise, WaitTimeout."""
+        job = self._client.wait(self.id, timeout_s)
+        if job.state is not JobState.SUCCEEDED:
+            raise JobFailed(job)
+        return job
+
+    def cancel(self) -> views.Job:
+        return self._client.cancel(self.id)
+
+    def result(self) -> Any:
+        """Wait for a job of `submit_function`, and load what the function returned on rank 0.
+
+        Loading runs code that is in the file, so do this with your own jobs alone. JobFailed;
+        ArtifactNotFound for another kind of job.
+        """
+        self.wait()
+        with tempfile.TemporaryDirectory() as folder:
+            (path,) = self._client.download(self.id, folder, functions.RESULT)
+            return functions.load_result(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from api.http.caching import REVALIDATE, is_known, not_modified
 from api.http.ranges import Range, Unsatisfied, parse_range
 from api.problems import Refused
 from service.storage.storage import Storage
+from service.storage.threads import in_storage_thread
 
 PIECE_BYTES = 1 << 20
 BINARY = "application/octet-stream"
@@ -95,4 +95,4 @@ def _wanted_range(request: Request, size: int, etag: str) -> Range | None:
 async def _pieces(storage: Storage, key: str, part: Range) -> AsyncIterator[bytes]:
     for start in range(part.start, part.end, PIECE_BYTES):
         end = min(start + PIECE_BYTES, part.end)
-        yield await asyncio.to_thread(storage.read_bytes, key, start, end)
+        yield await in_storage_thread(storage.read_bytes, key, start, end)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
+from dray.train.call_lock import CallLock
 from dray.train.storage_room import StorageError
 
 _COPY_BYTES = 1 << 20
@@ -142,7 +143,8 @@ def sync_names(url: str) -> None:
 
 # Storage that needs the node's credentials, which a script accesses through another process.
 
-_asking = threading.Lock()
+_asking = CallLock()
+_numbers = itertools.count(1)
 _answers: BinaryIO | None = None
 
 
@@ -158,16 +160,18 @@ def _ask(op: str, url: str, path: Path | None = None) -> Any:
     if owner != str(os.getpid()):
         raise OSError(f"{url} is reached from the training process alone, and this is a child")
     fd = int(os.environ["DRAY_STORAGE_FD"])
+    number = next(_numbers)
     request = {"op": op, "url": url, "path": path and str(path.absolute())}
     with _asking:
-        left = json.dumps(request).encode() + b"\n"
+        left = json.dumps([number, request]).encode() + b"\n"
         while left:
             left = left[os.write(fd, left) :]
         _answers = _answers or os.fdopen(fd, "rb", closefd=False)
-        line = _answers.readline()
-    if not line:
-        raise StorageError(f"{url}: the process that reaches the storage is gone")
-    answer = json.loads(line)
+        answered = 0
+        while answered != number:  # an earlier wait was left, by an error of a signal handler
+            if not (line := _answers.readline()):
+                raise StorageError(f"{url}: the process that reaches the storage is gone")
+            answered, answer = json.loads(line)
     if "missing" in answer:
         raise FileNotFoundError(answer["missing"])
     if "error" in answer:

@@ -8,7 +8,6 @@ import math
 import operator
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, SupportsIndex
 
 from dray.train import files, saved_files, spool
+from dray.train.call_lock import CallLock
 from dray.train.checkpoints import (
     Checkpoint,
     CheckpointRef,
@@ -284,7 +284,7 @@ def known() -> Known:
 _observer: Observer | None = None
 _saved_bytes: dict[str, int] = {}
 """Of the artifacts that this process has saved, by name."""
-_lock = threading.Lock()
+_lock = CallLock()
 _open_writer: tuple[int, str, SpoolWriter] | None = None
 _known_keys: set[str] = set()
 _job_checkpoints: ScriptCheckpoints | None = None

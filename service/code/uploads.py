@@ -36,6 +36,7 @@ from service.db.session import Database
 from service.domain.errors import BadUpload, CodeNotFound, StorageUnavailable, UploadTooLarge
 from service.storage.quota import refuse_if_full
 from service.storage.storage import Storage
+from service.storage.threads import in_storage_thread
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class CodeUploads:
         await self._database.write(
             lambda session: repository.insert_pack(session, key, owner, len(content), now)
         )
-        await asyncio.to_thread(self._storage.write_bytes, key, content)
+        await in_storage_thread(self._storage.write_bytes, key, content)
 
     async def put_parts(self, parts: Mapping[str, bytes], owner: str) -> None:
         """Keep these parts, by their hash, as one object; those that are there already are not
@@ -241,7 +242,7 @@ class CodeUploads:
     async def _read(self, key: str, sha256: str, start: int = 0, end: int | None = None) -> bytes:
         """Bytes of an object, which have this hash."""
         try:
-            data = await asyncio.to_thread(self._storage.read_bytes, key, start, end)
+            data = await in_storage_thread(self._storage.read_bytes, key, start, end)
         except FileNotFoundError:
             raise StorageUnavailable(f"{key} is gone from the storage") from None
         if hashlib.sha256(data).hexdigest() != sha256:
@@ -260,7 +261,7 @@ class CodeUploads:
 
         keys = await self._database.write(forget)
         for key in keys:
-            await asyncio.to_thread(self._storage.delete_tree, key)
+            await in_storage_thread(self._storage.delete_tree, key)
         if keys:
             await self._database.write(lambda s: repository.end_deleting_packs(s, keys))
         return len(keys)

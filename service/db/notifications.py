@@ -50,7 +50,7 @@ CHANNEL = "dray"
 LISTEN_WAIT_S = 1.0
 RECONNECT_S = 1.0
 LAST_WORDS_S = 5.0
-"""How long the end of a process waits for its last NOTIFY."""
+"""How long the end of a process waits for each thread, such as for its last NOTIFY."""
 ANNOUNCE_REST_S = 0.02
 """Between two NOTIFY statements: the topics of what is committed meanwhile share the next one."""
 MAX_PAYLOAD = 7999
@@ -240,8 +240,9 @@ class PostgresListener:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread, unless it waits for a database that does not answer."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(LAST_WORDS_S)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -6,7 +6,6 @@ there, so that neither knows of the other.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from service.federation.tokens import digest_of
 from service.ingest.open_rounds import sent_name
 from service.storage.quota import refuse_if_full
 from service.storage.storage import Storage
+from service.storage.threads import in_storage_thread
 
 PLAYING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RECOVERING})
 SENT_IN_PARTS = (round_files.UPDATE, MaskingPhase.MASKED_INPUT)
@@ -117,7 +117,7 @@ class ClientRounds:
                 f"{round_files.PART_BYTES} bytes",
             )
         key = f"{self._prefix}/{name}/{round_files.part_path(at.client, part)}"
-        await asyncio.to_thread(self._storage.write_bytes, key, content)
+        await in_storage_thread(self._storage.write_bytes, key, content)
 
     async def send(self, name: str, said: UpdateRequest) -> tuple[views.UpdateReceipt, bool]:
         """Hand the parts that were sent to the rank that aggregates; and whether that is news.
@@ -137,7 +137,7 @@ class ClientRounds:
         _refuse_unwanted(at)
         key = f"{self._prefix}/{name}/{round_files.message_path(phase, at.client)}"
         try:
-            return await asyncio.to_thread(self._storage.read_bytes, key)
+            return await in_storage_thread(self._storage.read_bytes, key)
         except FileNotFoundError:
             return b""
 
@@ -158,7 +158,7 @@ class ClientRounds:
         _refuse_unwanted(at, but=sha256)
         folder, is_update = f"{self._prefix}/{at.name}", at.awaits in SENT_IN_PARTS
         if is_update:
-            await asyncio.to_thread(self._check_parts, folder, at)
+            await in_storage_thread(self._check_parts, folder, at)
 
         def note(session: Session) -> bool:
             touch(session)
@@ -170,7 +170,7 @@ class ClientRounds:
         if not is_new:  # another request came in between, or this one came before
             now = await self._open_round(at.name, at.awaits)
             _refuse_unwanted(now, but=sha256)
-        await asyncio.to_thread(self._storage.write_bytes, f"{folder}/{path}", content)
+        await in_storage_thread(self._storage.write_bytes, f"{folder}/{path}", content)
         return views.UpdateReceipt(round=at.number, client=at.client), is_new
 
     def _check_parts(self, folder: str, at: Row[Any]) -> None:

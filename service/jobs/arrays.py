@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -33,6 +32,7 @@ from service.domain.tracking.document_values import SharedValues, defaults, sear
 from service.lifecycle import dependencies, moves
 from service.lifecycle.transitions import move
 from service.storage.storage import Storage
+from service.storage.threads import in_storage_thread
 from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 
@@ -208,7 +208,7 @@ class Arrays:
             for job_id in job_ids:
                 self._storage.delete_tree(f"jobs/{job_id}")
 
-        await asyncio.to_thread(delete_files)
+        await in_storage_thread(delete_files)
         await self._database.write(lambda session: jobs_repository.erase(session, job_ids))
 
 

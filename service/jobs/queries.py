@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
@@ -36,6 +35,7 @@ from service.lifecycle import resizing
 from service.nodes import quarantine
 from service.outlook import answers, decisions, forecasts
 from service.storage.storage import Storage
+from service.storage.threads import in_storage_thread
 from service.telemetry import log_reader, metric_reader, system_metrics
 
 MAX_POINTS = 100_000
@@ -164,7 +164,7 @@ class Queries:
             )
 
         over, chunks = await self._database.read(work)
-        lines, places, more = await asyncio.to_thread(
+        lines, places, more = await in_storage_thread(
             log_reader.page, self._storage, chunks, begin, limit
         )
         return views.LogPage(
@@ -246,7 +246,7 @@ class Queries:
     async def checkpoint_files(self, job_id: str, step: int) -> views.CheckpointFilePage:
         """The files of the checkpoint of this step. CheckpointNotFound if there is none."""
         row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
-        found = await asyncio.to_thread(catalog.files, self._storage, row)
+        found = await in_storage_thread(catalog.files, self._storage, row)
         return views.CheckpointFilePage(items=found)
 
     async def checkpoint_file(
@@ -254,7 +254,7 @@ class Queries:
     ) -> tuple[views.CheckpointFile, str]:
         """One of those files, and its key in the storage. CheckpointNotFound if it isn't there."""
         row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
-        return await asyncio.to_thread(catalog.locate, self._storage, row, path)
+        return await in_storage_thread(catalog.locate, self._storage, row, path)
 
     async def artifacts(self, job_id: str) -> views.ArtifactPage:
         def work(session: Session) -> views.ArtifactPage:

@@ -53,6 +53,7 @@ from service.planning.service import Plans, Resolved
 from service.queues import admission
 from service.storage.quota import StorageWatch, refuse_if_full
 from service.storage.storage import Storage
+from service.storage.threads import in_storage_thread
 from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 
@@ -346,7 +347,7 @@ class Jobs:
         return erased
 
     async def _erase(self, job_id: str) -> None:
-        await asyncio.to_thread(self._storage.delete_tree, f"jobs/{job_id}")
+        await in_storage_thread(self._storage.delete_tree, f"jobs/{job_id}")
         await self._database.write(lambda session: repository.erase(session, [job_id]))
 
 

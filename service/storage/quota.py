@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 from datetime import datetime
@@ -20,6 +19,7 @@ from service.db.session import Database, notify, touch
 from service.domain import capacity
 from service.domain.errors import QuotaExceeded
 from service.storage.storage import Storage
+from service.storage.threads import in_storage_thread
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class StorageWatch:
 
         Answers why no job is taken, or None.
         """
-        free = None if self._min_free is None else await asyncio.to_thread(self._free_bytes)
+        free = None if self._min_free is None else await in_storage_thread(self._free_bytes)
         used = None
         if self._quota is not None:
             used = await self._database.read(repository.used_bytes)
@@ -75,7 +75,7 @@ class StorageWatch:
     async def full_folders(self) -> str | None:
         """The service's folders that take no file now, whatever the limits are; None if there are
         none."""
-        found = [await asyncio.to_thread(why_full, folder) for folder in self._folders]
+        found = [await in_storage_thread(why_full, folder) for folder in self._folders]
         return "; ".join(why for why in found if why) or None
 
     def _free_bytes(self) -> int | None:

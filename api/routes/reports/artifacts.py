@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request, Response
 
 from api.context import Caller, NoParameters, TheContext, TheReading
@@ -13,6 +11,7 @@ from api.problems import declare
 from dray import views
 from service.domain.errors import ArtifactNotFound
 from service.storage.storage import BadKey, Storage
+from service.storage.threads import in_storage_thread
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["artifacts"])
 
@@ -69,7 +68,7 @@ async def locate(storage: Storage, artifact: views.Artifact, url: str) -> Stored
     """The artifact's file; raises ArtifactNotFound if it is not whole in this storage."""
     try:
         key = storage.key_of(url)
-        size = await asyncio.to_thread(storage.size_bytes, key)
+        size = await in_storage_thread(storage.size_bytes, key)
     except (BadKey, FileNotFoundError):
         raise ArtifactNotFound(
             f"the artifact {artifact.path!r} is listed, but its file is not in the storage"

@@ -158,8 +158,12 @@ def listening(
             finally:
                 connection.close()
 
-        threading.Thread(target=accept, daemon=True).start()
-        yield
+        threading.Thread(target=accept, name="dray-accept", daemon=True).start()
+        try:
+            yield
+        finally:  # `close` alone would leave the thread waiting, and the port open
+            with contextlib.suppress(OSError):  # not on each system
+                listener.shutdown(socket.SHUT_RDWR)
 
 
 def connect(store: Any, key: str) -> TensorConnection:

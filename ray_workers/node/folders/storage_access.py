@@ -35,9 +35,10 @@ class StorageAccess:
         reader, writer = await asyncio.open_unix_connection(sock=self._ours)
         try:
             while line := await reader.readline():
-                answer = await asyncio.to_thread(answer_to, line, self._urls)
-                writer.write(json.dumps(answer).encode() + b"\n")
-        except (OSError, ValueError):  # it died, or sent a line that is too long
+                number, request = json.loads(line)
+                answer = await asyncio.to_thread(answer_to, request, self._urls)
+                writer.write(json.dumps([number, answer]).encode() + b"\n")
+        except (OSError, ValueError, TypeError):  # it died, or sent something else, or too much
             pass
         finally:
             writer.close()
@@ -46,13 +47,12 @@ class StorageAccess:
         self._serving.cancel()
 
 
-def answer_to(line: bytes, urls: Sequence[str]) -> dict[str, Any]:
+def answer_to(request: Any, urls: Sequence[str]) -> dict[str, Any]:
     """The answer to a request, once it is done. Blocks.
 
     urls: the URLs, with all below them, that it may touch.
     """
     try:
-        request = json.loads(line)
         url = request["url"]
         if not _is_below(url, urls):
             raise PermissionError(f"{url} is not this job's own")

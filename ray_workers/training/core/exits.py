@@ -14,7 +14,16 @@ import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
+from ray_workers.shared.contracts import LEFT_EXIT_CODE
 from ray_workers.training.core.failure_reason import traceback_from_script
+
+
+class Left(SystemExit):
+    """The process was asked to leave, and does. No `Exception`, so that a script that handles
+    errors of its steps does not handle this one."""
+
+    def __init__(self) -> None:
+        super().__init__(LEFT_EXIT_CODE)
 
 
 def status_of(leaving: SystemExit) -> int:

@@ -19,10 +19,10 @@ from dray.train.prepared.group import LoopPhase
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.core.errors import CopiesDifferError, PartsLostError
+from ray_workers.training.core.exits import Left
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
-from ray_workers.training.scripts.script import Left
 
 _PHASES = {
     LoopPhase.DATA: RankPhase.DATA,

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray import train
-from ray_workers.shared.contracts import AWAITING, LEFT_EXIT_CODE, NOT_PREPARED, RankTask
+from ray_workers.shared.contracts import AWAITING, NOT_PREPARED, RankTask
 from ray_workers.shared.folders import work_dir
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.core.error_chain import EntrypointError, NotPreparedError
-from ray_workers.training.core.exits import children_leave, status_of
+from ray_workers.training.core.exits import Left, children_leave, status_of
 from ray_workers.training.core.script_time import ScriptTime
 from ray_workers.training.elastic.kept_groups import keep_groups
 
@@ -83,14 +83,6 @@ def _program_of_the_node(entrypoint: str) -> Path:
             f"from {Path.cwd()}); `dray submit --code` brings it along"
         )
     return path
-
-
-class Left(SystemExit):
-    """The process was asked to leave, and does. No `Exception`, so that a script that handles
-    errors of its steps does not handle this one."""
-
-    def __init__(self) -> None:
-        super().__init__(LEFT_EXIT_CODE)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -30,6 +31,8 @@ from ray_workers.shared import paths
 from ray_workers.shared.processes.procfs import place
 from service.cluster.ray import start_failure
 
+logger = logging.getLogger(__name__)
+
 CODE_ROOT = Path(__file__).resolve().parents[3]
 """The folder that holds the package `service`."""
 RAY_START = "ray_workers.node.worker_forks.ray_start"
@@ -43,6 +46,9 @@ START_TIMEOUT_S = 60.0
 MAX_START_TIMEOUT_S = 600.0
 """After each start that took too long the next one gets twice the time: the machine is slow."""
 STOP_TIMEOUT_S = 6.0
+KILL_LIMIT_S = 30.0
+"""For which the ends of killed processes are waited for. One that waits for a GPU's driver, or for
+a file of a server that is gone, may never end."""
 CHECK_S = 0.05
 LOOPBACK = "127.0.0.1"
 INSTANCE_BYTES = 3
@@ -63,7 +69,7 @@ PLACE = "place"
 
 
 class EmbeddedRayError(RuntimeError):
-    """The embedded Ray could not be started; the message says why and where its log is."""
+    """The embedded Ray could not be started or ended; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,8 @@ class EmbeddedRay:
     def ensure(self) -> Daemon:
         """The running daemon; starts one, after ending the processes that a dead one left.
 
-        EmbeddedRayError if it does not start, or if `stop` came first.
+        EmbeddedRayError if it does not start, the dead one's processes do not end, or `stop` came
+        first.
         """
         with self._lock:
             if self._stopping:
@@ -116,12 +123,17 @@ class EmbeddedRay:
         return self._start()
 
     def stop(self) -> None:
-        """End the daemon and everything that carries its mark; none is started any more."""
+        """End the daemon and everything that carries its mark; none is started any more. The
+        next service's `ensure` ends the processes that take too long here."""
         self._stopping = True
-        self.end()
+        try:
+            self.end()
+        except EmbeddedRayError as error:
+            logger.error("%s", error)
 
     def end(self) -> None:
-        """End the daemon and everything that carries its mark; the next `ensure` starts another."""
+        """End the daemon and everything that carries its mark; the next `ensure` starts another.
+        EmbeddedRayError if a process does not end."""
         with self._lock:
             known = self._read_record()
             if known is not None:
@@ -258,7 +270,8 @@ class EmbeddedRay:
         }
 
     def _end(self, daemon: Daemon) -> None:
-        """SIGTERM, then SIGKILL whatever still carries the mark; returns when all are gone."""
+        """SIGTERM, then SIGKILL whatever still carries the mark; returns when all are gone.
+        EmbeddedRayError, and the record stays, if that takes too long."""
         if _is_alive(daemon):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(daemon.pid, signal.SIGTERM)
@@ -269,6 +282,11 @@ class EmbeddedRay:
                 for pid in pids:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline + KILL_LIMIT_S:
+                raise EmbeddedRayError(
+                    "these processes of the embedded Ray do not end though they were killed: "
+                    f"{', '.join(map(str, pids))}; `cat /proc/PID/stack` shows what each waits for"
+                )
             time.sleep(CHECK_S)
         shutil.rmtree(_temp_dir(daemon.instance), ignore_errors=True)
         self._remove_nodes()

@@ -6,8 +6,10 @@ import hashlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +23,7 @@ from pydantic import TypeAdapter
 from dray import train
 from dray.spec.program.metrics import MetricKey
 from dray.train import reporting, saved_files, storage_room
-from dray.train.spool import segments
+from dray.train.spool import SpoolWriter, segments
 from service.ingest.decoding import metric_key
 
 
@@ -330,3 +332,42 @@ def test_a_script_that_only_reports_imports_nothing_heavy() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.stdout.strip() == "[]", ended.stderr
+
+
+def test_a_signal_handler_that_reports_within_a_report_gets_an_error_and_waits_for_nothing(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = SpoolWriter.append
+
+    def interrupted(self: SpoolWriter, *args: Any, **options: Any) -> bool:
+        monkeypatch.undo()
+        monkeypatch.setenv("DRAY_SPOOL_DIR", str(spool))
+        with pytest.raises(RuntimeError, match="take note of the signal"):
+            train.report(2, {"a": 2.0})
+        return append(self, *args, **options)
+
+    monkeypatch.setattr(SpoolWriter, "append", interrupted)
+    train.report(1, {"a": 1.0})
+    train.report(3, {"a": 3.0})
+    assert [frame["body"]["step"] for frame in written(spool)] == [1, 3]
+
+
+def test_a_child_that_is_forked_within_a_report_of_another_thread_is_refused(spool: Path) -> None:
+    train.report(1, {"a": 1.0})
+    with ThreadPoolExecutor(1) as other, reporting._lock:
+        forked = other.submit(_report_in_a_child)
+        assert os.waitstatus_to_exitcode(os.waitpid(forked.result(), 0)[1]) == 0
+
+
+def _report_in_a_child() -> int:
+    """The process id of a child that ends with 0 if it may not report."""
+    owner = str(os.getpid())
+    if pid := os.fork():
+        return pid
+    signal.alarm(60)
+    os.environ["DRAY_SPOOL_PID"] = owner
+    try:
+        train.report(2, {"a": 2.0})
+    except RuntimeError:
+        os._exit(0)
+    os._exit(1)

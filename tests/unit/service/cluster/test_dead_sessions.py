@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from ray_workers.node.rank_environment import RAY_INSTANCE
 from ray_workers.shared import paths
 from ray_workers.shared.processes.procfs import place
 from service.cluster.ray import embedded
+
+NO_PROCESS = 2**22 + 1
+"""Above the highest number that Linux gives."""
 
 
 def _await_exec(pid: int) -> None:
@@ -40,3 +45,20 @@ def test_only_what_is_certainly_dead_is_deleted(
         process.kill()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"ray-alive", "ray-elsewhere", "ray-silent", "deployment"}
+
+
+def test_a_process_that_does_not_end_when_killed_holds_up_neither_a_start_nor_a_stop_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(embedded, "KILL_LIMIT_S", 0.2)
+    monkeypatch.setattr(embedded, "_marked", lambda _: iter([NO_PROCESS]))
+    ray = embedded.EmbeddedRay(tmp_path, 1, "deployment")
+    record = tmp_path / "ray" / "daemon.json"
+    record.parent.mkdir()
+    known = embedded.Daemon(NO_PROCESS, 0, "instance", "127.0.0.1:1", "")
+    record.write_text(json.dumps(asdict(known)))
+    with pytest.raises(embedded.EmbeddedRayError, match=f"do not end .*{NO_PROCESS}"):
+        ray.ensure()
+    ray.stop()
+    assert record.exists()  # by which the next service finds them

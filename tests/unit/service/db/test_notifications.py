@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 import pytest
 
-from service.db.notifications import ATTEMPTS, QUEUE, Signals, events_of
+from service.db import notifications
+from service.db.notifications import (
+    ATTEMPTS,
+    QUEUE,
+    PostgresAnnouncer,
+    PostgresListener,
+    Signals,
+    events_of,
+)
 from tests.unit.service.helpers import Service, log, metrics
 
 WITHIN_S = 20.0
@@ -61,3 +70,19 @@ async def test_a_task_that_is_woken_already_is_not_woken_again(
         assert len(calls) == 2
         calls[1]()
         assert await woken.wait(60)
+
+
+def test_a_database_that_accepts_and_never_answers_does_not_keep_the_service_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notifications, "LAST_WORDS_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none"
+        listener = PostgresListener(url, Signals(), own=PostgresAnnouncer(url))
+        listener.start()
+        connection, _ = silent.accept()
+        with connection:
+            listener.stop()
+            assert listener._thread.is_alive()
+    listener._thread.join(WITHIN_S)
+    assert not listener._thread.is_alive()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -51,6 +53,17 @@ def workers(request: pytest.FixtureRequest) -> Iterator[list[KVStore]]:
         yield stores
         for store in stores:
             store.close()
+
+
+def test_a_listener_that_is_closed_leaves_no_thread_and_no_port() -> None:
+    at = HashStore()
+    with listening(at, "0", "127.0.0.1", lambda _: None):
+        (accepting,) = (one for one in threading.enumerate() if one.name == "dray-accept")
+        about = json.loads(at.get("0"))
+    accepting.join(60.0)
+    assert not accepting.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((about["host"], about["port"]))
 
 
 def on_all(workers: list[KVStore], do: Callable[[KVStore], Any]) -> list[Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import socket
 from pathlib import Path
 
 import fsspec
+import pytest
 
+from dray.train import files
 from dray.train.checkpoints import CheckpointRef
 from ray_workers.node.folders.storage_access import StorageAccess, answer_to, needs_access
 from ray_workers.node.forkserver.client import ForkedProcess
@@ -81,7 +85,20 @@ async def test_a_script_keeps_files_in_storage_that_only_its_actor_can_reach(
 
 
 def test_what_is_no_request_is_refused_and_a_missing_file_is_told_as_that() -> None:
-    assert "error" in answer_to(b"{}", ["memory://a"])
-    assert "error" in answer_to(b'{"op": "run", "url": "memory://a/b"}', ["memory://a"])
+    assert "error" in answer_to({}, ["memory://a"])
+    assert "error" in answer_to({"op": "run", "url": "memory://a/b"}, ["memory://a"])
     request = {"op": "fetch", "url": "memory://a/none", "path": "/dev/null"}
-    assert "missing" in answer_to(json.dumps(request).encode(), ["memory://a"])
+    assert "missing" in answer_to(request, ["memory://a"])
+
+
+def test_the_answer_to_a_request_that_a_signal_ended_is_not_taken_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monkeypatch.setenv("DRAY_STORAGE_FD", str(theirs.fileno()))
+        monkeypatch.setattr(files, "_answers", None)
+        monkeypatch.setattr(files, "_numbers", itertools.count(7))
+        ours.sendall(b'[6, {"error": "of the request before"}]\n[7, {"done": null}]\n')
+        files.remove_file("memory://a/b")
+        assert json.loads(ours.recv(1000))[0] == 7
