@@ -61,8 +61,8 @@ def _why_not_on(
         return reason
     kept = number_of_nodes(len(accepted) - len(usable))
     verb = "takes" if len(accepted) - len(usable) == 1 else "take"
-    besides = f"besides {kept} with a silo's data, which {verb} ranks of silos alone"
-    return _unsatisfiable(f"{besides}, {reason.message}")
+    silos = f"{kept} with a silo's data {verb} ranks of silos alone"
+    return _unsatisfiable(f"{reason.message}; {silos}")
 
 
 def _why_never(

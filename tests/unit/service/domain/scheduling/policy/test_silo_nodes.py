@@ -158,8 +158,8 @@ def test_sentences_name_the_nodes_that_are_kept() -> None:
     reason = can_ever_fit(labelled, [*closed, node("open")])
     assert reason is not None
     assert reason.message == (
-        "besides 2 nodes with a silo's data, which take ranks of silos alone, "
-        "no node of the cluster has the label hospital=north"
+        "no node of the cluster has the label hospital=north; "
+        "2 nodes with a silo's data take ranks of silos alone"
     )
     assert lacking_resource(labelled, [*closed, node("open")]) == NORTH
     never = can_ever_fit(Request(1, {"GPU": 1.0}), [*closed, node("open")])

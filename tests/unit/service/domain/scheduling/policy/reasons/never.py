@@ -12,8 +12,8 @@ from tests.unit.service.domain.scheduling.policy.reasons.claims import Claims, s
 from tests.unit.service.domain.scheduling.policy.reasons.words import is_about, quantity
 
 
-@says(r"besides (\d+) nodes? with a silo's data, which takes? ranks of silos alone, (.*)")
-def besides_silos(claims: Claims, decision: Decision, number: str, rest: str) -> None:
+@says(r"(.*); (\d+) nodes? with a silo's data takes? ranks of silos alone")
+def besides_silos(claims: Claims, decision: Decision, rest: str, number: str) -> None:
     closed = [
         n for n in nodes_for(claims, decision).values() if n.total.get("open to all jobs") == 0
     ]
