@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,7 +186,9 @@ class CsvCase:
         if None in values and self.missing_in(at) == "error":
             yield Refusal(f"line {lines[1 + values.index(None)]}:", "has no value", name)
         if self.columns[at].kind == "number" and not self.columns[at].is_categorical:
-            row = tables.refused_row(values, self.kept_rows())
+            is_class = self.classifies and at == self.target
+            largest = sys.float_info.max if is_class else tables.LARGEST
+            row = tables.refused_row(values, self.kept_rows(), largest)
             if row is not None:
                 yield Refusal("not always finite")
                 yield Refusal(f"line {lines[1 + row]}:", "no finite number", name)

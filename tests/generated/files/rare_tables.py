@@ -114,8 +114,10 @@ def _many_columns(dice: random.Random) -> Made:
 
 
 def _long_rows(dice: random.Random) -> Made:
-    length = dice.choice((70_000, 700_000, 1_030_000, 1_100_000, 2_500_000))
-    words = [dice.choice("äb") * (length // 2), "b", "c"]
+    # Whether a row of one to two blocks can be read depends on where it lies.
+    length = dice.choice((70_000, 700_000, 1_030_000, 2_500_000))
+    letter = dice.choice("äb")
+    words = [letter * (length // len(letter.encode())), "b", "c"]
     dice.shuffle(words)
     rows = [(number, number, word) for number, word in enumerate(words)]
     most = max(len(f"{number},{number},{word}\n".encode()) for number, _, word in rows)

@@ -122,11 +122,13 @@ def date_parts(value: Value) -> list[float]:
     return [value / 8.64e10, *map(float, (when.year, when.month, when.day, when.weekday())), hours]
 
 
-def refused_row(values: Sequence[Value], kept: Sequence[int]) -> int | None:
-    """The first of some rows whose number no float32 comes near."""
+def refused_row(
+    values: Sequence[Value], kept: Sequence[int], largest: float | Fraction = LARGEST
+) -> int | None:
+    """The first of some rows whose number no float comes near; of 32 bits, unless said."""
     for row in kept:
         value = values[row]
-        if isinstance(value, float) or (isinstance(value, Fraction) and abs(value) > LARGEST):
+        if isinstance(value, float) or (isinstance(value, Fraction) and abs(value) > largest):
             return row
     return None
 
