@@ -137,7 +137,7 @@ class ApiError(DrayError):
 
     code: ClassVar[str] = ""
     http_status: ClassVar[int] = 0
-    """Of the answers with this code."""
+    """The HTTP status of answers with this code."""
 
     def __init_subclass__(cls, *, code: str = "", status: int = 0) -> None:
         cls.code = code or cls.code

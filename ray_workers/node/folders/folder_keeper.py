@@ -96,10 +96,10 @@ class FolderKeeper:
         node = (*self._node, *key)
         where = (self._folder(key), paths.spool_dir(*node))
         work = paths.work_root(self._node[0]) / key[0]
-        told = partial(self._waits.__setitem__, key)
+        on_wait = partial(self._waits.__setitem__, key)
         try:
             kept = await asyncio.to_thread(
-                job_folders.keep_output, *where, taken, num_bytes, work, told
+                job_folders.keep_output, *where, taken, num_bytes, work, on_wait
             )
         except Exception as error:  # of the node's disk
             traceback.print_exc()

@@ -190,13 +190,13 @@ def keep_output(
     taken: Collection[str],
     num_bytes: int = 0,
     work_dir: Path | None = None,
-    told: Callable[[str], None] = lambda sentence: None,
+    on_wait: Callable[[str], None] = lambda sentence: None,
 ) -> FilesKept:
     """Copy the files of the output folder to the storage, and report them; does so once.
 
     spool_dir: of the attempt on this node. taken: names that files of other nodes have; here they
     get `node-N/` before them. num_bytes: of the files of nodes that come first. work_dir: the
-    directory that the script ran in. told: called by another thread with a sentence for the user
+    directory that the script ran in. on_wait: called by another thread with a sentence for the user
     while the storage takes no files. Blocks; waits for the storage as `save_artifact` does.
     """
     plan, done = plan_in(folder), folder / "kept.json"
@@ -205,7 +205,7 @@ def keep_output(
     if done.exists():
         return FilesKept(**json.loads(done.read_text()))
     listing = OutputFiles(output_dir(folder), max(0, plan.limit_bytes - num_bytes))
-    kept = _keep(plan, listing, spool_dir, frozenset(taken), told)
+    kept = _keep(plan, listing, spool_dir, frozenset(taken), on_wait)
     if work_dir is not None:
         kept = replace(kept, left_behind=_left_behind(folder, plan, work_dir))
     partial = folder / "kept.partial"
@@ -230,13 +230,13 @@ def _keep(
     listing: OutputFiles,
     spool_dir: Path,
     taken: Collection[str],
-    told: Callable[[str], None],
+    on_wait: Callable[[str], None],
 ) -> FilesKept:
     deadline = time.monotonic() + storage_room.WAIT_S
 
     def keep(name: str, path: Path) -> ArtifactReport:
         url = f"{plan.output_url}/{plan.node_rank}/{_key_of(name)}"
-        size_bytes, sha256 = _store(path, url, deadline, told)
+        size_bytes, sha256 = _store(path, url, deadline, on_wait)
         shown = f"node-{plan.node_rank}/{name}" if name in taken else name
         return ArtifactReport(path=shown, url=url, size_bytes=size_bytes, sha256=sha256)
 
@@ -262,14 +262,16 @@ def _key_of(name: str) -> str:
     return name if is_plain else f"~{hashlib.sha256(name.encode()).hexdigest()}"
 
 
-def _store(path: Path, url: str, deadline: float, told: Callable[[str], None]) -> tuple[int, str]:
+def _store(
+    path: Path, url: str, deadline: float, on_wait: Callable[[str], None]
+) -> tuple[int, str]:
     while True:
         try:
             return files.store(path, url)
         except storage_room.StorageError as error:
             if time.monotonic() > deadline:
                 raise
-            told(
+            on_wait(
                 "the storage does not take the files of DRAY_OUTPUT_DIR, and is tried for "
                 f"{storage_room.WAIT_S:g} s at most: {error}"
             )

@@ -43,7 +43,7 @@ class Node:
         )
         job_folders.begin(self.folder, self.plan)
         self.output = output_dir(self.folder)
-        self.told: list[str] = []
+        self.waits: list[str] = []
 
     def write(self, name: str, text: str = "x") -> Path:
         path = self.output / name
@@ -52,7 +52,7 @@ class Node:
         return path
 
     def keep(self, *taken: str, num_bytes: int = 0) -> FilesKept:
-        return keep_output(self.folder, self.spools, taken, num_bytes, told=self.told.append)
+        return keep_output(self.folder, self.spools, taken, num_bytes, on_wait=self.waits.append)
 
     def reported(self) -> dict[str, dict[str, Any]]:
         keys = sorted(path.name for path in self.spools.iterdir())
@@ -179,7 +179,7 @@ def test_a_full_storage_is_waited_for_and_not_for_ever(
     assert (kept.problem is None) == bool(num_kept)
     assert kept.problem is None or "no space left" in kept.problem
     said = "is tried for 600 s at most: no space left on device"
-    assert [sentence.endswith(said) for sentence in node.told] == [True] * num_kept
+    assert [sentence.endswith(said) for sentence in node.waits] == [True] * num_kept
 
 
 def test_an_agent_that_died_while_it_reported_does_so_again(tmp_path: Path) -> None:
