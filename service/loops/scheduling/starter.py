@@ -4,62 +4,94 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
 
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RoleSlots
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from dray.spec import JobSpec
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, Cause, RoleSlots
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.rules.recovery_rules import may_recover
-from service.cluster.port import Cluster, ClusterUnavailable
+from service.cluster.port import ClusterUnavailable
 from service.config.node_types import without_labels
 from service.config.settings import Settings
-from service.db.notifications import ATTEMPTS, Signals
+from service.db.notifications import ATTEMPTS
+from service.db.repositories import attempts as repository
+from service.db.repositories.bulk import in_chunks
+from service.domain.attempts.reliability import Seen, worker_mtbf_s
+from service.domain.scheduling import policy
 from service.jobs import data_policy
 from service.lifecycle import claims
 from service.lifecycle.claims import Claimed, Wanted
-from service.loops.scheduling import mtbf, preparations
+from service.loops.scheduling import preparations
+from service.loops.scheduling.environment_gate import EnvironmentGate
+from service.loops.scheduling.stages import SchedulerRound, Stage
+from service.loops.scheduling.trial_values import TrialValues
+from service.loops.scheduling.used_shares import UsedShares
 from service.loops.shared.batches import together_or_alone
-from service.loops.shared.fencing import LoopDatabase
-from service.loops.shared.launches import Launches
+from service.loops.shared.term import LoopContext
 
 logger = logging.getLogger(__name__)
 
+MAX_CLAIMS = 200
+"""Jobs that are claimed in one transaction: SQLite has one writer, and others wait for it."""
 MAX_LAUNCHES = 16
 """Launches that are under way at once."""
+LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
+"""Not preemptions, before which a job saves, nor the user's own errors, which say nothing of the
+machines."""
+OVERLOAD = "the machine is overloaded"
+"""Words of `machine_pace` in the reason of an attempt that ended because its machines were too
+slow: nothing of it was lost."""
+LOOK_BACK = timedelta(days=30)
+"""The attempts by which a launch tells its ranks how often workers are lost."""
 
 
-class Starter:
-    """Starts jobs on the cluster."""
+class Starter(Stage):
+    """Claims the jobs that the round starts, and launches their attempts."""
 
     def __init__(
         self,
-        database: LoopDatabase,
-        cluster: Cluster,
-        launches: Launches,
-        signals: Signals,
-        settings: Settings,
-        deployment_id: str,
-        note_ready: Callable[[str, int], Awaitable[None]],
+        context: LoopContext,
+        gate: EnvironmentGate,
+        trial_values: TrialValues,
+        used: UsedShares,
     ) -> None:
-        """note_ready: is called with each job and its attempt before the launch."""
-        self._database = database
-        self._cluster = cluster
-        self._launches = launches
-        self._signals = signals
-        self._settings = settings
-        self._deployment_id = deployment_id
-        self._note_ready = note_ready
+        self._database = context.database
+        self._cluster = context.cluster
+        self._launches = context.launches
+        self._signals = context.signals
+        self._settings = context.settings
+        self._deployment_id = context.deployment_id
+        self._halted = context.halted
+        self._gate = gate
+        self._trial_values = trial_values
+        self._used = used
 
-    async def start(
-        self,
-        wanted: Sequence[Wanted],
-        cluster_session: str,
-        seen: Callable[[Sequence[Claimed]], Awaitable[None]],
-    ) -> int:
-        """Claim these jobs for new attempts and launch those; answers how many were claimed.
+    async def after(self, seen: SchedulerRound) -> None:
+        by_id = {job.job_id: job for job in seen.snapshot.queue}
+        wanted = [
+            _wanted(by_id[decision.job_id], decision)
+            for decision in seen.decisions
+            if isinstance(decision, policy.Start)
+            and not self._trial_values.is_asked_for(decision.job_id)
+        ]
+        if not wanted:
+            return
+        assert seen.cluster is not None, "the plan starts nothing without a cluster"
+        began = asyncio.get_running_loop().time()
+        for some in in_chunks(wanted, MAX_CLAIMS):
+            if self._halted.is_set():
+                break
+            await self._start(some, seen.cluster.session)
+        seen.starting_s = asyncio.get_running_loop().time() - began
 
-        seen: is told of them before they are launched.
-        """
+    async def _start(self, wanted: Sequence[Wanted], cluster_session: str) -> None:
+        """Claim these jobs for new attempts, and launch those."""
         for one in wanted:
             self._launches.begin(one.job_id, one.attempt_seen + 1)
         under_way = {one.job_id: one.attempt_seen + 1 for one in wanted}
@@ -67,7 +99,10 @@ class Starter:
             claimed = await self._claim(wanted, cluster_session)
             for each in claimed:
                 self._launches.claimed(each.job_id, each.attempt)
-            await seen(claimed)
+            self._used.claimed((each.job_id, each.attempt) for each in claimed)
+            if len(claimed) < len(wanted):
+                taken = {each.job_id for each in claimed}
+                await self._trial_values.ask(w.job_id for w in wanted if w.job_id not in taken)
             at_once = asyncio.Semaphore(MAX_LAUNCHES)
 
             async def launch(each: Claimed) -> None:
@@ -81,7 +116,6 @@ class Starter:
                 self._signals.publish(ATTEMPTS)
 
             await asyncio.gather(*map(launch, claimed))
-            return len(claimed)
         finally:
             for job_id, attempt in under_way.items():
                 self._launches.answered(job_id, attempt)
@@ -102,7 +136,7 @@ class Starter:
         return claimed
 
     async def _launch(self, claimed: Claimed) -> None:
-        await self._note_ready(claimed.job_id, claimed.attempt)
+        await self._gate.note_ready(claimed.job_id, claimed.attempt)
         bundle = claimed.wanted.bundle
         spec = AttemptSpec(
             deployment_id=self._deployment_id,
@@ -142,9 +176,14 @@ class Starter:
             )
 
     async def _worker_mtbf_s(self, claimed: Claimed) -> float:
-        if not mtbf.asks(claimed.spec):
+        if not saves_by_losses(claimed.spec):
             return WORKER_MTBF_S
-        return await self._database.read(lambda s, now: mtbf.worker_mtbf(s, claimed.job_id, now))
+        return await self._database.read(lambda s, now: worker_mtbf(s, claimed.job_id, now))
+
+
+def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
+    asked = job.request
+    return Wanted(job.job_id, job.attempt, job.queue, start.slices, asked.bundle, asked.roles)
 
 
 def _without_labels(role: RoleSlots) -> RoleSlots:
@@ -165,3 +204,24 @@ def _code_of(claimed: Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | 
         return None
     url = f"{settings.storage_url.rstrip('/')}/{row.manifest_key}"
     return CodeRef(row.id, url, row.manifest_sha256)
+
+
+def saves_by_losses(spec: JobSpec) -> bool:
+    """Whether the job saves by how often workers are lost."""
+    return spec.checkpoint.every_steps == "auto"
+
+
+def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:
+    """Seconds between two losses of one worker, by the attempts of the last weeks."""
+    ended = repository.ended(session, since=now - LOOK_BACK)
+    return worker_mtbf_s(
+        _seen(ended), _seen(row for row in ended if row.job_id == job_id), prior_s=WORKER_MTBF_S
+    )
+
+
+def _seen(rows: Iterable[Row[Any, Any, Any, Any, Any, Any]]) -> Seen:
+    worker_s, num_losses = 0.0, 0
+    for row in rows:
+        worker_s += row.world_size * max(0.0, (row.finished_at - row.started_at).total_seconds())
+        num_losses += row.reason_code in LOSSES and OVERLOAD not in (row.reason_message or "")
+    return Seen(worker_s, num_losses)
