@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from dray.drills import DrillKind as DrillKind
-from dray.drills import DrillState as DrillState
 from dray.train.checkpoints import CheckpointRef
 from ray_workers.shared.node_needs import CodeRef, DataPolicy, EnvironmentPolicy, RemoteCodeRef
 
@@ -103,30 +101,6 @@ def by_bundle(
         return [(part, bundle) for part in slices]
     found = by_role(slices, roles)
     return [(part, bundle if role is None else role.bundle) for part, role in found]
-
-
-@dataclass(frozen=True)
-class Grant:
-    """Slots more for an attempt that lives. They are the attempt's from the grant on."""
-
-    number: int
-    """1, 2, 3 ... within the attempt: a grant whose answer was lost is sent again, and is to be
-    taken once."""
-    slices: tuple[Slice, ...]
-    """None where only the batch changes."""
-    batch_size: int | None
-    """Global batch from the round on in which the slots are taken in; None: as before."""
-
-
-@dataclass(frozen=True)
-class Recall:
-    """Slots that an attempt is to give back and go on without. They are its own until it has."""
-
-    number: int
-    """Of the same sequence as those of grants, and used once like them."""
-    slices: tuple[Slice, ...]
-    batch_size: int | None
-    """Global batch from the round on in which they are given back; None: as before."""
 
 
 WORKER_MTBF_S = 24 * 3600.0
@@ -346,17 +320,6 @@ STORAGE_EXIT_CODE = 74
 
 SUPERVISOR_RANK = -1
 """The rank of the frames that the supervisor itself writes."""
-
-
-@dataclass(frozen=True)
-class Drill:
-    """A fault to inject on purpose."""
-
-    id: str
-    kind: DrillKind
-    rank: int
-    at_step: int | None
-    """Inject the fault when this many optimizer steps are done; None is at once."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from ray.exceptions import RayActorError
 from dray.ranks import role_names
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
-from ray_workers.shared.contracts import AttemptSpec, Grant, Recall
+from ray_workers.shared.commands import Grant, Recall
+from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.frames import LossKind, RegroupedReport, RegroupingReport, ResizedReport
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 import ray
 from ray.exceptions import RayActorError
@@ -23,17 +23,15 @@ from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.node.node_address import own_address
 from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import paths, spool_reader
+from ray_workers.shared.commands import Command, Drill, Grant, Preempt, Recall, Stop
 from ray_workers.shared.contracts import (
     FIRST_SIGNS,
     AttemptSpec,
     Cause,
-    Drill,
     Frame,
-    Grant,
     Outcome,
     Phase,
     PollReply,
-    Recall,
     agent_name,
     repr_name,
     supervisor_name,
@@ -182,27 +180,23 @@ class Supervisor:
             silent=(*self._nodes.silent(), *self._monitor.silent()),
         )
 
-    async def stop(self) -> None:
-        """End the attempt: the job is being cancelled."""
-        self._monitor.stop()
-
-    async def preempt(self, grace_s: float) -> None:
-        """Have the group save a checkpoint and leave within `grace_s` seconds."""
-        self._monitor.leave(grace_s)
-
-    async def grow(self, grant: Grant) -> None:
-        """Take these slots in, which were claimed for the attempt; once by the grant's number."""
-        self._recovery.grow(grant)
-        self._monitor.look()
-
-    async def recall(self, recall: Recall) -> None:
-        """Give these slots back and go on without them; once by the recall's number."""
-        self._recovery.recall(recall)
-
-    async def drill(self, drill: Drill) -> None:
-        """Inject a fault, once by the drill's id."""
-        self._drills.add(drill)
-        self._monitor.look()
+    async def carry_out(self, command: Command) -> None:
+        """Have the parts of the attempt do what the service asks for, each command once."""
+        match command:
+            case Stop():
+                self._monitor.stop()
+            case Preempt(grace_s):
+                self._monitor.leave(grace_s)
+            case Drill():
+                self._drills.add(command)
+                self._monitor.look()
+            case Grant():
+                self._recovery.grow(command)
+                self._monitor.look()
+            case Recall():
+                self._recovery.recall(command)
+            case _:
+                assert_never(command)
 
     async def acknowledge(self) -> None:
         """The last reply is stored: delete the spools. The caller then ends this actor."""

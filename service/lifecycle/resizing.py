@@ -18,7 +18,8 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Grant, Phase, Recall, RoleSlots, Slice
+from ray_workers.shared.commands import Grant, Recall
+from ray_workers.shared.contracts import Phase, RoleSlots, Slice
 from ray_workers.supervision.rules.recovery_rules import goes_on_without_lost
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import ATTEMPTS, QUEUE

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dray.spec import JobSpec
+from ray_workers.shared.commands import Stop
 from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, PollReply, Slice
 from service.cluster.port import AttemptRef, Cluster
 from service.cluster.ray.embedded import EmbeddedRay
@@ -237,7 +238,7 @@ class Ground:
     async def clear(self) -> None:
         """End what a test left running."""
         for ref in await self.cluster.attempts():
-            await self.cluster.stop_attempt(ref)
+            await self.cluster.send(ref, Stop())
             await self.settle(ref)
 
     async def free_slots(self) -> float:

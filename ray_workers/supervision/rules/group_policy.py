@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ray_workers.shared.contracts import NOT_PREPARED, Cause, Drill, Grant, Outcome
+from ray_workers.shared.commands import Drill, Grant
+from ray_workers.shared.contracts import NOT_PREPARED, Cause, Outcome
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.hang_detector import (
     PATIENCE,

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dray.ranks import with_role
-from ray_workers.shared.contracts import Cause, Frame, Grant, Slice
+from ray_workers.shared.commands import Grant
+from ray_workers.shared.contracts import Cause, Frame, Slice
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules.failure_attribution import RankExit
 

@@ -22,17 +22,15 @@ from ray_workers.node import compat_ray
 from ray_workers.node.end_actor import end_actor
 from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import spool_reader
+from ray_workers.shared.commands import Command
 from ray_workers.shared.contracts import (
     AttemptSpec,
     Cause,
-    Drill,
     Frame,
-    Grant,
     Outcome,
     Phase,
     PollReply,
     ProcessKind,
-    Recall,
     SilentProcess,
     namespace,
     supervisor_name,
@@ -374,30 +372,10 @@ class RayCluster:
     def _is_given_up(self, ref: AttemptRef, node_id: str) -> bool:
         return self._silence.seconds((ref, node_id)) > self._limits.last_reports_s
 
-    async def stop_attempt(self, ref: AttemptRef) -> None:
+    async def send(self, ref: AttemptRef, command: Command) -> None:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.stop.remote())
-
-    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
-        with contextlib.suppress(ValueError, ActorDiedError):
-            supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.preempt.remote(grace_s))
-
-    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
-        with contextlib.suppress(ValueError, ActorDiedError):
-            supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.drill.remote(drill))
-
-    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
-        with contextlib.suppress(ValueError, ActorDiedError):
-            supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.grow.remote(grant))
-
-    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
-        with contextlib.suppress(ValueError, ActorDiedError):
-            supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.recall.remote(recall))
+            await result_within(ANSWER_LIMIT_S, supervisor.carry_out.remote(command))
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         try:

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase, Recall, Slice
+from ray_workers.shared.commands import Grant, Recall
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.scheduling import policy

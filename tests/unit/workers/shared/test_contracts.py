@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import MISSING, fields
+from typing import get_args
 
 import pytest
 
-from dray import views
 from dray.train.checkpoints import CheckpointRef
 from ray_workers.node.agent import NodeReport
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
-from ray_workers.shared import contracts
+from ray_workers.shared import commands, contracts
 from ray_workers.shared.contracts import AttemptSpec, Outcome, PollReply, RankTask, Seat, Slice
 from ray_workers.shared.frames import Report
 from ray_workers.shared.node_needs import (
@@ -61,11 +61,11 @@ CROSS = [
         PollReply,
         Outcome,
         contracts.Frame,
-        contracts.Drill,
+        *get_args(commands.Command),
     ),
     *(DataPolicy, EnvironmentPolicy, CodeRef, RemoteCodeRef, NodeNeeds, NodeEnvironment),
     *(CodeProblem, FolderPlan, FilesKept, Activity),
-    *(contracts.Grant, contracts.SilentProcess, AttemptResidue, NodeReport, RankExit),
+    *(contracts.SilentProcess, AttemptResidue, NodeReport, RankExit),
     *(ClusterNode, ClusterSnapshot, AttemptRef, Claimed, GatewayConfig, *Report.__subclasses__()),
 ]
 
@@ -127,8 +127,3 @@ def test_names_say_what_they_name_and_never_meet() -> None:
     assert contracts.repr_name("digits", names[1]) == "digits:11:supervisor"
     prefixes = {contracts.attempt_prefix("job-1", n) + "/" for n in (1, 11)}
     assert not any(a.startswith(b) for a in prefixes for b in prefixes - {a})
-
-
-def test_the_workers_and_the_users_words_for_drills_are_the_same() -> None:
-    assert [*contracts.DrillKind] == [*views.DrillKind]
-    assert [*contracts.DrillState] == [*views.DrillState]

@@ -12,15 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from dray.drills import DrillKind, DrillState
 from dray.spec import JobSpec
 from ray_workers.node.forkserver.client import ForkFailed
+from ray_workers.shared.commands import Drill
 from ray_workers.shared.contracts import (
     LEFT_EXIT_CODE,
     AttemptSpec,
     Cause,
-    Drill,
-    DrillKind,
-    DrillState,
     Frame,
     FrameKind,
     Outcome,

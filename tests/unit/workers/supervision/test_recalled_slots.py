@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import FrameKind, Grant, Recall, Slice
+from ray_workers.shared.commands import Grant, Recall
+from ray_workers.shared.contracts import FrameKind, Slice
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.recovery import RecoveryController

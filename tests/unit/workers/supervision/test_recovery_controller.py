@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ray_workers.shared.contracts import Frame, FrameKind, Grant
+from ray_workers.shared.commands import Grant
+from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.recovery import least_ranks

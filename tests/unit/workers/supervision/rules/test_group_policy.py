@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Cause, Drill, DrillKind, Grant
+from dray.drills import DrillKind
+from ray_workers.shared.commands import Drill, Grant
+from ray_workers.shared.contracts import Cause
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.group_policy import (
     Action,
