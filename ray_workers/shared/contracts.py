@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from dray.train.checkpoints import CheckpointRef
+from ray_workers.shared.group_traits import GroupTraits
 from ray_workers.shared.node_needs import CodeRef, DataPolicy, EnvironmentPolicy, RemoteCodeRef
 
 NAMESPACE_PREFIX = "dray-"
@@ -119,6 +120,8 @@ class AttemptSpec:
     attempt: int
     spec: Mapping[str, Any]
     """The JobSpec, as JSON data."""
+    traits: GroupTraits
+    """What `spec` means for the group."""
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     """Ray resources of one worker: `CPU`, and `GPU` or `memory` where asked for."""
@@ -147,9 +150,6 @@ class AttemptSpec:
     min_workers: int | None
     """With how few the group may train on when no replacement is to be had; None: with no fewer
     than it began with."""
-    recovers_in_place: bool
-    """Whether a rank that is lost is replaced while the others go on
-    (`ray_workers.supervision.rules.recovery_rules`)."""
     worker_mtbf_s: float
     """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
     goes by it."""
@@ -165,6 +165,10 @@ class AttemptSpec:
     """URLs of the data of federated silos, in their order, which `spec` lacks; None for one that
     its node names. Silo n is the worker of slice n + 1, and the first worker is the aggregator.
     Empty of a job without silos."""
+
+    @property
+    def job_name(self) -> str:
+        return str(self.spec["name"])
 
     @property
     def world_size(self) -> int:

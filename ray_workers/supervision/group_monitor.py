@@ -45,7 +45,6 @@ from ray_workers.supervision.rules.group_policy import (
     TakeIn,
 )
 from ray_workers.supervision.rules.hang_detector import Hang, hang_report
-from ray_workers.supervision.rules.serving_ranks import irreplaceable_ranks, serving_ranks
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_hang_watch import ScriptHangWatch
 from ray_workers.supervision.silence_watch import SilenceWatch
@@ -74,22 +73,14 @@ class GroupMonitor:
         self._recovery = recovery
         self._pace = pace
         self._timings = timings
-        self._is_script = bool(spec.spec.get("script"))
-        self._serving = serving_ranks(spec.spec)
+        self._traits = spec.traits
         self._script_hangs = ScriptHangWatch(
             *(spec, group, nodes, pace, timings),
             newest=self._newest,
             is_expected_to_stand=self._is_expected_to_stand,
         )
         self._silence = SilenceWatch(spec, group, pace, timings)
-        self._policy = GroupPolicy(
-            timings,
-            spec.recovers_in_place,
-            self._is_script,
-            is_elastic=spec.min_workers is not None,
-            has_servers=bool(irreplaceable_ranks(spec.spec)),
-            at_own_pace=recovery_rules.at_own_pace(spec.spec),
-        )
+        self._policy = GroupPolicy(timings, spec.traits, is_elastic=spec.min_workers is not None)
         self._memory = GroupMemory()
         self._hung: set[int] = set()
         """Seats of ranks that were killed because they hang, and are not seen gone yet."""
@@ -214,19 +205,19 @@ class GroupMonitor:
 
     def _awaited(self) -> set[asyncio.Future[RankExit]]:
         """The same without those of ranks that serve the others, and need not end."""
-        placed, serving = self._group.placed, self._serving
+        placed, serving = self._group.placed, self._traits.unawaited
         return {m.exit for m in placed if m.exit is not None and m.rank not in serving}
 
     @property
     def _recovers_in_place(self) -> bool:
         """Of a script: whether its processes follow their group into the next round."""
-        if not self._spec.recovers_in_place or not self._is_script:
-            return self._spec.recovers_in_place
+        if not self._traits.recovers_in_place or not self._traits.is_script:
+            return self._traits.recovers_in_place
         running = {(member.seat, member.incarnation) for member in self._group.running}
         return recovery_rules.are_prepared(self._observations, running)
 
     async def _recovers(self, lost: Sequence[Member]) -> bool:
-        if self._is_script and self._spec.recovers_in_place:
+        if self._traits.is_script and self._traits.recovers_in_place:
             await self.observe()
         vanished = any(member.end.exit_code is None for member in lost)
         kind = LossKind.LOST if vanished else LossKind.KILLED
@@ -267,17 +258,17 @@ class GroupMonitor:
         regrouping = self._recovery.state.regrouping
         ranks = {m.rank for m in lost if m.end.exit_code is None or m.end.exit_code < 0}
         ranks |= set() if regrouping is None else set(regrouping.ranks)
-        if not through or (regrouping is None and (self._is_script or not ranks)):
+        if not through or (regrouping is None and (self._traits.is_script or not ranks)):
             return None
         # Servers stay as long as the new ranks are connected to them.
-        left = [m for m in self._group.running if m.rank not in ranks | self._serving]
+        left = [m for m in self._group.running if m.rank not in ranks | self._traits.unawaited]
         if others := {m.exit for m in left if m.exit}:
             await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
         names = " and ".join(str(rank) for rank in sorted(ranks))
         broke = f"ranks {names} were lost" if len(ranks) > 1 else f"rank {names} was lost"
         broke = broke if ranks else "the group was to change its size"
         message = f"rank {through[0]} had ended with code 0 when {broke}"
-        if not self._is_script:
+        if not self._traits.is_script:
             message += ": the result was stored, and all were done"
             return Outcome.of(Cause.SUCCEEDED, message)
         has_trained = any(one.status.step or one.status.first_at for one in self._newest())
@@ -319,7 +310,7 @@ class GroupMonitor:
         running = [m.exit for m in self._group.running if m.exit is not None]
         if running and not self._recovers_in_place:
             await asyncio.wait(running, timeout=self._pace.stretched(self._timings.echo_s))
-            if self._is_script:
+            if self._traits.is_script:
                 await self._let_the_culprit_end()
 
     async def _let_the_culprit_end(self) -> None:
@@ -355,7 +346,7 @@ class GroupMonitor:
         """An Outcome if ranks ended because the group was asked to leave."""
         if not self._leave_asked.is_set():
             return None
-        if self._is_script:
+        if self._traits.is_script:
             return Outcome.of(Cause.PREEMPTED, "left its slots as asked")
         if any(member.end.exit_code == LEFT_EXIT_CODE for member in lost):
             return Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
@@ -377,7 +368,7 @@ class GroupMonitor:
 
     async def _found_hanging(self) -> Outcome:
         """Until the ranks of a script hang at the same place; ranks that stand apart are ended."""
-        if not self._is_script:
+        if not self._traits.is_script:
             await asyncio.Event().wait()
         while True:
             hang, ranks = await self._script_hangs.next()
@@ -401,7 +392,7 @@ class GroupMonitor:
         """Whether this is a script that has not called `train.prepare`, and need not."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
-        return self._is_script and not is_elastic and not prepared
+        return self._traits.is_script and not is_elastic and not prepared
 
     # Deciding and acting.
 
@@ -471,7 +462,7 @@ class GroupMonitor:
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
         report = hang_report(hang, ranks, collective_hangs.with_absences(stacks))
-        if self._is_script:
+        if self._traits.is_script:
             report = script_hangs.with_collectives(report)
         self._reporter.report(report)
         if not hang.culprits:

@@ -30,7 +30,7 @@ class ScriptFolders:
         self._nodes = nodes
         self._report = report
         self._timings = timings
-        self._plans = plans_of(spec) if spec.spec.get("script") else {}
+        self._plans = plans_of(spec) if spec.traits.is_script else {}
 
     async def begin(self, node_ids: Collection[str]) -> None:
         """Make the folders on these nodes; CodeUnavailable if a node can't have them."""

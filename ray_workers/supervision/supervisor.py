@@ -17,7 +17,6 @@ from typing import Any, assert_never
 import ray
 from ray.exceptions import RayActorError
 
-from dray.ranks import role_names
 from ray_workers.node import compat_ray
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.node.node_address import own_address
@@ -99,7 +98,7 @@ class Supervisor:
 
     def __repr__(self) -> str:
         spec = self._spec
-        return repr_name(str(spec.spec["name"]), supervisor_name(spec.job_id, spec.attempt))
+        return repr_name(spec.job_name, supervisor_name(spec.job_id, spec.attempt))
 
     async def poll(self, cursor: Mapping[str, int], wait_s: float, max_bytes: int) -> PollReply:
         """The frames after `cursor`; answers at once when there are some, or the phase changes."""
@@ -234,7 +233,7 @@ class Supervisor:
         is_of_node = self._nodes.was_one_silent or await self._group.has_lost_a_node()
         if outcome.cause is Cause.WORKER_LOST and is_of_node:
             outcome = replace(outcome, cause=Cause.NODE_LOST)
-        outcome = with_role(excused(outcome, self._pace.overrun), role_names(self._spec.spec))
+        outcome = with_role(excused(outcome, self._pace.overrun), self._spec.traits.role_names)
         lost, ran_s = dict(self._group.log_lines_lost), self._ran_s()
         self._outcome = replace(outcome, log_lines_lost=lost, ran_s=ran_s)
         self._enter(Phase.ENDED)
@@ -301,7 +300,7 @@ class Supervisor:
         if any(rank.exit_code != 0 for rank in ended):
             frames = await self._nodes.all_errors(self._are_not_awaited)
             errors = errors_of(frames, ranks)
-        is_script = bool(self._spec.spec.get("script"))
+        is_script = self._spec.traits.is_script
         return judge(ended, errors, under_nccl=under_nccl, is_script=is_script)
 
     async def _prepare(self, node_ids: Collection[str]) -> None:
@@ -330,7 +329,7 @@ class Supervisor:
         except TimeoutError:
             message = f"the group was not up within {limit_s:g} s{self._pace.why()}"
             raise ForkFailed(message) from None
-        if self._spec.spec.get("script"):
+        if self._spec.traits.is_script:
             self._enter(Phase.RUNNING)  # a script need not report steps
         self._system_metrics.ask()
         await self._slot_seconds(TimeCategory.STARTING)

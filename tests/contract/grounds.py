@@ -31,7 +31,7 @@ from tests.fakes.cluster import FakeCluster
 from tests.integration.harness import actor_of
 from tests.simulation.attempt import PAUSE, Plan
 from tests.simulation.cluster import SimCluster
-from tests.wire import attempt_spec
+from tests.wire import attempt_spec, traits
 
 if TYPE_CHECKING:
     from _typeshed import SupportsLenAndGetItem
@@ -155,7 +155,8 @@ class Ground:
             deployment_id=self._deployment_id,
             job_id=f"job-{uuid.uuid4().hex[:12]}",
             attempt=attempt,
-            spec=document.model_dump(mode="json"),
+            spec=(as_json := document.model_dump(mode="json")),
+            traits=traits(as_json, recovers_in_place=False),
             slices=(Slice(await self.node_id(), num_workers),),
             bundle={"CPU": 1.0},
             storage_url=(self._home / "storage").as_uri(),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RoleSlots
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
-from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterUnavailable
 from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.db.notifications import ATTEMPTS, Signals
+from service.domain.attempts.group_traits import traits_of
+from service.domain.documents import CheckedDocument
 from service.jobs import data_policy
 from service.lifecycle import claims
 from service.lifecycle.claims import Claimed, Wanted
@@ -109,6 +110,9 @@ class Starter:
             job_id=claimed.job_id,
             attempt=claimed.attempt,
             spec=claimed.document,
+            traits=traits_of(
+                CheckedDocument(claimed.spec, claimed.document), has_gpus=bool(bundle.get("GPU"))
+            ),
             slices=claimed.wanted.slices,
             bundle=without_labels(bundle),
             roles=tuple(map(_without_labels, claimed.wanted.roles)),
@@ -124,7 +128,6 @@ class Starter:
             output_limit_bytes=self._settings.output_limit_bytes,
             furthest_step=claimed.furthest_step,
             min_workers=claimed.min_workers,
-            recovers_in_place=_recovers_in_place(claimed, bundle),
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
             silence_limit_s=self._settings.silence_limit_s,
             system_metrics_s=self._settings.system_metrics_s or None,
@@ -149,12 +152,6 @@ class Starter:
 
 def _without_labels(role: RoleSlots) -> RoleSlots:
     return replace(role, bundle=without_labels(role.bundle))
-
-
-def _recovers_in_place(claimed: Claimed, bundle: Mapping[str, float]) -> bool:
-    # As many as it asks for: an elastic group that begins with one may have more later.
-    num_workers = claimed.spec.resources.num_workers
-    return may_recover(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
 
 
 def _code_of(claimed: Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | None:

@@ -32,7 +32,6 @@ GOSSIP = attempt_spec(
         "sync": {"kind": "gossip"},
     },
     slices=(Slice("n", 2),),
-    recovers_in_place=True,
 )
 
 

@@ -33,8 +33,10 @@ from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.rules.failure_attribution import RankExit
-from ray_workers.supervision.rules.recovery_rules import MOST_RESTARTS, may_recover
+from ray_workers.supervision.rules.recovery_rules import MOST_RESTARTS
 from ray_workers.supervision.rules.timings import Timings
+from service.domain.attempts.group_traits import traits_of
+from service.domain.documents import CheckedDocument
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec
 
@@ -66,12 +68,12 @@ STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step
 def attempt(document: dict[str, Any]) -> AttemptSpec:
     workers = document["resources"]["num_workers"]
     has_gpus = "gpus_per_worker" in document["resources"]
-    recovers = may_recover(JobSpec.model_validate(document), num_workers=workers, has_gpus=has_gpus)
+    job = CheckedDocument.of(JobSpec.model_validate(document))
     return attempt_spec(
         spec=document,
         slices=(Slice("n", workers),),
         bundle={"CPU": 1.0} | ({"GPU": 1.0} if has_gpus else {}),
-        recovers_in_place=recovers,
+        traits=traits_of(job, has_gpus=has_gpus),
     )
 
 

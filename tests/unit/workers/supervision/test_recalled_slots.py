@@ -25,6 +25,7 @@ from tests.unit.workers.supervision.recovering import (
     SlowGroup,
     until,
 )
+from tests.wire import traits
 
 
 class SpreadGroup(SlowGroup):
@@ -163,7 +164,7 @@ async def test_a_group_that_stops_looks_no_longer_after_slots_that_are_going() -
     assert recovery._giving_rest.done()
 
 
-SCRIPT = {"spec": {"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 3}}}
+SCRIPT = {"traits": traits({"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 3}})}
 
 
 async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
@@ -177,7 +178,7 @@ async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
 @pytest.mark.parametrize(
     ("changes", "asked"),
     [
-        ({"recovers_in_place": False}, Slice("m", 1)),
+        ({"traits": replace(SPEC.traits, recovers_in_place=False)}, Slice("m", 1)),
         ({}, Slice("n", 1)),
         ({"min_workers": 3}, Slice("m", 1)),
         (SCRIPT, Slice("m", 1)),
