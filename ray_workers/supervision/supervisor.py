@@ -159,7 +159,7 @@ class Supervisor:
     async def _are_not_awaited(self, node_ids: Set[str]) -> bool:
         """Whether the last reports of the ranks on these nodes are waited for no longer; those of
         a job that is being cancelled are not."""
-        return self._monitor.is_stopping or await self._nodes.are_given_up(node_ids)
+        return self._monitor.asked.is_stopping or await self._nodes.are_given_up(node_ids)
 
     def _reply(self, cursor: Mapping[str, int], read: SpoolRead, over: bool) -> PollReply:
         frames: list[Frame] = []
@@ -183,9 +183,9 @@ class Supervisor:
         """Have the parts of the attempt do what the service asks for, each command once."""
         match command:
             case Stop():
-                self._monitor.stop()
+                self._monitor.asked.stop()
             case Preempt(grace_s):
-                self._monitor.leave(grace_s)
+                self._monitor.asked.leave(grace_s)
             case Drill():
                 self._drills.add(command)
                 self._monitor.look()
@@ -279,7 +279,7 @@ class Supervisor:
                 await asyncio.sleep(self._timings.release_pause_s)
 
     async def _train(self) -> Outcome:
-        asked = asyncio.ensure_future(self._monitor.asked_to_end())
+        asked = asyncio.ensure_future(self._monitor.asked.before_training())
         building = asyncio.ensure_future(self._build())
         await asyncio.wait({asked, building}, return_when=asyncio.FIRST_COMPLETED)
         if not building.done():

@@ -106,7 +106,7 @@ async def test_a_claim_says_what_the_launch_needs(service: Service) -> None:
     claimed = service.claim(job_id, workers=2)
     assert claimed is not None
     job = await service.jobs.get(job_id)
-    assert claimed.spec.model_dump(mode="json") == job.spec
+    assert claimed.spec == job.spec
     assert (claimed.resume_from, claimed.max_runtime_s) == ((), 60)
     assert (job.state, job.attempt, job.world_size) == (JobState.STARTING, 1, 2)
     assert job.reason.message == "starts 2 workers on 1 node"

@@ -14,7 +14,15 @@ from ray_workers.node.agent import NodeReport
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared import commands, contracts
-from ray_workers.shared.contracts import AttemptSpec, Outcome, PollReply, RankTask, Seat, Slice
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    Outcome,
+    PollReply,
+    RankSpec,
+    RankTask,
+    Seat,
+    Slice,
+)
 from ray_workers.shared.frames import Report
 from ray_workers.shared.node_needs import (
     CodeProblem,
@@ -29,7 +37,6 @@ from ray_workers.shared.processes.procfs import Activity
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
 from service.cluster.ray.node_agents import GatewayConfig
-from service.lifecycle.claims import Claimed
 from tests.wire import attempt_spec, rank_task
 
 
@@ -66,7 +73,7 @@ CROSS = [
     *(DataPolicy, EnvironmentPolicy, CodeRef, RemoteCodeRef, NodeNeeds, NodeEnvironment),
     *(CodeProblem, FolderPlan, FilesKept, Activity),
     *(contracts.SilentProcess, AttemptResidue, NodeReport, RankExit),
-    *(ClusterNode, ClusterSnapshot, AttemptRef, Claimed, GatewayConfig, *Report.__subclasses__()),
+    *(ClusterNode, ClusterSnapshot, AttemptRef, GatewayConfig, *Report.__subclasses__()),
 ]
 
 
@@ -100,7 +107,7 @@ def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
     seat = Seat(**{**own, "rank": 3, "page_prefix": "/p", "generation": contracts.AWAITING})
     task = RankTask.from_json(RankTask.of(attempt, seat).to_json())
     both = {f.name for f in fields(AttemptSpec)} & {f.name for f in fields(RankTask)}
-    assert both >= {"worker_mtbf_s", "furthest_step", "spool_limit_bytes", "data_policy"}
+    assert both == {f.name for f in fields(RankSpec)}
     for name in both:
         assert getattr(task, name) == getattr(attempt, name), name
         if name != "attempt":

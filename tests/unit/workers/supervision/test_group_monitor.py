@@ -465,7 +465,7 @@ def watched_and_asked_to_leave(grace_s: float) -> tuple[Leaving, asyncio.Future[
     group = Leaving(2)
     monitor = monitor_of(RECIPE, group, Reports())
     group.seen = [observation(rank) for rank in (0, 1)]
-    monitor.leave(grace_s)
+    monitor.asked.leave(grace_s)
     return group, asyncio.ensure_future(monitor.watch())
 
 
@@ -481,10 +481,10 @@ async def test_a_group_that_ends_before_it_trains_says_whether_it_was_stopped_or
 ) -> None:
     monitor = monitor_of(RECIPE, Standing(1), Reports())
     if is_stopped:
-        monitor.stop()
+        monitor.asked.stop()
     else:
-        monitor.leave(1.0)
-    assert await asyncio.wait_for(monitor.asked_to_end(), PATIENCE_S) == expected
+        monitor.asked.leave(1.0)
+    assert await asyncio.wait_for(monitor.asked.before_training(), PATIENCE_S) == expected
 
 
 async def test_a_fault_is_injected_into_a_rank_and_reported() -> None:
