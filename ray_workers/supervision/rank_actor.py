@@ -29,8 +29,9 @@ from ray_workers.node.node_address import own_address
 from ray_workers.node.rank_gate import RankGate
 from ray_workers.node.secret_masking import note_secrets
 from ray_workers.shared import heartbeat
-from ray_workers.shared.contracts import RankTask, repr_name
+from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import RankAssignment
+from ray_workers.shared.names import repr_name
 from ray_workers.shared.peers.peer_ports import SHARE_PORTS, ReservedPort
 from ray_workers.shared.peers.store_proxy import StoreForwarder
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
-from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome, attempt_prefix, folder_url
+from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome
 from ray_workers.shared.frames import Report, WaitingReport
+from ray_workers.shared.names import attempt_prefix, folder_url
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.node_clients import CodeUnavailable, NodeClients
 from ray_workers.supervision.rules.timings import Timings

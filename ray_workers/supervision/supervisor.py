@@ -31,12 +31,10 @@ from ray_workers.shared.contracts import (
     Outcome,
     Phase,
     PollReply,
-    agent_name,
-    repr_name,
-    supervisor_name,
 )
 from ray_workers.shared.frames import LedgerReport
 from ray_workers.shared.heartbeat import TimeCategory
+from ray_workers.shared.names import agent_name, repr_name, supervisor_name
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision import rank_actor

@@ -33,9 +33,9 @@ from ray_workers.shared.contracts import (
     RankTask,
     Seat,
     Slice,
-    rank_name,
 )
 from ray_workers.shared.heartbeat import RankAssignment, prefix_of
+from ray_workers.shared.names import rank_name
 from ray_workers.shared.peers import store_proxy
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.rank_actor import RankActor

@@ -23,15 +23,8 @@ from PIL import Image
 from sqlalchemy import update
 
 from dray.requests import AnnotationRequest
-from ray_workers.shared.contracts import (
-    AttemptSpec,
-    Cause,
-    Frame,
-    FrameKind,
-    Phase,
-    Slice,
-    attempt_prefix,
-)
+from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, Phase, Slice
+from ray_workers.shared.names import attempt_prefix
 from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.db.models import ForecastRow, JobRow

@@ -23,8 +23,8 @@ from ray_workers.shared.contracts import (
     Phase,
     PollReply,
     Slice,
-    attempt_prefix,
 )
+from ray_workers.shared.names import attempt_prefix
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import SimCluster

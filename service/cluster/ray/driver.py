@@ -31,9 +31,8 @@ from ray_workers.shared.contracts import (
     PollReply,
     ProcessKind,
     SilentProcess,
-    namespace,
-    supervisor_name,
 )
+from ray_workers.shared.names import namespace, supervisor_name
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.machine_pace import OVERLOADED, USUAL, said_of
 from ray_workers.shared.processes.silence import Silence, SilenceLimits

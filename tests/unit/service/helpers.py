@@ -24,8 +24,8 @@ from ray_workers.shared.contracts import (
     Phase,
     PollReply,
     Slice,
-    attempt_prefix,
 )
+from ray_workers.shared.names import attempt_prefix
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.reports import Costs

@@ -10,7 +10,8 @@ import pytest
 
 import dray
 from ray_workers.node.agent import NodeReport
-from ray_workers.shared.contracts import ProcessKind, SilentProcess, agent_name
+from ray_workers.shared.contracts import ProcessKind, SilentProcess
+from ray_workers.shared.names import agent_name
 from ray_workers.shared.processes.silence import AwakeClock, Silence
 from service.cluster.ray import described_nodes, node_agents
 from service.cluster.ray.node_agents import GatewayConfig, JoinedNode, NodeAgents, refusal

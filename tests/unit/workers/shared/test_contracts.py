@@ -14,6 +14,7 @@ from ray_workers.node.agent import NodeReport
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared import commands, contracts
+from ray_workers.shared import names as names_of
 from ray_workers.shared.contracts import (
     AttemptSpec,
     Outcome,
@@ -120,17 +121,17 @@ def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
 
 def test_names_say_what_they_name_and_never_meet() -> None:
     names = [
-        contracts.supervisor_name("job-1", 1),
-        contracts.supervisor_name("job-1", 11),
-        contracts.rank_name("job-1", 1, "worker", 1, 0),
-        contracts.rank_name("job-1", 1, "worker", 11, 0),
-        contracts.rank_name("job-1", 11, "worker", 1, 0),
-        contracts.rank_name("job-1", 1, "worker", 1, 1),
-        contracts.agent_name("job-1"),
+        names_of.supervisor_name("job-1", 1),
+        names_of.supervisor_name("job-1", 11),
+        names_of.rank_name("job-1", 1, "worker", 1, 0),
+        names_of.rank_name("job-1", 1, "worker", 11, 0),
+        names_of.rank_name("job-1", 11, "worker", 1, 0),
+        names_of.rank_name("job-1", 1, "worker", 1, 1),
+        names_of.agent_name("job-1"),
     ]
     assert len(set(names)) == len(names)
     assert names[2] == "dray:job-1:1:worker:1:0"
-    assert contracts.repr_name("a: b", names[2]) == "a: b:1:worker:1:0"
-    assert contracts.repr_name("digits", names[1]) == "digits:11:supervisor"
-    prefixes = {contracts.attempt_prefix("job-1", n) + "/" for n in (1, 11)}
+    assert names_of.repr_name("a: b", names[2]) == "a: b:1:worker:1:0"
+    assert names_of.repr_name("digits", names[1]) == "digits:11:supervisor"
+    prefixes = {names_of.attempt_prefix("job-1", n) + "/" for n in (1, 11)}
     assert not any(a.startswith(b) for a in prefixes for b in prefixes - {a})

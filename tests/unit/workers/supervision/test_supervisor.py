@@ -14,15 +14,8 @@ import pytest
 from dray.drills import DrillKind
 from ray_workers.node import compat_ray
 from ray_workers.shared.commands import Drill, Grant, Stop
-from ray_workers.shared.contracts import (
-    Cause,
-    Outcome,
-    Phase,
-    PollReply,
-    ProcessKind,
-    Slice,
-    agent_name,
-)
+from ray_workers.shared.contracts import Cause, Outcome, Phase, PollReply, ProcessKind, Slice
+from ray_workers.shared.names import agent_name
 from ray_workers.shared.paths import NODE_TMPDIR
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision import node_clients, supervisor
