@@ -42,7 +42,6 @@ class FollowedAttempt:
 
     job_id: str
     attempt: int
-    job_state: JobState
     cluster_session: str
     age_s: float
     """Seconds since the claim."""
@@ -130,7 +129,6 @@ def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
         FollowedAttempt(
             job_id=row.job_id,
             attempt=row.attempt,
-            job_state=row.job_state,
             cluster_session=row.cluster_session,
             age_s=(now - row.created_at).total_seconds(),
             node_ids=resizing.carriers(row),
