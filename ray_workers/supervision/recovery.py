@@ -344,15 +344,15 @@ class RecoveryController:
         first_at = max((rank.status.first_at for rank in ranks), default=0.0)
         if first_at < regrouping.began_at:  # nothing is left to do, or others go on as before
             first_at = time.time()
+        # A silo's part of an open round counts, and so does each gradient that servers have.
+        is_kept = bool(self._traits.state_holders)
+        steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
         report = RegroupedReport(
             generation=self.state.round,
             ranks=list(regrouping.ranks),
             world_size=len(self._group.placed),
             step=resumed,
-            # A silo's part of an open round counts, and so does each gradient that servers have.
-            steps_lost=0
-            if self._traits.state_holders
-            else max(0, regrouping.furthest_step - resumed),
+            steps_lost=steps_lost,
             recovery_s=max(0.0, first_at - regrouping.began_at),
         )
         self._reporter.report(report)
