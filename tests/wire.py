@@ -32,7 +32,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "job_id": "job",
         "attempt": 1,
         "spec": {},
-        "traits": traits(fields.get("spec", {})),
+        "traits": fields.get("traits") or traits(fields.get("spec", {})),
         "slices": (Slice("node", 1),),
         "bundle": {"CPU": 1.0},
         "roles": (),
