@@ -116,11 +116,12 @@ async def test_without_the_workers_of_a_lost_node_parameter_servers_do_not_go_on
 
 
 async def test_a_parameter_server_is_replaced_if_another_has_its_replica() -> None:
-    """Rank 1 of four, of which three are servers."""
+    """Rank 3 of six, of which three are servers."""
     sync = {"kind": "parameter_server", "servers": 3}
     for kept_by, recovers in (("snapshot", False), ("replica", True)):
         document = {**SPEC.spec, "sync": {**sync, "shards_kept_by": kept_by}}
-        job = Recovering(spec=of({**document, "resources": {"num_workers": 4}}))
+        job = Recovering(spec=of({**document, "resources": {"num_workers": 6}}))
+        job.group.lost.rank, job.group.lost.end = 3, RankExit.of(3, -9)
         job.group.replaced.set()
         assert await job.recover() is recovers
         assert job.group.announced == ([1] if recovers else [])
