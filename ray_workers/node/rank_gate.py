@@ -1,6 +1,6 @@
-"""What a node gives a rank that starts on it, and what the rank's actor may pass on.
+"""The gate of a rank that starts on a node: its task as the node allows it, and what may leave.
 
-All of it, unless the rank is a silo, whose data stay on their node (`silo_gate`).
+An open rank gets and passes on everything; a silo's data stay on their node (`silo_gate`).
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Preempt:
+class Leave:
     """Save a checkpoint and leave the slots."""
 
     grace_s: float
     """Seconds for both."""
-    name = "preempt"
+    name = "leave"
 
 
 @dataclass(frozen=True)
@@ -76,4 +76,4 @@ class Recall:
         return f"recall {self.number}"
 
 
-Command = Stop | Preempt | Drill | Grant | Recall
+Command = Stop | Leave | Drill | Grant | Recall

@@ -119,7 +119,7 @@ class AttemptSpec(RankSpec):
 
     deployment_id: str
     traits: GroupTraits
-    """What `spec` means for the group."""
+    """The meaning of `spec` for the group."""
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     """Ray resources of one worker: `CPU`, and `GPU` or `memory` where asked for."""

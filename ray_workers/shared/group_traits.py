@@ -1,5 +1,5 @@
-"""What a job document means for the group of an attempt: who waits for whom, who holds which part
-of the state, who can be replaced. `service.domain.attempts.group_traits` has the table."""
+"""The meaning of a job document for the group of an attempt: which ranks wait for others, hold a
+part of the state, and can be replaced. `service.domain.attempts.group_traits` has the table."""
 
 from __future__ import annotations
 

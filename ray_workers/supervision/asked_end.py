@@ -10,7 +10,7 @@ from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 
 class AskedEnd:
-    """What was asked of one group, and the outcomes that follow from it."""
+    """The requests to one group to end, and the outcomes that follow from them."""
 
     def __init__(self, group: WorkerGroup, *, is_script: bool) -> None:
         self._group = group

@@ -22,7 +22,7 @@ from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.node.node_address import own_address
 from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import paths, spool_reader
-from ray_workers.shared.commands import Command, Drill, Grant, Preempt, Recall, Stop
+from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
 from ray_workers.shared.contracts import (
     FIRST_SIGNS,
     AttemptSpec,
@@ -182,7 +182,7 @@ class Supervisor:
         match command:
             case Stop():
                 self._monitor.asked.stop()
-            case Preempt(grace_s):
+            case Leave(grace_s):
                 self._monitor.asked.leave(grace_s)
             case Drill():
                 self._drills.add(command)

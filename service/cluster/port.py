@@ -108,8 +108,8 @@ class Cluster(Protocol):
         """
 
     async def send(self, ref: AttemptRef, command: Command) -> None:
-        """Pass a command on to an attempt; nothing happens if its supervisor is gone. What comes of
-        it is reported by `poll`. Harmless to repeat: commands of one `name` are one command."""
+        """Pass a command on to an attempt; nothing happens if its supervisor is gone. Its
+        effects are reported by `poll`. Harmless to repeat: those of one `name` are one command."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         """The outcome is stored: forget the attempt. Harmless to repeat."""

@@ -1,4 +1,4 @@
-"""What nodes may read, fetch and keep for a job, by the operator's settings."""
+"""The policies for nodes by the operator's settings: data, code and environments of jobs."""
 
 from __future__ import annotations
 

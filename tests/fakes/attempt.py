@@ -11,7 +11,7 @@ from typing import Any
 
 from dray.drills import DrillKind, DrillState
 from ray_workers.shared import spool_reader
-from ray_workers.shared.commands import Command, Drill, Grant, Preempt, Recall, Stop
+from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
 from ray_workers.shared.contracts import (
     FIRST_SIGNS,
     SUPERVISOR_RANK,
@@ -166,7 +166,7 @@ class FakeAttempt:
         match command:
             case Stop():
                 self.stop()
-            case Preempt():
+            case Leave():
                 self.preempt()
             case Drill():
                 self.drill(command)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ray_workers.shared.commands import Command, Drill, Grant, Preempt, Recall, Stop
+from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
 from ray_workers.shared.contracts import (
     SUPERVISOR_RANK,
     AttemptSpec,
@@ -304,7 +304,7 @@ class SimAttempt:
         match command:
             case Stop():
                 self.end_as(Outcome.of(Cause.STOPPED, "stopped as asked"))
-            case Preempt():
+            case Leave():
                 self.end_as(Outcome.of(Cause.PREEMPTED, "left its slots as asked"))
             case Grant():
                 self.grow(command)

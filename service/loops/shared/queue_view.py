@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from dray.drills import DrillKind
 from dray.views import JobState
-from ray_workers.shared.commands import Command, Drill, Preempt, Stop
+from ray_workers.shared.commands import Command, Drill, Leave, Stop
 from ray_workers.shared.contracts import RoleSlots, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
@@ -144,7 +144,7 @@ def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
     if row.job_state is JobState.CANCELLING:
         return (Stop(),)
     if row.preempt_grace_s is not None:
-        return Preempt(row.preempt_grace_s), *drills
+        return Leave(row.preempt_grace_s), *drills
     resize = resizing.granted(row) or resizing.recalled(row)
     return (*drills,) if resize is None else (resize, *drills)
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from dray.requests import DrillRequest
 from dray.views import DrillKind, DrillState, JobState
-from ray_workers.shared.commands import Drill, Preempt
+from ray_workers.shared.commands import Drill, Leave
 from ray_workers.shared.contracts import Cause
 from service.db.repositories import jobs as repository
 from service.domain.errors import (
@@ -46,7 +46,7 @@ async def test_a_preemption_is_a_request_that_sql_keeps(service: Service) -> Non
     (asked,) = await events_of(service, job_id, "preempting")
     assert asked.data == {"grace_s": service.settings.preempt_grace_s}
     live = service.followed(job_id)
-    assert live.commands == (Preempt(service.settings.preempt_grace_s),)
+    assert live.commands == (Leave(service.settings.preempt_grace_s),)
     service.end(job_id, 1, Cause.PREEMPTED, "left its slots", [service.checkpoint(job_id, 1, 7)])
     job = await service.jobs.get(job_id)
     assert (job.state, job.reason.code, job.priority) == (
