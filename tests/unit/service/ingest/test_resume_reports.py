@@ -200,7 +200,8 @@ async def test_losses_of_workers_count_by_the_time_that_they_ran(service: Servic
 
 def test_only_a_job_that_asks_for_it_is_told() -> None:
     def asks(**said: Any) -> bool:
-        return starter.saves_by_losses(JobSpec(recipe="image_classification", **said))
+        spec = JobSpec(recipe="image_classification", **said)
+        return starter.saves_by_losses(spec.model_dump(mode="json"))
 
     assert asks(checkpoint={"every_steps": "auto"})
     assert not asks(checkpoint={"every_steps": 5})

@@ -8,7 +8,8 @@ import pytest
 
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import AttemptSpec, FrameKind, Phase, attempt_prefix
+from ray_workers.shared.contracts import AttemptSpec, FrameKind, Phase
+from ray_workers.shared.names import attempt_prefix
 from service.jobs.listing import JobQuery
 from tests.fakes.attempt import Exited, FakeRank
 from tests.fakes.cluster import LostLaunch
