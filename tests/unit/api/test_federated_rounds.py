@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dray._http import federation
+from dray._sync import federation
 from dray.views import JobState
 from ray_workers.shared import round_files
 from ray_workers.shared.contracts import Cause

@@ -1,21 +1,30 @@
+# Written by `make blocking` from dray/_async/submitting.py: change that file instead.
 """Submit jobs, with the code that they bring, and plan them."""
 
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from dray import functions, views
-from dray._clients.base import AsyncCalls, BlockingCalls
+from dray._http import code as code_archives
 from dray._http.code import OnUpload
-from dray._http.flows import Spec
+from dray._http.documents import Spec, read_document
+from dray._http.transport import Call, params, segment
+from dray._sync.calls import Calls
+from dray.code.local import packed_code, with_code
 from dray.code.packing import PackedCode, pack
+from dray.errors import IntegrityError
+
+MAX_ROUNDS = 3
+"""How often parts are sent that are said to be missing: they were deleted meanwhile, or lost."""
 
 
-class SubmitCalls(BlockingCalls):
+class SubmitCalls(Calls):
     def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
         """Queue a job: a JobSpec, a mapping, or the path of a YAML or JSON document.
 
@@ -23,12 +32,22 @@ class SubmitCalls(BlockingCalls):
         creates one job, however often it is submitted. Raises Unprocessable with the pointer to
         the field at fault, Unsatisfiable if the cluster could never run it.
         """
-        return self._driver.run(self._flows.submit(spec, idempotency_key))
+        document, base = read_document(spec)
+        packed = packed_code(document, base)
+        if packed is not None:
+            uploaded = self._upload(packed, None)
+            document = with_code(document, uploaded.id)
+        # One key for all tries, so that a submit whose answer was lost makes one job.
+        key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+        call = Call.with_json("POST", "/v1/jobs", document, headers={"Idempotency-Key": key})
+        return self._read(views.Job, call)
 
     def dry_run(self, spec: Spec) -> views.Explanation:
         """Whether and when the job would start if it were submitted now, and what would have it
         start earlier; nothing is stored. Raises what `submit` raises."""
-        return self._driver.run(self._flows.dry_run(spec))
+        document = with_code(read_document(spec)[0], None)  # nothing is uploaded
+        call = Call.with_json("POST", "/v1/jobs", document, params(dry_run="true"))
+        return self._read(views.Explanation, call)
 
     def upload_code(
         self,
@@ -45,8 +64,30 @@ class SubmitCalls(BlockingCalls):
         `on_progress(bytes sent, bytes to send)` is called as they go. Raises SpecError for a
         folder that can't be uploaded.
         """
-        packed = folder if isinstance(folder, PackedCode) else pack(Path(folder), include)
-        return self._driver.run(self._flows.upload_code(packed, on_progress))
+        if not isinstance(folder, PackedCode):
+            folder = pack(Path(folder), include)
+        return self._upload(folder, on_progress)
+
+    def _upload(self, packed: PackedCode, on_progress: OnUpload | None) -> views.Code:
+        """Send what the server does not have of these files; the code as it is there."""
+        describe = code_archives.described(packed)
+        code = self._read(views.Code, describe, patient=True)
+        for _ in range(MAX_ROUNDS):
+            if code.is_complete:
+                return code
+            sent, total = 0, sum(packed.size_of(part) for part in code.missing)
+            for batch in code_archives.batches(packed, code.missing):
+                body, size = code_archives.as_tar(packed, batch)
+                headers = {"Content-Type": "application/x-tar"}
+                call = Call("POST", "/v1/code/parts", (), headers, body)
+                self._send(call, patient=True)
+                sent += size
+                if on_progress is not None:
+                    on_progress(sent, total)
+            code = self._read(views.Code, describe, patient=True)
+        if not code.is_complete:
+            raise IntegrityError("the server does not keep the parts of the code that it was sent")
+        return code
 
     def submit_function(
         self,
@@ -77,11 +118,15 @@ class SubmitCalls(BlockingCalls):
 
     def job_code(self, job_id: str) -> list[views.CodeFile]:
         """The files of the code that the job runs; CodeNotFound if it brought none."""
-        return self._driver.run(self._flows.job_code(job_id))
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/code")
+        page = self._read(views.CodeFilePage, call)
+        return page.items
 
     def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:
         """Write the code that the job runs below the folder `dest`; the files' paths."""
-        return self._driver.run(self._flows.download_code(job_id, dest))
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/code/archive")
+        response = self._send(call, patient=True)
+        return code_archives.unpack(response.content, Path(dest))
 
     def plan(
         self,
@@ -103,70 +148,6 @@ class SubmitCalls(BlockingCalls):
             "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
             "latency_s": latency_s,
         }
-        return self._driver.run(self._flows.plan(spec, options))
-
-
-class AsyncSubmitCalls(AsyncCalls):
-    """See `SubmitCalls`, which has the same arguments, answers and errors."""
-
-    async def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
-        return await self._driver.run(self._flows.submit(spec, idempotency_key))
-
-    async def dry_run(self, spec: Spec) -> views.Explanation:
-        return await self._driver.run(self._flows.dry_run(spec))
-
-    async def upload_code(
-        self,
-        folder: str | PathLike[str] | PackedCode = ".",
-        *,
-        include: Sequence[str] = (),
-        on_progress: OnUpload | None = None,
-    ) -> views.Code:
-        from asyncio import to_thread  # the blocking client does without
-
-        packed = (
-            folder
-            if isinstance(folder, PackedCode)
-            else await to_thread(pack, Path(folder), include)
-        )
-        return await self._driver.run(self._flows.upload_code(packed, on_progress))
-
-    async def submit_function(
-        self,
-        function: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        num_workers: int = 1,
-        spec: Mapping[str, Any] | None = None,
-        idempotency_key: str | None = None,
-    ) -> views.Job:
-        with tempfile.TemporaryDirectory() as folder:
-            functions.write(Path(folder), function, args, kwargs or {})
-            code = await self.upload_code(folder)
-        parameters = functions.parameters(function, args, kwargs or {})
-        document = functions.document(function, parameters, num_workers, spec, code.id)
-        return await self.submit(document, idempotency_key=idempotency_key)
-
-    async def job_code(self, job_id: str) -> list[views.CodeFile]:
-        return await self._driver.run(self._flows.job_code(job_id))
-
-    async def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:
-        return await self._driver.run(self._flows.download_code(job_id, dest))
-
-    async def plan(
-        self,
-        spec: Spec,
-        *,
-        memory_bytes_per_rank: int | None = None,
-        flops_per_s: float | None = None,
-        bandwidth_bytes_per_s: float | None = None,
-        latency_s: float | None = None,
-    ) -> views.Plan:
-        options = {
-            "memory_bytes_per_rank": memory_bytes_per_rank,
-            "flops_per_s": flops_per_s,
-            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
-            "latency_s": latency_s,
-        }
-        return await self._driver.run(self._flows.plan(spec, options))
+        given = {name: value for name, value in options.items() if value is not None}
+        document = with_code(read_document(spec)[0], None)
+        return self._read(views.Plan, Call.with_json("POST", "/v1/plan", {**document, **given}))

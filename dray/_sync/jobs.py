@@ -1,23 +1,40 @@
+# Written by `make blocking` from dray/_async/jobs.py: change that file instead.
 """Find jobs, wait for them, change them, end them, and inject faults into them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping
+import re
+import uuid
+from collections.abc import Generator, Mapping
 from datetime import datetime
+from typing import Any
 
-from dray import views
-from dray._clients.base import AsyncCalls, BlockingCalls
-from dray._http import fault_injection, queues
-from dray._http.flows import JobFilter, States
+from dray import errors, views
+from dray._http import references
+from dray._http.references import JobFilter, States, states_of
+from dray._http.transport import LONG_POLL_S, Call, params, segment
+from dray._sync.calls import Calls
 from dray.views import DrillKind, JobState
 
 
-class JobCalls(BlockingCalls):
+class JobCalls(Calls):
     def get(
         self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
     ) -> views.Job:
         """The job; with `wait_s` (up to 60 s) once its state is not `known_state`."""
-        return self._driver.run(self._flows.get(job_id, wait_s, known_state))
+        return self._job(job_id, wait_s, known_state)
+
+    def _job(
+        self,
+        job_id: str,
+        wait_s: float = 0.0,
+        known_state: JobState | None = None,
+        *,
+        patient: bool = False,
+    ) -> views.Job:
+        query = params(wait_s=wait_s or None, state=known_state)
+        call = Call("GET", _path(job_id), query, wait_s=wait_s)
+        return self._read(views.Job, call, patient=patient)
 
     def jobs(
         self,
@@ -64,7 +81,7 @@ class JobCalls(BlockingCalls):
             where=where,
             brief=brief,
         )
-        return self._driver.iterate(self._flows.jobs(chosen, page_size))
+        return self._items(views.JobPage, "/v1/jobs", chosen.params(), page_size=page_size)
 
     def resolve(self, reference: str, *, arrays: bool = False) -> str:
         """The id of the one job with this name, or whose id begins with it; `@last` is the caller's
@@ -73,51 +90,81 @@ class JobCalls(BlockingCalls):
 
         Raises JobNotFound, and AmbiguousJob with the candidates if there are several.
         """
-        return self._driver.run(self._flows.resolve(reference, arrays=arrays))
+        kinds = "(job|array)" if arrays else "job"
+        if re.fullmatch(rf"{kinds}-[0-9a-z]{{26}}", reference):
+            return reference
+        found: dict[str, views.Job] = {}
+        for chosen in references.meant(reference, arrays):
+            num = 1 if reference == "@last" else errors.MAX_CANDIDATES + 1
+            call = Call("GET", "/v1/jobs", (*chosen.params(), *params(limit=num)))
+            page = self._read(views.JobPage, call)
+            for job in page.items:
+                found[(chosen.collapse_arrays and job.array_id) or job.id] = job
+        if len(found) > 1:
+            raise errors.AmbiguousJob(reference, list(found.values()), ids=list(found))
+        for one in found:
+            return one
+        raise references.not_found(reference)
 
     def wait(
-        self,
-        job_id: str,
-        timeout_s: float | None = None,
-        states: States | None = None,
+        self, job_id: str, timeout_s: float | None = None, states: States | None = None
     ) -> views.Job:
         """Return the job as soon as it is over or in one of `states`, whatever its end.
 
         The client uses long polls and survives restarts of the server. Raises WaitTimeout after
         `timeout_s` seconds; the job goes on.
         """
-        return self._driver.run(self._flows.wait(job_id, timeout_s, states))
+        wanted = states_of(states)
+        deadline = None if timeout_s is None else self._clock() + timeout_s
+        job = self._job(job_id, patient=True)
+        while not (job.state in wanted or job.state.is_terminal):
+            asked = self._clock()
+            left_s = LONG_POLL_S if deadline is None else deadline - asked
+            if left_s <= 0:
+                raise errors.WaitTimeout(job, timeout_s or 0.0)
+            wait_s = min(LONG_POLL_S, left_s)
+            known = job.state
+            job = self._job(job_id, wait_s, known, patient=True)
+            self._pause_if_hurried(asked, wait_s, changed=job.state != known)
+        return job
 
     def cancel(self, job_id: str) -> views.Job:
         """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
-        return self._driver.run(self._flows.cancel(job_id))
+        return self._read(views.Job, Call("POST", f"{_path(job_id)}/cancel"))
 
     def hold(self, job_id: str) -> views.Job:
         """Keep a waiting job from starting until `release`; raises JobNotWaiting if it does not
         wait."""
-        return self._driver.run(queues.change_job(self._flows, job_id, held=True))
+        return self._change(job_id, held=True)
 
     def release(self, job_id: str) -> views.Job:
         """Let a held job start again."""
-        return self._driver.run(queues.change_job(self._flows, job_id, held=False))
+        return self._change(job_id, held=False)
 
     def move(self, job_id: str, queue: str | None = None, *, first: bool = False) -> views.Job:
         """Move a waiting job to another queue, before all others of its priority there with
         `first`, or both. The rules of that queue apply. Raises JobNotWaiting, UnknownQueue,
         QueueFull or PriorityTooHigh, and Forbidden for `first` unless an admin asks."""
-        flow = queues.change_job(self._flows, job_id, queue=queue, first=first or None)
-        return self._driver.run(flow)
+        return self._change(job_id, queue=queue, first=first or None)
 
     def set_priority(self, job_id: str, priority: int) -> views.Job:
         """Change the priority of a job that has not ended; raises PriorityTooHigh above the queue's
         `max_priority` unless an admin asks."""
-        return self._driver.run(queues.change_job(self._flows, job_id, priority=priority))
+        return self._change(job_id, priority=priority)
+
+    def _change(self, job_id: str, **changes: Any) -> views.Job:
+        """Change where the job waits; None leaves a field as it is."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        return self._read(views.Job, Call.with_json("PATCH", _path(job_id), given))
 
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
         """Have a job save a checkpoint within `grace_s` seconds (by default the server's setting),
         leave its slots and resume from its place in the queue. Raises JobNotRunning if the job
         holds no slots."""
-        return self._driver.run(fault_injection.preempt(self._flows, job_id, grace_s))
+        path = f"{_path(job_id)}/preempt"
+        if grace_s is None:
+            return self._read(views.Job, Call("POST", path))
+        return self._read(views.Job, Call.with_json("POST", path, {"grace_s": grace_s}))
 
     def drill(
         self,
@@ -134,126 +181,40 @@ class JobCalls(BlockingCalls):
         The fault is injected at once, or when `at_step` optimizer steps are done. Returns the drill
         when it is over, or with `wait=False` immediately. Raises JobNotRunning or DrillImpossible.
         """
-        flow = fault_injection.drill(
-            self._flows, job_id, DrillKind(kind), rank, at_step, wait, idempotency_key
-        )
-        return self._driver.run(flow)
+        body: dict[str, Any] = {"kind": DrillKind(kind).value, "rank": rank}
+        if at_step is not None:
+            body["at_step"] = at_step
+        # One key for all tries: a lost answer must not inject the fault twice.
+        key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+        path = f"{_path(job_id)}/drill"
+        call = Call.with_json("POST", path, body, headers={"Idempotency-Key": key})
+        found = self._read(views.Drill, call)
+        while wait and not found.state.is_over:
+            asked = self._clock()
+            path = f"{_path(job_id)}/drills/{segment(found.id)}"
+            call = Call("GET", path, params(wait_s=LONG_POLL_S), wait_s=LONG_POLL_S)
+            found = self._read(views.Drill, call, patient=True)
+            self._pause_if_hurried(asked, LONG_POLL_S, changed=found.state.is_over)
+        return found
 
     def drills(self, job_id: str) -> list[views.Drill]:
         """Every drill of the job, oldest first."""
-        return self._driver.run(fault_injection.drills(self._flows, job_id))
+        page = self._read(views.DrillPage, Call("GET", f"{_path(job_id)}/drills"))
+        return page.items
 
     def hangs(self, job_id: str) -> list[views.Hang]:
         """The newest hangs that were found, with the culprits and the stack of every rank."""
-        return self._driver.run(fault_injection.hangs(self._flows, job_id))
+        page = self._read(views.HangPage, Call("GET", f"{_path(job_id)}/hangs"))
+        return page.items
 
     def delete(self, job_id: str) -> None:
         """Remove a finished job with all its files; raises JobLive if the job has not ended."""
-        self._driver.run(self._flows.delete(job_id))
+        self._send(Call("DELETE", _path(job_id)))
 
     def explain(self, job_id: str) -> views.Explanation:
         """Explain why the job is in its state, and what it waits for."""
-        return self._driver.run(self._flows.explain(job_id))
+        return self._read(views.Explanation, Call("GET", f"{_path(job_id)}/explain"))
 
 
-class AsyncJobCalls(AsyncCalls):
-    """See `JobCalls`, which has the same arguments, answers and errors."""
-
-    async def get(
-        self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
-    ) -> views.Job:
-        return await self._driver.run(self._flows.get(job_id, wait_s, known_state))
-
-    def jobs(
-        self,
-        *,
-        state: States | None = None,
-        queue: str | None = None,
-        label: Mapping[str, str] | None = None,
-        owner: str | None = None,
-        project: str | None = None,
-        name: str | None = None,
-        name_glob: str | None = None,
-        text: str | None = None,
-        array: str | None = None,
-        array_index: int | None = None,
-        collapse_arrays: bool = False,
-        created_after: datetime | None = None,
-        created_before: datetime | None = None,
-        where: str | None = None,
-        brief: bool = False,
-        page_size: int = 100,
-    ) -> AsyncGenerator[views.Job, None]:
-        chosen = JobFilter(
-            *(state, queue, label, owner, project),
-            name=name,
-            name_glob=name_glob,
-            text=text,
-            array=array,
-            array_index=array_index,
-            collapse_arrays=collapse_arrays,
-            created_after=created_after,
-            created_before=created_before,
-            where=where,
-            brief=brief,
-        )
-        return self._driver.iterate(self._flows.jobs(chosen, page_size))
-
-    async def resolve(self, reference: str, *, arrays: bool = False) -> str:
-        return await self._driver.run(self._flows.resolve(reference, arrays=arrays))
-
-    async def wait(
-        self,
-        job_id: str,
-        timeout_s: float | None = None,
-        states: States | None = None,
-    ) -> views.Job:
-        return await self._driver.run(self._flows.wait(job_id, timeout_s, states))
-
-    async def cancel(self, job_id: str) -> views.Job:
-        return await self._driver.run(self._flows.cancel(job_id))
-
-    async def hold(self, job_id: str) -> views.Job:
-        return await self._driver.run(queues.change_job(self._flows, job_id, held=True))
-
-    async def release(self, job_id: str) -> views.Job:
-        return await self._driver.run(queues.change_job(self._flows, job_id, held=False))
-
-    async def move(
-        self, job_id: str, queue: str | None = None, *, first: bool = False
-    ) -> views.Job:
-        flow = queues.change_job(self._flows, job_id, queue=queue, first=first or None)
-        return await self._driver.run(flow)
-
-    async def set_priority(self, job_id: str, priority: int) -> views.Job:
-        return await self._driver.run(queues.change_job(self._flows, job_id, priority=priority))
-
-    async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
-        return await self._driver.run(fault_injection.preempt(self._flows, job_id, grace_s))
-
-    async def drill(
-        self,
-        job_id: str,
-        *,
-        kind: DrillKind | str,
-        rank: int = 0,
-        at_step: int | None = None,
-        wait: bool = True,
-        idempotency_key: str | None = None,
-    ) -> views.Drill:
-        flow = fault_injection.drill(
-            self._flows, job_id, DrillKind(kind), rank, at_step, wait, idempotency_key
-        )
-        return await self._driver.run(flow)
-
-    async def drills(self, job_id: str) -> list[views.Drill]:
-        return await self._driver.run(fault_injection.drills(self._flows, job_id))
-
-    async def hangs(self, job_id: str) -> list[views.Hang]:
-        return await self._driver.run(fault_injection.hangs(self._flows, job_id))
-
-    async def delete(self, job_id: str) -> None:
-        await self._driver.run(self._flows.delete(job_id))
-
-    async def explain(self, job_id: str) -> views.Explanation:
-        return await self._driver.run(self._flows.explain(job_id))
+def _path(job_id: str) -> str:
+    return f"/v1/jobs/{segment(job_id)}"

@@ -1,3 +1,4 @@
+# Written by `make blocking` from dray/_async/cluster.py: change that file instead.
 """Queues, costs, decisions of the scheduler, and the cluster."""
 
 from __future__ import annotations
@@ -6,18 +7,19 @@ from datetime import datetime
 from typing import Any, Literal
 
 from dray import views
-from dray._clients.base import AsyncCalls, BlockingCalls
-from dray._http import costs, outlook, queues
+from dray._http.transport import Call, moment, params, segment
+from dray._sync.calls import Calls
 
 
-class ClusterCalls(BlockingCalls):
+class ClusterCalls(Calls):
     def queues(self) -> list[views.Queue]:
         """All queues by name, with their rules and the jobs in them."""
-        return self._driver.run(queues.every(self._flows))
+        page = self._read(views.QueuePage, Call("GET", "/v1/queues"))
+        return page.items
 
     def queue(self, name: str) -> views.Queue:
         """The queue; raises QueueNotFound if there is none."""
-        return self._driver.run(queues.get(self._flows, name))
+        return self._read(views.Queue, Call("GET", f"/v1/queues/{segment(name)}"))
 
     def set_queue(self, name: str, **rules: Any) -> views.Queue:
         """Change the rules that are given of a queue, or make one with them; for admins.
@@ -30,12 +32,14 @@ class ClusterCalls(BlockingCalls):
         default, and removes a resource or a weight.
         Raises InvalidQueue if the rules contradict each other.
         """
-        return self._driver.run(queues.set_rules(self._flows, name, rules))
+        path = f"/v1/queues/{segment(name)}"
+        call = Call.with_json("PATCH", path, rules, params(create="true"))
+        return self._read(views.Queue, call)
 
     def delete_queue(self, name: str) -> None:
         """Remove a queue; raises QueueInUse while jobs that have not ended are in it. For
         admins."""
-        self._driver.run(queues.delete(self._flows, name))
+        self._send(Call("DELETE", f"/v1/queues/{segment(name)}"))
 
     def costs(
         self,
@@ -47,61 +51,25 @@ class ClusterCalls(BlockingCalls):
         """The cost of each user, or of the jobs of each queue, from one time to another, with a
         time zone; by default since this month began, in UTC. Admins see everybody's costs, others
         their own."""
-        return self._driver.run(costs.report(self._flows, by, since, until))
+        query = params(by=by, since=moment(since), until=moment(until))
+        return self._read(views.CostReport, Call("GET", "/v1/costs", query))
 
     def decisions(self, *, before: int | None = None, limit: int = 100) -> list[views.Decision]:
         """The newest rounds of the scheduler that changed something, of the last hours; with
         `before` those of lower numbers."""
-        return self._driver.run(outlook.decisions(self._flows, before, limit))
+        call = Call("GET", "/v1/decisions", params(before=before, limit=limit))
+        page = self._read(views.DecisionPage, call)
+        return page.items
 
     def decision(self, number: int) -> views.ReplayedDecision:
         """A round of the scheduler: its view of the jobs, its decisions, and those of the policy on
         the same view now. Raises DecisionNotFound if that round is not kept."""
-        return self._driver.run(outlook.decision(self._flows, number))
+        return self._read(views.ReplayedDecision, Call("GET", f"/v1/decisions/{number}"))
 
     def forecast_errors(self) -> views.ForecastErrors:
         """How far off the forecasts of starts and ends were of the last 7 days."""
-        return self._driver.run(outlook.forecast_errors(self._flows))
+        return self._read(views.ForecastErrors, Call("GET", "/v1/forecasts"))
 
     def cluster(self) -> views.Cluster:
         """The nodes, their slots, and the jobs that hold the slots."""
-        return self._driver.run(self._flows.cluster())
-
-
-class AsyncClusterCalls(AsyncCalls):
-    """See `ClusterCalls`, which has the same arguments, answers and errors."""
-
-    async def queues(self) -> list[views.Queue]:
-        return await self._driver.run(queues.every(self._flows))
-
-    async def queue(self, name: str) -> views.Queue:
-        return await self._driver.run(queues.get(self._flows, name))
-
-    async def set_queue(self, name: str, **rules: Any) -> views.Queue:
-        return await self._driver.run(queues.set_rules(self._flows, name, rules))
-
-    async def delete_queue(self, name: str) -> None:
-        await self._driver.run(queues.delete(self._flows, name))
-
-    async def costs(
-        self,
-        by: Literal["user", "queue"] = "user",
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> views.CostReport:
-        return await self._driver.run(costs.report(self._flows, by, since, until))
-
-    async def decisions(
-        self, *, before: int | None = None, limit: int = 100
-    ) -> list[views.Decision]:
-        return await self._driver.run(outlook.decisions(self._flows, before, limit))
-
-    async def decision(self, number: int) -> views.ReplayedDecision:
-        return await self._driver.run(outlook.decision(self._flows, number))
-
-    async def forecast_errors(self) -> views.ForecastErrors:
-        return await self._driver.run(outlook.forecast_errors(self._flows))
-
-    async def cluster(self) -> views.Cluster:
-        return await self._driver.run(self._flows.cluster())
+        return self._read(views.Cluster, Call("GET", "/v1/cluster"))
