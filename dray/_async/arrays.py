@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 from dray import errors, views
 from dray._async.calls import Calls
-from dray._http.references import States, states_of
 from dray._http.transport import LONG_POLL_S, Call, params, segment
+from dray.filters import States, states_of
 
 
 class ArrayCalls(Calls):

@@ -11,8 +11,8 @@ from typing import Any
 from dray import errors, views
 from dray._async.calls import Calls
 from dray._http import references
-from dray._http.references import JobFilter, States, states_of
 from dray._http.transport import LONG_POLL_S, Call, params, segment
+from dray.filters import JobFilter, States, label_texts, states_of
 from dray.views import DrillKind, JobState
 
 
@@ -67,8 +67,12 @@ class JobCalls(Calls):
         `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column at
         fault. brief: leave `spec` of each empty, which is most of an answer.
         """
-        chosen = JobFilter(
-            *(state, queue, label, owner, project),
+        chosen = JobFilter.model_construct(
+            state=states_of(state),
+            queue=queue,
+            label=label_texts(label),
+            owner=owner,
+            project=project,
             name=name,
             name_glob=name_glob,
             text=text,
@@ -78,9 +82,9 @@ class JobCalls(Calls):
             created_after=created_after,
             created_before=created_before,
             where=where,
-            brief=brief,
         )
-        return self._items(views.JobPage, "/v1/jobs", chosen.params(), page_size=page_size)
+        query = (*references.query_of(chosen), *params(brief="true" if brief else None))
+        return self._items(views.JobPage, "/v1/jobs", query, page_size=page_size)
 
     async def resolve(self, reference: str, *, arrays: bool = False) -> str:
         """The id of the one job with this name, or whose id begins with it; `@last` is the caller's
@@ -95,7 +99,7 @@ class JobCalls(Calls):
         found: dict[str, views.Job] = {}
         for chosen in references.meant(reference, arrays):
             num = 1 if reference == "@last" else errors.MAX_CANDIDATES + 1
-            call = Call("GET", "/v1/jobs", (*chosen.params(), *params(limit=num)))
+            call = Call("GET", "/v1/jobs", (*references.query_of(chosen), *params(limit=num)))
             page = await self._read(views.JobPage, call)
             for job in page.items:
                 found[(chosen.collapse_arrays and job.array_id) or job.id] = job

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
 
 from dray import errors, views
 from dray._http.transport import Parameters, moment, params
-from dray.views import JobState
-
-States: TypeAlias = JobState | str | Iterable[JobState | str]
-"""One state or several."""
+from dray.filters import JobFilter
 
 
-def states_of(given: States | None) -> list[JobState]:
-    if given is None:
-        return []
-    return [JobState(state) for state in ([given] if isinstance(given, str) else given)]
+def query_of(chosen: JobFilter) -> Parameters:
+    """The filter as query parameters. The server checks them."""
+    found: list[tuple[str, str]] = []
+    for name in JobFilter.model_fields:
+        value = getattr(chosen, name)
+        if isinstance(value, tuple):
+            found += [(name, f"{each}") for each in value]
+        elif isinstance(value, bool):
+            found += params(**{name: "true" if value else None})
+        else:
+            found += params(**{name: moment(value) if isinstance(value, datetime) else value})
+    return tuple(found)
 
 
 _ARRAY = "array-[0-9a-z]{1,26}"
@@ -43,63 +45,26 @@ def not_found(reference: str) -> errors.JobNotFound:
     return errors.JobNotFound(problem)
 
 
-@dataclass(frozen=True)
-class JobFilter:
-    """Selects the jobs to list; None selects any."""
-
-    state: States | None = None
-    queue: str | None = None
-    label: Mapping[str, str] | None = None
-    owner: str | None = None
-    project: str | None = None
-    name: str | None = None
-    name_glob: str | None = None
-    text: str | None = None
-    id_prefix: str | None = None
-    array: str | None = None
-    array_index: int | None = None
-    collapse_arrays: bool = False
-    created_after: datetime | None = None
-    created_before: datetime | None = None
-    where: str | None = None
-    brief: bool = False
-
-    def params(self) -> Parameters:
-        return (
-            *(("state", state.value) for state in states_of(self.state)),
-            *(("label", f"{key}={value}") for key, value in (self.label or {}).items()),
-            *params(
-                queue=self.queue,
-                owner=self.owner,
-                project=self.project,
-                name=self.name,
-                name_glob=self.name_glob,
-                text=self.text,
-                id_prefix=self.id_prefix,
-                array=self.array,
-                array_index=self.array_index,
-                collapse_arrays="true" if self.collapse_arrays else None,
-                created_after=moment(self.created_after),
-                created_before=moment(self.created_before),
-                where=self.where,
-                brief="true" if self.brief else None,
-            ),
-        )
-
-
 def meant(reference: str, arrays: bool) -> list[JobFilter]:
     """The lists in which the job is that is meant, and with `arrays` the array."""
     if reference == "@last":
-        return [JobFilter(owner="@me", collapse_arrays=arrays)]
+        return [JobFilter.model_construct(owner="@me", collapse_arrays=arrays)]
     in_array = re.fullmatch(rf"({_ARRAY})(?:/([0-9]{{1,18}}))?", reference)
     if in_array is not None and (arrays or in_array[2]):
         index = None if in_array[2] is None else int(in_array[2])
-        return [JobFilter(array=in_array[1], array_index=index, collapse_arrays=index is None)]
+        return [
+            JobFilter.model_construct(
+                array=in_array[1], array_index=index, collapse_arrays=index is None
+            )
+        ]
     name, slash, number = reference.rpartition("/")
     if slash and name and re.fullmatch(r"[0-9]{1,18}", number):
-        return [JobFilter(name=name, array_index=int(number)), JobFilter(name=reference)]
+        return [
+            JobFilter.model_construct(name=name, array_index=int(number)),
+            JobFilter.model_construct(name=reference),
+        ]
     if not reference:
         raise ValueError("'' is no id")
     is_prefix = re.fullmatch(r"job-[0-9a-z]{1,25}", reference)
-    by_id = [JobFilter(id_prefix=reference)] if is_prefix else []
-    return [*by_id, JobFilter(name=reference, collapse_arrays=arrays)]
+    by_id = [JobFilter.model_construct(id_prefix=reference)] if is_prefix else []
+    return [*by_id, JobFilter.model_construct(name=reference, collapse_arrays=arrays)]

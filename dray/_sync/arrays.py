@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from dray import errors, views
-from dray._http.references import States, states_of
 from dray._http.transport import LONG_POLL_S, Call, params, segment
 from dray._sync.calls import Calls
+from dray.filters import States, states_of
 
 
 class ArrayCalls(Calls):

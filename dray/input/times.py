@@ -1,4 +1,4 @@
-"""Times in query parameters: RFC 3339."""
+"""Times as the API takes them: RFC 3339."""
 
 from __future__ import annotations
 

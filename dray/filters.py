@@ -1,0 +1,79 @@
+"""Which jobs are listed: one model, which the SDK fills, the API parses, and the SQL is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from dray.input.times import Time
+from dray.views import JobState
+
+MAX_INDEX = 2**63 - 1
+
+States: TypeAlias = JobState | str | Iterable[JobState | str]
+"""One state or several."""
+
+
+def states_of(given: States | None) -> tuple[JobState, ...]:
+    if given is None:
+        return ()
+    return tuple(JobState(state) for state in ([given] if isinstance(given, str) else given))
+
+
+def label_texts(labels: Mapping[str, str] | None) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in (labels or {}).items())
+
+
+def _key_and_value(text: str) -> str:
+    key, equals, _value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(f"must be of the form key=value, and {text!r} is not")
+    return text
+
+
+Label = Annotated[
+    str, AfterValidator(_key_and_value), Field(json_schema_extra={"pattern": "^[^=]+="})
+]
+
+
+class JobFilter(BaseModel):
+    """Selects the jobs for which everything holds that is given; None selects any."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    state: tuple[JobState, ...] = ()
+    """Jobs in any of these states."""
+    queue: Annotated[str, Field(max_length=63)] | None = None
+    label: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
+    """`key=value`; jobs that have all of these labels."""
+    name: Annotated[str, Field(max_length=128)] | None = None
+    name_glob: Annotated[str, Field(max_length=128)] | None = None
+    """Jobs whose name matches this pattern: `*` is any text, `?` one character."""
+    text: Annotated[str, Field(max_length=128)] | None = None
+    """Jobs whose name contains this, in whatever case of its letters."""
+    id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
+    """Jobs whose id begins with this."""
+    array: Annotated[str, Field(pattern="^array-[0-9a-z]{0,60}$")] | None = None
+    """Jobs of the array whose id is this, or begins with it."""
+    array_index: Annotated[int, Field(ge=0, le=MAX_INDEX)] | None = None
+    """Jobs that have this index in their array."""
+    collapse_arrays: bool = False
+    """List one job alone of each array; with `state`, of those with a job in any of the states."""
+    owner: Annotated[str, Field(max_length=255)] | None = None
+    """Jobs of this owner; `@me` is the caller."""
+    project: Annotated[str, Field(max_length=255)] | None = None
+    created_after: Time | None = None
+    """Jobs submitted at this time (RFC 3339) or later."""
+    created_before: Time | None = None
+    """Jobs submitted earlier than this time (RFC 3339)."""
+    where: str | None = None
+    """Jobs that a search expression matches, such as `val/accuracy > 0.9 and state = "RUNNING"`:
+    docs/tracking.md has its grammar."""
+
+    @property
+    def labels(self) -> list[tuple[str, str]]:
+        """Key and value of each label. A key may have two, which no job has."""
+        pairs = (text.partition("=") for text in dict.fromkeys(self.label))
+        return [(key, value) for key, _, value in pairs]
