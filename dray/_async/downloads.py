@@ -14,19 +14,15 @@ from dray import views
 from dray._async.calls import Calls
 from dray._http import downloads
 from dray._http.downloads import OnProgress, RemoteFile
-from dray._http.transport import Call, no_answer, segment
+from dray._http.transport import no_answer, segment
 
 
 class DownloadCalls(Calls):
     async def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
-        call = Call("GET", f"/v1/jobs/{segment(job_id)}/checkpoints")
-        page = await self._read(views.CheckpointPage, call)
-        return page.items
+        return await self._list(views.CheckpointPage, f"/v1/jobs/{segment(job_id)}/checkpoints")
 
     async def artifacts(self, job_id: str) -> list[views.Artifact]:
-        call = Call("GET", f"/v1/jobs/{segment(job_id)}/artifacts")
-        page = await self._read(views.ArtifactPage, call)
-        return page.items
+        return await self._list(views.ArtifactPage, f"/v1/jobs/{segment(job_id)}/artifacts")
 
     async def download(
         self,
@@ -48,9 +44,9 @@ class DownloadCalls(Calls):
 
     async def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
         """The files of the checkpoint at `step`; raises CheckpointNotFound if there is none."""
-        call = Call("GET", f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files")
-        page = await self._read(views.CheckpointFilePage, call)
-        return page.items
+        return await self._list(
+            views.CheckpointFilePage, f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files"
+        )
 
     async def download_checkpoint(
         self,

@@ -112,17 +112,16 @@ class ReportCalls(JobCalls):
         """Series of rank 0 (or `rank`), all or those of `keys`, with at most `max_points` each:
         thinned out, or with `in_order` the first ones after `after_step`, and with `times` when
         each point was reported. after_step, until_step: a part of them in more detail."""
-        call = _metrics_call(
-            job_id,
-            keys,
-            rank,
-            after_step,
-            max_points,
+        query = params(
+            keys=keys,
+            rank=rank,
+            after_step=after_step,
             until_step=until_step,
+            max_points=max_points,
             in_order=in_order,
             times=times,
         )
-        return await self._read(views.Metrics, call)
+        return await self._read(views.Metrics, Call("GET", _path(job_id, "metrics"), query))
 
     async def follow_metrics(
         self,
@@ -152,7 +151,8 @@ class ReportCalls(JobCalls):
             job = await self._job(job_id, METRIC_TICK_S, known, patient=True)
             await self._pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
         # Points at steps that this has passed: each series has its own.
-        call = _metrics_call(job_id, keys, rank, None, max_points=2)
+        query = params(keys=keys, rank=rank, max_points=2)
+        call = Call("GET", _path(job_id, "metrics"), query)
         ends = await self._read(views.Metrics, call, patient=True)
         for key, series in ends.series.items():
             if series.steps[-1] > steps.get(key, -1):
@@ -166,9 +166,15 @@ class ReportCalls(JobCalls):
         """Yield the points after `yielded`, and note them there."""
         is_more = True
         while is_more:
-            call = _metrics_call(
-                job_id, keys, rank, yielded.after_step, MOST_POINTS, in_order=True, times=True
+            query = params(
+                keys=keys,
+                rank=rank,
+                after_step=yielded.after_step,
+                max_points=MOST_POINTS,
+                in_order=True,
+                times=True,
             )
+            call = Call("GET", _path(job_id, "metrics"), query)
             found = await self._read(views.Metrics, call, patient=True)
             points = [
                 views.Point(key=key, step=step, value=value, time=time)
@@ -195,10 +201,7 @@ class ReportCalls(JobCalls):
     ) -> views.SystemMetrics:
         """System metrics of rank 0 (or `rank`) over time, and of its node if it is the lowest rank
         there: all series or those of `keys`, with at most `max_points` points each."""
-        query = (
-            *(("keys", key) for key in keys or ()),
-            *params(rank=rank, after_time=after_time, max_points=max_points),
-        )
+        query = params(keys=keys, rank=rank, after_time=after_time, max_points=max_points)
         call = Call("GET", _path(job_id, "metrics/system"), query)
         return await self._read(views.SystemMetrics, call)
 
@@ -231,8 +234,7 @@ class ReportCalls(JobCalls):
             await self._pause_if_hurried(asked, wait_s, changed=bool(page.items))
 
     async def attempts(self, job_id: str) -> list[views.Attempt]:
-        page = await self._read(views.AttemptPage, Call("GET", _path(job_id, "attempts")))
-        return page.items
+        return await self._list(views.AttemptPage, _path(job_id, "attempts"))
 
 
 def _path(job_id: str, part: str) -> str:
@@ -244,22 +246,3 @@ def _stream_call(job_id: str, position: int) -> Call:
     if position:
         headers["Last-Event-ID"] = str(position)
     return Call("GET", _path(job_id, "events"), (), headers, wait_s=SILENCE_S, streamed=True)
-
-
-def _metrics_call(
-    job_id: str,
-    keys: Sequence[str] | None,
-    rank: int | None,
-    after_step: int | None,
-    max_points: int | None,
-    *,
-    until_step: int | None = None,
-    in_order: bool = False,
-    times: bool = False,
-) -> Call:
-    query = (
-        *(("keys", key) for key in keys or ()),
-        *params(rank=rank, after_step=after_step, until_step=until_step, max_points=max_points),
-        *params(in_order="true" if in_order else None, times="true" if times else None),
-    )
-    return Call("GET", _path(job_id, "metrics"), query)

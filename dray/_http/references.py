@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 
 from dray import errors, views
-from dray._http.transport import Parameters, moment, params
+from dray._http.transport import Parameters, params
 from dray.filters import JobFilter
 
 
 def query_of(chosen: JobFilter) -> Parameters:
     """The filter as query parameters. The server checks them."""
-    found: list[tuple[str, str]] = []
-    for name in JobFilter.model_fields:
-        value = getattr(chosen, name)
-        if isinstance(value, tuple):
-            found += [(name, f"{each}") for each in value]
-        elif isinstance(value, bool):
-            found += params(**{name: "true" if value else None})
-        else:
-            found += params(**{name: moment(value) if isinstance(value, datetime) else value})
-    return tuple(found)
+    return params(**{name: getattr(chosen, name) for name in JobFilter.model_fields})
 
 
 _ARRAY = "array-[0-9a-z]{1,26}"

@@ -163,16 +163,28 @@ def _cause(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def params(**given: str | float | None) -> Parameters:
-    """Query parameters, without those that are None."""
-    return tuple((name, f"{value}") for name, value in given.items() if value is not None)
+def params(**given: Any) -> Parameters:
+    """Query parameters. Each value of a list is one, a flag is sent if it is set, and what is None
+    is left out. Raises ValueError for a time without a time zone."""
+    found: list[tuple[str, str]] = []
+    for name, value in given.items():
+        is_list = isinstance(value, Iterable) and not isinstance(value, str)
+        values = value if is_list else (value,)
+        found += [(name, _text(each)) for each in values if each is not None and each is not False]
+    return tuple(found)
 
 
-def moment(time: datetime | None) -> str | None:
-    """A time as a query parameter; ValueError without a time zone."""
-    if time is not None and time.tzinfo is None:
-        raise ValueError(f"{time} has no time zone: use, for instance, datetime.now(UTC)")
-    return time.isoformat() if time is not None else None
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError(f"{value} has no time zone: use, for instance, datetime.now(UTC)")
+        return value.isoformat()
+    return "true" if value is True else f"{value}"
+
+
+def present(**values: Any) -> dict[str, Any]:
+    """The values that are not None, by their names."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def segment(name: str) -> str:

@@ -21,7 +21,7 @@ class ArrayCalls(Calls):
     ) -> views.JobArray:
         """Return the array as soon as each of its jobs is over or in one of `states`. Raises
         ArrayWaitTimeout after `timeout_s` seconds; the jobs go on."""
-        wanted = frozenset(states_of(states))
+        wanted = states_of(states)
         deadline = None if timeout_s is None else self._clock() + timeout_s
         array = self._read(views.JobArray, Call("GET", _path(array_id)), patient=True)
         while not array.is_settled(wanted):
@@ -30,7 +30,7 @@ class ArrayCalls(Calls):
             if left_s <= 0:
                 raise errors.ArrayWaitTimeout(array, timeout_s or 0.0)
             wait_s = min(LONG_POLL_S, left_s)
-            query = (*params(wait_s=wait_s), *(("state", state) for state in sorted(wanted)))
+            query = params(wait_s=wait_s, state=wanted)
             call = Call("GET", _path(array_id), query, wait_s=wait_s)
             array = self._read(views.JobArray, call, patient=True)
             self._pause_if_hurried(asked, wait_s, changed=array.is_settled(wanted))

@@ -27,10 +27,15 @@ T = TypeVar("T")
 V = TypeVar("V", bound=BaseModel)
 
 
-class Page(Protocol[T]):
-    """A page of a list."""
+class Listed(Protocol[T]):
+    """A list."""
 
     items: list[T]
+
+
+class Page(Listed[T], Protocol[T]):
+    """A page of a list."""
+
     next_cursor: str | None
 
 
@@ -86,6 +91,11 @@ class Calls:
     def _read(self, view: type[V], call: Call, *, patient: bool = False) -> V:
         response = self._send(call, patient=patient)
         return self._connection.parse(view, response.content, call)
+
+    def _list(self, view: type[Listed[T]], path: str, query: Parameters = ()) -> list[T]:
+        """All items of a list that has no pages."""
+        found: Listed[T] = self._read(cast("Any", view), Call("GET", path, query))
+        return found.items
 
     def _items(
         self, view: type[Page[T]], path: str, query: Parameters = (), *, page_size: int

@@ -7,15 +7,14 @@ from datetime import datetime
 from typing import Any, Literal
 
 from dray import views
-from dray._http.transport import Call, moment, params, segment
+from dray._http.transport import Call, params, segment
 from dray._sync.calls import Calls
 
 
 class ClusterCalls(Calls):
     def queues(self) -> list[views.Queue]:
         """All queues by name, with their rules and the jobs in them."""
-        page = self._read(views.QueuePage, Call("GET", "/v1/queues"))
-        return page.items
+        return self._list(views.QueuePage, "/v1/queues")
 
     def queue(self, name: str) -> views.Queue:
         """The queue; raises QueueNotFound if there is none."""
@@ -33,7 +32,7 @@ class ClusterCalls(Calls):
         Raises InvalidQueue if the rules contradict each other.
         """
         path = f"/v1/queues/{segment(name)}"
-        call = Call.with_json("PATCH", path, rules, params(create="true"))
+        call = Call.with_json("PATCH", path, rules, params(create=True))
         return self._read(views.Queue, call)
 
     def delete_queue(self, name: str) -> None:
@@ -51,15 +50,13 @@ class ClusterCalls(Calls):
         """The cost of each user, or of the jobs of each queue, from one time to another, with a
         time zone; by default since this month began, in UTC. Admins see everybody's costs, others
         their own."""
-        query = params(by=by, since=moment(since), until=moment(until))
+        query = params(by=by, since=since, until=until)
         return self._read(views.CostReport, Call("GET", "/v1/costs", query))
 
     def decisions(self, *, before: int | None = None, limit: int = 100) -> list[views.Decision]:
         """The newest rounds of the scheduler that changed something, of the last hours; with
         `before` those of lower numbers."""
-        call = Call("GET", "/v1/decisions", params(before=before, limit=limit))
-        page = self._read(views.DecisionPage, call)
-        return page.items
+        return self._list(views.DecisionPage, "/v1/decisions", params(before=before, limit=limit))
 
     def decision(self, number: int) -> views.ReplayedDecision:
         """A round of the scheduler: its view of the jobs, its decisions, and those of the policy on

@@ -14,20 +14,16 @@ import httpx
 from dray import views
 from dray._http import downloads
 from dray._http.downloads import OnProgress, RemoteFile
-from dray._http.transport import Call, no_answer, segment
+from dray._http.transport import no_answer, segment
 from dray._sync.calls import Calls
 
 
 class DownloadCalls(Calls):
     def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
-        call = Call("GET", f"/v1/jobs/{segment(job_id)}/checkpoints")
-        page = self._read(views.CheckpointPage, call)
-        return page.items
+        return self._list(views.CheckpointPage, f"/v1/jobs/{segment(job_id)}/checkpoints")
 
     def artifacts(self, job_id: str) -> list[views.Artifact]:
-        call = Call("GET", f"/v1/jobs/{segment(job_id)}/artifacts")
-        page = self._read(views.ArtifactPage, call)
-        return page.items
+        return self._list(views.ArtifactPage, f"/v1/jobs/{segment(job_id)}/artifacts")
 
     def download(
         self,
@@ -49,9 +45,9 @@ class DownloadCalls(Calls):
 
     def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
         """The files of the checkpoint at `step`; raises CheckpointNotFound if there is none."""
-        call = Call("GET", f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files")
-        page = self._read(views.CheckpointFilePage, call)
-        return page.items
+        return self._list(
+            views.CheckpointFilePage, f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files"
+        )
 
     def download_checkpoint(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 
 from dray import errors, views
 from dray._http import references
-from dray._http.transport import LONG_POLL_S, Call, params, segment
+from dray._http.transport import LONG_POLL_S, Call, params, present, segment
 from dray._sync.calls import Calls
 from dray.filters import JobFilter, States, label_texts, states_of
 from dray.views import DrillKind, JobState
@@ -84,7 +84,7 @@ class JobCalls(Calls):
             created_before=created_before,
             where=where,
         )
-        query = (*references.query_of(chosen), *params(brief="true" if brief else None))
+        query = (*references.query_of(chosen), *params(brief=brief))
         return self._items(views.JobPage, "/v1/jobs", query, page_size=page_size)
 
     def resolve(self, reference: str, *, arrays: bool = False) -> str:
@@ -158,8 +158,8 @@ class JobCalls(Calls):
 
     def _change(self, job_id: str, **changes: Any) -> views.Job:
         """Change where the job waits; None leaves a field as it is."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        return self._read(views.Job, Call.with_json("PATCH", _path(job_id), given))
+        call = Call.with_json("PATCH", _path(job_id), present(**changes))
+        return self._read(views.Job, call)
 
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
         """Have a job save a checkpoint within `grace_s` seconds (by default the server's setting),
@@ -185,9 +185,7 @@ class JobCalls(Calls):
         The fault is injected at once, or when `at_step` optimizer steps are done. Returns the drill
         when it is over, or with `wait=False` immediately. Raises JobNotRunning or DrillImpossible.
         """
-        body: dict[str, Any] = {"kind": DrillKind(kind).value, "rank": rank}
-        if at_step is not None:
-            body["at_step"] = at_step
+        body = present(kind=DrillKind(kind), rank=rank, at_step=at_step)
         # One key for all tries: a lost answer must not inject the fault twice.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         path = f"{_path(job_id)}/drill"
@@ -203,13 +201,11 @@ class JobCalls(Calls):
 
     def drills(self, job_id: str) -> list[views.Drill]:
         """Every drill of the job, oldest first."""
-        page = self._read(views.DrillPage, Call("GET", f"{_path(job_id)}/drills"))
-        return page.items
+        return self._list(views.DrillPage, f"{_path(job_id)}/drills")
 
     def hangs(self, job_id: str) -> list[views.Hang]:
         """The newest hangs that were found, with the culprits and the stack of every rank."""
-        page = self._read(views.HangPage, Call("GET", f"{_path(job_id)}/hangs"))
-        return page.items
+        return self._list(views.HangPage, f"{_path(job_id)}/hangs")
 
     def delete(self, job_id: str) -> None:
         """Remove a finished job with all its files; raises JobLive if the job has not ended."""

@@ -8,17 +8,21 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dray import functions, views
 from dray._http import code as code_archives
 from dray._http.code import OnUpload
-from dray._http.documents import Spec, read_document
-from dray._http.transport import Call, params, segment
+from dray._http.transport import Call, params, present, segment
 from dray._sync.calls import Calls
 from dray.code.local import packed_code, with_code
 from dray.code.packing import PackedCode, pack
 from dray.errors import IntegrityError
+
+if TYPE_CHECKING:  # most commands need neither the document's classes nor YAML
+    from dray.spec import JobSpec
+
+Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
 
 MAX_ROUNDS = 3
 """How often parts are sent that are said to be missing: they were deleted meanwhile, or lost."""
@@ -32,7 +36,7 @@ class SubmitCalls(Calls):
         creates one job, however often it is submitted. Raises Unprocessable with the pointer to
         the field at fault, Unsatisfiable if the cluster could never run it.
         """
-        document, base = read_document(spec)
+        document, base = _document(spec)
         packed = packed_code(document, base)
         if packed is not None:
             uploaded = self._upload(packed, None)
@@ -45,8 +49,8 @@ class SubmitCalls(Calls):
     def dry_run(self, spec: Spec) -> views.Explanation:
         """Whether and when the job would start if it were submitted now, and what would have it
         start earlier; nothing is stored. Raises what `submit` raises."""
-        document = with_code(read_document(spec)[0], None)  # nothing is uploaded
-        call = Call.with_json("POST", "/v1/jobs", document, params(dry_run="true"))
+        document = with_code(_document(spec)[0], None)  # nothing is uploaded
+        call = Call.with_json("POST", "/v1/jobs", document, params(dry_run=True))
         return self._read(views.Explanation, call)
 
     def upload_code(
@@ -118,9 +122,7 @@ class SubmitCalls(Calls):
 
     def job_code(self, job_id: str) -> list[views.CodeFile]:
         """The files of the code that the job runs; CodeNotFound if it brought none."""
-        call = Call("GET", f"/v1/jobs/{segment(job_id)}/code")
-        page = self._read(views.CodeFilePage, call)
-        return page.items
+        return self._list(views.CodeFilePage, f"/v1/jobs/{segment(job_id)}/code")
 
     def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:
         """Write the code that the job runs below the folder `dest`; the files' paths."""
@@ -142,12 +144,24 @@ class SubmitCalls(Calls):
         Arguments default to what the server knows about its cluster, or to typical numbers; the
         plan says which. Raises NotPlannable if the plan would depend on unread data.
         """
-        options = {
-            "memory_bytes_per_rank": memory_bytes_per_rank,
-            "flops_per_s": flops_per_s,
-            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
-            "latency_s": latency_s,
-        }
-        given = {name: value for name, value in options.items() if value is not None}
-        document = with_code(read_document(spec)[0], None)
-        return self._read(views.Plan, Call.with_json("POST", "/v1/plan", {**document, **given}))
+        options = present(
+            memory_bytes_per_rank=memory_bytes_per_rank,
+            flops_per_s=flops_per_s,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            latency_s=latency_s,
+        )
+        document = with_code(_document(spec)[0], None)
+        return self._read(views.Plan, Call.with_json("POST", "/v1/plan", {**document, **options}))
+
+
+def _document(spec: Spec) -> tuple[Any, Path]:
+    """The document as it is sent, without defaults, and the folder that its paths start from."""
+    from dray.documents import folder_of, load_document
+    from dray.spec import JobSpec
+
+    if isinstance(spec, JobSpec):
+        own = spec.model_dump(mode="json", exclude_unset=True)
+        return {"version": spec.version, **own}, Path()
+    if isinstance(spec, Mapping):
+        return dict(spec), Path()
+    return load_document(spec), folder_of(spec)

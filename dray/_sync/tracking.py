@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
 from dray import frames, views
-from dray._http.transport import Call, params, segment
+from dray._http.transport import Call, params, present, segment
 from dray._sync.reports import ReportCalls
 
 if TYPE_CHECKING:
@@ -90,15 +90,14 @@ class TrackingCalls(ReportCalls):
         """Add or remove tags of a job in any state, or replace its notes (Markdown). With
         `revision`, that of `annotations`, raises AnnotationsChanged if somebody changed them
         since."""
-        changes = {
-            "add_tags": add_tags and list(add_tags),
-            "remove_tags": remove_tags and list(remove_tags),
-            "notes": notes,
-        }
-        given = {name: value for name, value in changes.items() if value is not None}
+        changes = present(
+            add_tags=add_tags and list(add_tags),
+            remove_tags=remove_tags and list(remove_tags),
+            notes=notes,
+        )
         headers = None if revision is None else {"If-Match": f'"{revision}"'}
         path = f"/v1/jobs/{segment(job_id)}/annotations"
-        call = Call.with_json("PATCH", path, given, headers=headers)
+        call = Call.with_json("PATCH", path, changes, headers=headers)
         return self._read(views.Annotations, call)
 
 

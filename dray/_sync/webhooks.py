@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 
 from dray import views
-from dray._http.transport import Call, params, segment
+from dray._http.transport import Call, params, present, segment
 from dray._sync.calls import Calls
 from dray.views import DeliveryStatus, JobState, WebhookFormat
 
@@ -33,21 +33,19 @@ class WebhookCalls(Calls):
         `secret` of the answer is the key of the signatures, and is told this once. Raises
         WebhookUrlForbidden, UnknownQueue or TooManyWebhooks.
         """
-        wanted = {
-            "url": url,
-            "states": None if states is None else [JobState(state) for state in states],
-            "queue": queue,
-            "labels": None if labels is None else dict(labels),
-            "format": None if format is None else WebhookFormat(format),
-            "all_users": all_users or None,
-        }
-        given = {name: value for name, value in wanted.items() if value is not None}
+        given = present(
+            url=url,
+            states=None if states is None else [JobState(state) for state in states],
+            queue=queue,
+            labels=None if labels is None else dict(labels),
+            format=None if format is None else WebhookFormat(format),
+            all_users=all_users or None,
+        )
         return self._read(views.Webhook, Call.with_json("POST", "/v1/webhooks", given))
 
     def webhooks(self) -> list[views.Webhook]:
         """Your webhooks, oldest first; for admins, everybody's."""
-        page = self._read(views.WebhookPage, Call("GET", "/v1/webhooks"))
-        return page.items
+        return self._list(views.WebhookPage, "/v1/webhooks")
 
     def webhook(self, webhook_id: str) -> views.Webhook:
         """The webhook, without its secret; raises WebhookNotFound if you have no such one."""

@@ -40,7 +40,6 @@ SHARED = {
     "Reason": VIEWS,
     "ResNet": DOCUMENTS,
     "Retry": APART,
-    "Run": APART,
     "StoredFile": "a file that the API sends, and one of uploaded code",
     "Tokens": "a text as numbers, and the layer of a network that reads them",
     "Unet": DOCUMENTS,
