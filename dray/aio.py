@@ -65,6 +65,7 @@ class AsyncClient(
         self.url = connection.url
 
     async def aclose(self) -> None:
+        """Close the connections to the server."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -131,6 +132,7 @@ class AsyncJobRun:
         return job
 
     async def cancel(self) -> views.Job:
+        """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
         return await self._client.cancel(self.id)
 
     async def result(self) -> Any:

@@ -65,6 +65,7 @@ class Client(
         self.url = connection.url
 
     def close(self) -> None:
+        """Close the connections to the server."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -131,6 +132,7 @@ class JobRun:
         return job
 
     def cancel(self) -> views.Job:
+        """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
         return self._client.cancel(self.id)
 
     def result(self) -> Any:

@@ -19,9 +19,11 @@ from dray._http.transport import no_answer, segment
 
 class DownloadCalls(Calls):
     async def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
+        """The checkpoints of the job that are kept."""
         return await self._list(views.CheckpointPage, f"/v1/jobs/{segment(job_id)}/checkpoints")
 
     async def artifacts(self, job_id: str) -> list[views.Artifact]:
+        """The files that the job left as its result."""
         return await self._list(views.ArtifactPage, f"/v1/jobs/{segment(job_id)}/artifacts")
 
     async def download(

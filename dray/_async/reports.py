@@ -234,6 +234,7 @@ class ReportCalls(JobCalls):
             await self._pause_if_hurried(asked, wait_s, changed=bool(page.items))
 
     async def attempts(self, job_id: str) -> list[views.Attempt]:
+        """The attempts of the job, with the state that each resumed from."""
         return await self._list(views.AttemptPage, _path(job_id, "attempts"))
 
 

@@ -20,9 +20,11 @@ from dray._sync.calls import Calls
 
 class DownloadCalls(Calls):
     def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
+        """The checkpoints of the job that are kept."""
         return self._list(views.CheckpointPage, f"/v1/jobs/{segment(job_id)}/checkpoints")
 
     def artifacts(self, job_id: str) -> list[views.Artifact]:
+        """The files that the job left as its result."""
         return self._list(views.ArtifactPage, f"/v1/jobs/{segment(job_id)}/artifacts")
 
     def download(

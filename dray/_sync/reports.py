@@ -234,6 +234,7 @@ class ReportCalls(JobCalls):
             self._pause_if_hurried(asked, wait_s, changed=bool(page.items))
 
     def attempts(self, job_id: str) -> list[views.Attempt]:
+        """The attempts of the job, with the state that each resumed from."""
         return self._list(views.AttemptPage, _path(job_id, "attempts"))
 
 
