@@ -11,11 +11,10 @@ from typing import Any, Self
 import httpx
 
 from dray import functions, views
-from dray._async.arrays import ArrayCalls
 from dray._async.cluster import ClusterCalls
 from dray._async.downloads import DownloadCalls
 from dray._async.federation import FederationCalls
-from dray._async.jobs import JobCalls
+from dray._async.jobs import ArrayCalls, JobCalls
 from dray._async.reports import ReportCalls
 from dray._async.submitting import SubmitCalls
 from dray._async.tracking import TrackingCalls

@@ -12,11 +12,10 @@ import httpx
 
 from dray import functions, views
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
-from dray._sync.arrays import ArrayCalls
 from dray._sync.cluster import ClusterCalls
 from dray._sync.downloads import DownloadCalls
 from dray._sync.federation import FederationCalls
-from dray._sync.jobs import JobCalls
+from dray._sync.jobs import ArrayCalls, JobCalls
 from dray._sync.reports import ReportCalls
 from dray._sync.submitting import SubmitCalls
 from dray._sync.tracking import TrackingCalls
