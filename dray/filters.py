@@ -1,13 +1,14 @@
-"""Which jobs are listed: one model, which the SDK fills, the API parses, and the SQL is made of."""
+"""Filters of lists. The one of jobs is filled by the SDK, parsed by the API, and becomes SQL."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, TypeAlias
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from dray.input.times import Time
 from dray.views import JobState
 
 MAX_INDEX = 2**63 - 1
@@ -24,6 +25,25 @@ def states_of(given: States | None) -> tuple[JobState, ...]:
 
 def label_texts(labels: Mapping[str, str] | None) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in (labels or {}).items())
+
+
+def _rfc_3339(value: Any) -> Any:
+    """Refuse what pydantic would also accept: seconds since 1970, dates, times without a zone."""
+    if isinstance(value, str) and not re.fullmatch(
+        r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", value, re.ASCII
+    ):
+        raise ValueError("must be a time like 2026-01-31T12:00:00Z; in an address + is %2B")
+    return value
+
+
+def _in_utc(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must be in the years 1 to 9999 by UTC, too") from None
+
+
+Time = Annotated[datetime, BeforeValidator(_rfc_3339), AfterValidator(_in_utc)]
 
 
 def _key_and_value(text: str) -> str:

@@ -12,7 +12,7 @@ from api.context import Caller, Query, TheContext, TheCosts
 from api.http.caching import answer
 from api.problems import Refused, declare
 from dray import views
-from dray.input.times import Time
+from dray.filters import Time
 
 router = APIRouter(prefix="/v1/costs", tags=["costs"])
 
