@@ -218,6 +218,7 @@ async def test_a_search_that_takes_too_long_is_given_up(
 
     with pytest.raises(InvalidSearch, match="took longer"):
         service.database.read_sync(work)
+    monkeypatch.undo()  # a busy machine takes longer for the next one
     assert await found(service, "priority = 50") == []  # the connection is as it was
 
 
