@@ -26,13 +26,13 @@ T = TypeVar("T")
 V = TypeVar("V", bound=BaseModel)
 
 
-class Listed(Protocol[T]):
+class ItemList(Protocol[T]):
     """A list."""
 
     items: list[T]
 
 
-class Page(Listed[T], Protocol[T]):
+class Page(ItemList[T], Protocol[T]):
     """A page of a list."""
 
     next_cursor: str | None
@@ -91,9 +91,9 @@ class Calls:
         response = await self._send(call, patient=patient)
         return self._connection.parse(view, response.content, call)
 
-    async def _list(self, view: type[Listed[T]], path: str, query: Parameters = ()) -> list[T]:
+    async def _list(self, view: type[ItemList[T]], path: str, query: Parameters = ()) -> list[T]:
         """All items of a list that has no pages."""
-        found: Listed[T] = await self._read(cast("Any", view), Call("GET", path, query))
+        found: ItemList[T] = await self._read(cast("Any", view), Call("GET", path, query))
         return found.items
 
     async def _items(
