@@ -61,36 +61,74 @@ Label = Annotated[
 class JobFilter(BaseModel):
     """Selects the jobs for which everything holds that is given; None selects any."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    # The SDK fills it without a check, so the check is built at the first use. Descriptions are not
+    # taken from docstrings: finding these takes longer than the other imports of the module.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    state: tuple[JobState, ...] = ()
-    """Jobs in any of these states."""
-    queue: Annotated[str, Field(max_length=63)] | None = None
-    label: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
-    """`key=value`; jobs that have all of these labels."""
-    name: Annotated[str, Field(max_length=128)] | None = None
-    name_glob: Annotated[str, Field(max_length=128)] | None = None
-    """Jobs whose name matches this pattern: `*` is any text, `?` one character."""
-    text: Annotated[str, Field(max_length=128)] | None = None
-    """Jobs whose name contains this, in whatever case of its letters."""
-    id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
-    """Jobs whose id begins with this."""
-    array: Annotated[str, Field(pattern="^array-[0-9a-z]{0,60}$")] | None = None
-    """Jobs of the array whose id is this, or begins with it."""
-    array_index: Annotated[int, Field(ge=0, le=MAX_INDEX)] | None = None
-    """Jobs that have this index in their array."""
-    collapse_arrays: bool = False
-    """List one job alone of each array; with `state`, of those with a job in any of the states."""
-    owner: Annotated[str, Field(max_length=255)] | None = None
-    """Jobs of this owner; `@me` is the caller."""
-    project: Annotated[str, Field(max_length=255)] | None = None
-    created_after: Time | None = None
-    """Jobs submitted at this time (RFC 3339) or later."""
-    created_before: Time | None = None
-    """Jobs submitted earlier than this time (RFC 3339)."""
-    where: str | None = None
-    """Jobs that a search expression matches, such as `val/accuracy > 0.9 and state = "RUNNING"`:
-    docs/tracking.md has its grammar."""
+    state: Annotated[tuple[JobState, ...], Field(description="Jobs in any of these states.")] = ()
+    queue: Annotated[str | None, Field(max_length=63)] = None
+    label: Annotated[
+        tuple[Label, ...],
+        Field(max_length=64, description="`key=value`; jobs that have all of these labels."),
+    ] = ()
+    name: Annotated[str | None, Field(max_length=128)] = None
+    name_glob: Annotated[
+        str | None,
+        Field(
+            max_length=128,
+            description="Jobs whose name matches this pattern: `*` is any text, `?` one character.",
+        ),
+    ] = None
+    text: Annotated[
+        str | None,
+        Field(
+            max_length=128,
+            description="Jobs whose name contains this, in whatever case of its letters.",
+        ),
+    ] = None
+    id_prefix: Annotated[
+        str | None,
+        Field(
+            pattern="^job-[0-9a-z]{0,60}$",
+            description="Jobs whose id begins with this.",
+        ),
+    ] = None
+    array: Annotated[
+        str | None,
+        Field(
+            pattern="^array-[0-9a-z]{0,60}$",
+            description="Jobs of the array whose id is this, or begins with it.",
+        ),
+    ] = None
+    array_index: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_INDEX, description="Jobs that have this index in their array."),
+    ] = None
+    collapse_arrays: Annotated[
+        bool,
+        Field(
+            description="List one job alone of each array; with `state`, of those with a job in "
+            "any of the states."
+        ),
+    ] = False
+    owner: Annotated[
+        str | None,
+        Field(max_length=255, description="Jobs of this owner; `@me` is the caller."),
+    ] = None
+    project: Annotated[str | None, Field(max_length=255)] = None
+    created_after: Annotated[
+        Time | None, Field(description="Jobs submitted at this time (RFC 3339) or later.")
+    ] = None
+    created_before: Annotated[
+        Time | None, Field(description="Jobs submitted earlier than this time (RFC 3339).")
+    ] = None
+    where: Annotated[
+        str | None,
+        Field(
+            description="Jobs that a search expression matches, such as `val/accuracy > 0.9 and "
+            'state = "RUNNING"`:\ndocs/tracking.md has its grammar.'
+        ),
+    ] = None
 
     @property
     def labels(self) -> list[tuple[str, str]]:

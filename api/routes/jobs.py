@@ -41,7 +41,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 DEFAULT_PROJECT = "default"
 
 
-class ListQuery(JobFilter):
+class ListQuery(JobFilter, Query):
     brief: bool = False
     """Leave each job's `spec` empty, which is most of the answer."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
