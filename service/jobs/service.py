@@ -18,6 +18,7 @@ from dray.views import JobState
 from service.checkpoints import init_from
 from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
+from service.config import node_policies
 from service.config.node_types import LABEL
 from service.config.settings import Settings
 from service.db.models import JobRow
@@ -180,7 +181,7 @@ class Jobs:
 
     async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
         """The checks that need no transaction."""
-        await data_policy.refuse_forbidden(spec, data_policy.policy_of(self._settings))
+        await data_policy.refuse_forbidden(spec, node_policies.data_policy(self._settings))
         spec, silo_sources = silos.without_sources(spec)
         resolved = await self._plans.resolve(spec)
         spec = resolved.spec

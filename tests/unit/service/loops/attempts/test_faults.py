@@ -9,7 +9,8 @@ import pytest
 from dray.filters import JobFilter
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import AttemptSpec, FrameKind, Phase, attempt_prefix
+from ray_workers.shared.contracts import AttemptSpec, FrameKind, Phase
+from ray_workers.shared.names import attempt_prefix
 from tests.fakes.attempt import Exited, FakeRank
 from tests.fakes.cluster import LostLaunch
 from tests.marks import ON_SQLITE
