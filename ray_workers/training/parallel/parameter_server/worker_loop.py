@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from dray.train.kv.connection import ConnectionLost
 from ray_workers.shared import heartbeat
 from ray_workers.shared.heartbeat import RankPhase, TimeCategory
 from ray_workers.training.core.compat_torch import Store
-from ray_workers.training.core.finished import finish_if_told, tell_finished
+from ray_workers.training.core.progress import finish_if_told, tell_finished
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
-from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
-from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
+
+if TYPE_CHECKING:
+    from ray_workers.training.loop.trainer import Trainer
+    from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
 
 
-def train_served(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
+def train_served(
+    trainer: Trainer, strategy: ParameterServerWorker, rendezvous: RendezvousHandler
+) -> None:
     """Train with the servers' weights until no batch is left.
 
     Preempted if the rank was asked to leave. ConnectionLost if a server without a replica is gone:
     its part of the weights is in the newest checkpoint.
     """
-    strategy = trainer.strategy
-    assert isinstance(strategy, ParameterServerWorker)
     try:
         store = rendezvous.meet_without_group()
         try:
