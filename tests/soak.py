@@ -30,7 +30,7 @@ GENERATED = {
     "documents": (4, 2_000),
     "files": (4, 2_000),
     "loggers": (1, 10_000),
-    "names": (4, 500),
+    "names": (8, 100),
     "plans": (4, 10_000),
     "programs": (4, 150),
 }

@@ -256,6 +256,7 @@ class Draw:
         if self.chance(0.15):
             self._add_twins(case.metrics)
             self._add_twins(case.document["script"].get("parameters", {}))
+            self._add_twins(case.files)
         case.metrics = {_named(key, case): values for key, values in case.metrics.items()}
         if case.logger == "tensorboard":
             case.metrics = {key: list(map(single, of)) for key, of in case.metrics.items()}
