@@ -101,6 +101,12 @@ class Round:
         return stay
 
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
+        """What comes of a waiting job; position: its place in the queue, 1 being next."""
+        kept_back = self._kept_back(job, gang, position)
+        return kept_back or self._find_slots(job, gang, rank, position)
+
+    def _kept_back(self, job: WaitingJob, gang: Gang, position: int) -> Decision | None:
+        """Why the job does not start whatever slots are free; None if it may start."""
         if job.after:
             return waits_for_jobs(job, position)
         if self._is_closed and not gang.request.homes:
@@ -118,6 +124,10 @@ class Round:
             self._backing_off.append((job, gang))
             reason = Reason("preparing_environment", job.preparing)
             return Wait(job.job_id, reason, position)
+        return None
+
+    def _find_slots(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
+        """Start the job on free slots, or have others make room, or let it wait."""
         kind, least, most = gang.kind, gang.least, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
