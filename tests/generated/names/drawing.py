@@ -265,6 +265,10 @@ class Draw:
                 {"name": key, "pattern": f"m{number}=(.*)"}
                 for number, key in enumerate(case.metrics)
             ]
+        labels = case.document.get("labels")
+        if case.hook is not None and labels is not None and self.chance(0.2):
+            case.hook["labels"] = True
+            labels[self.word()] = f" {self.word()} "
         self.random = own
 
     def _add_twins(self, values: dict[str, Any]) -> None:
