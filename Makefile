@@ -123,7 +123,7 @@ $(FLOWER)/.ready: benchmarks/flower-requirements.txt
 	@touch $@
 
 blocking: setup ## write the blocking client anew, after a change of the asynchronous one
-	$(BIN)/python -m tools.blocking_client
+	$(BIN)/python -m tests.unit.packaging.blocking_client
 
 reference: setup ## write docs/job-document.md anew, after a change of the job document
 	$(BIN)/python -m api.job_document > docs/job-document.md

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.blocking_client import GENERATED, ROOT, blocking, sources
+from tests.unit.packaging.blocking_client import GENERATED, ROOT, blocking, sources
 
 
 def test_the_blocking_client_is_current() -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 GENERATED = "dray/_sync"
 
 # In this order, over the whole text of a file with its docstrings.
