@@ -3,6 +3,7 @@
 A part that has passed is not run again until a file of the tree changes, so a run that was
 interrupted, or failed in one part, goes on where it was. `--list` shows the parts and what is
 known of each; `python -m tests.soak storms chaos` runs these two, whatever is known.
+`--only files --for 3600 --from 0` runs one generator for an hour (`tests/soak_hours.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import soak_hours
+
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / ".soak.json"
 """`{"tree": hash, "passed": {part: seconds}}`"""
@@ -27,12 +30,14 @@ GENERATED = {
     "documents": (4, 2_000),
     "files": (4, 2_000),
     "loggers": (1, 10_000),
-    "names": (4, 500),
+    "names": (8, 100),
     "plans": (4, 10_000),
     "programs": (4, 150),
 }
 """Parts, and cases of each part, of every generator in tests/generated."""
 PROCESSES = str(min(os.cpu_count() or 1, 4))
+SHARED = ("--numprocesses", PROCESSES, "--dist", "worksteal", "-q")
+"""Options of pytest for tests that share the processors."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,6 @@ class Part:
 
 def parts() -> list[Part]:
     """All tests, the quickest to fail first; each file that starts a Ray is a part of its own."""
-    shared = ("--numprocesses", PROCESSES, "--dist", "worksteal", "-q")
     with_ray = {"RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
     files = [
         path.relative_to(ROOT)
@@ -61,19 +65,19 @@ def parts() -> list[Part]:
         for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
     ]
     return [
-        Part("unit", ("tests/unit",), shared, {"OMP_NUM_THREADS": "1", "DRAY_FUZZ": "whole"}),
+        Part("unit", ("tests/unit",), SHARED, {"OMP_NUM_THREADS": "1", "DRAY_FUZZ": "whole"}),
         Part("page", ("tests/page",), ("-q",)),
         *(
             Part(
                 f"{name}-{number}",
                 (f"tests/generated/{name}",),
-                shared,
+                SHARED,
                 {"OMP_NUM_THREADS": "1", "DRAY_SEEDS": str(num_cases)},
             )
             for name, (num_parts, num_cases) in GENERATED.items()
             for number in range(1, num_parts + 1)
         ),
-        Part("storms", ("tests/simulation",), shared, {"DRAY_SEEDS": str(NUM_STORMS)}),
+        Part("storms", ("tests/simulation",), SHARED, {"DRAY_SEEDS": str(NUM_STORMS)}),
         *(Part(_name(path), (str(path),), ("-q",), with_ray) for path in files),
     ]
 
@@ -117,7 +121,21 @@ def main() -> int:
     known_parts = {part.name: part for part in parts()}
     parser.add_argument("parts", nargs="*", metavar="PART", help="run these alone")
     parser.add_argument("--list", action="store_true", help="show the parts")
+    hours = parser.add_argument_group("one generator of tests/generated for a given time")
+    hours.add_argument("--only", metavar="NAME", choices=GENERATED, help=", ".join(GENERATED))
+    hours.add_argument(
+        "--for", dest="seconds", type=float, default=3600.0, metavar="SECONDS", help="3600"
+    )
+    hours.add_argument(
+        "--from",
+        dest="first",
+        type=int,
+        metavar="SEED",
+        help="instead of the first one behind those in .soak-hours.jsonl",
+    )
     options = parser.parse_args()
+    if options.only is not None:
+        return soak_hours.run_for(options.only, options.seconds, options.first, SHARED)
     unknown = [name for name in options.parts if name not in known_parts]
     if unknown:
         parser.error(f"no part is called {unknown[0]}; the parts are {', '.join(known_parts)}")

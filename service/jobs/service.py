@@ -11,6 +11,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from dray import views
+from dray.filters import JobFilter
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.checkpoints import init_from
@@ -38,7 +39,6 @@ from service.domain.scheduling.placement import slots
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
-from service.jobs.listing import JobQuery
 from service.lifecycle import dependencies
 from service.lifecycle.transitions import move
 from service.nodes.gpu_capabilities import refuse_missing_precision
@@ -241,12 +241,12 @@ class Jobs:
                 await woken.wait(min(left_s, LOOK_AGAIN_S))
 
     async def list(
-        self, query: JobQuery | None = None, *, limit: int = 50, cursor: str | None = None
+        self, query: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> views.JobPage:
         """Newest first, at most `limit` (1 to 500). BadCursor for a cursor of something else."""
-        wanted = query or JobQuery()
+        wanted = query or JobFilter()
         before_id = listing.place(wanted, cursor)
-        if not wanted.can_match:
+        if not listing.can_match(wanted):
             return views.JobPage(items=[])
         return await self._database.read(
             lambda session: listing.page(session, wanted, limit=limit, before_id=before_id)

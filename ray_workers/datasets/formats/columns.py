@@ -108,15 +108,15 @@ class Column:
     values: set[str] = field(default_factory=set)
     num_rounded: int = 0
     """Values that `relative_of` had to round to the next float64."""
-    _lowest: int | None = None
-    _is_wide: bool = False
+    is_wide: bool = False
     """Whether a whole number is beyond those that float64 holds."""
+    _lowest: int | None = None
 
     @property
     def base(self) -> int:
         """The number that is subtracted from every value, once all rows were seen: 0, except for
         whole numbers beyond those that float64 holds."""
-        return base_of(self._lowest) if self._is_wide and self._lowest is not None else 0
+        return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 
     @property
     def holds_numbers(self) -> bool:
@@ -154,7 +154,7 @@ class Column:
                 self.could_be_numbers = self.could_be_truth = False
             else:
                 self.could_be_dates = False
-                self._note_range(*self.numbers_of(batch))
+                self.see_range(batch)
         else:
             trimmed = pc.fill_null(pc.utf8_trim_whitespace(batch), "")
             missing = _is_one_of(pc.utf8_lower(trimmed), MISSING)
@@ -162,6 +162,13 @@ class Column:
             self.empty.note(pc.equal(trimmed, ""), self.num_rows)
             self._look_at_values(trimmed, pc.invert(missing))
         self.num_rows += len(batch)
+
+    def forget_range(self) -> None:
+        """Forget which values there are, before `see_range` of each batch of kept rows."""
+        self._lowest, self.is_wide = None, False
+
+    def see_range(self, batch: Any) -> None:
+        self._note_range(*self.numbers_of(batch))
 
     def known(self, batch: Any) -> Any:
         """The values, with null for each that is missing."""
@@ -215,7 +222,7 @@ class Column:
         lowest = min(whole)
         self._lowest = lowest if self._lowest is None else min(lowest, self._lowest)
         if values.dtype.kind in "iuO":
-            self._is_wide |= max(-lowest, max(whole)) > EXACT_WHOLE
+            self.is_wide |= max(-lowest, max(whole)) > EXACT_WHOLE
 
     @property
     def hint(self) -> str:

@@ -26,7 +26,7 @@ from ray_workers.datasets.formats.table_files import NO_ROW, CsvFile, ParquetFil
 from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
-TABLE_VERSION = 4
+TABLE_VERSION = 5
 """Part of every table's key: change it with anything that changes the files of a table."""
 Rows = npt.NDArray[np.int64]
 
@@ -91,7 +91,7 @@ def _opened(prepared: Prepared) -> Table:
 
 
 class _Building:
-    """One file on its way to its prepared form, in two or three readings."""
+    """One file on its way to its prepared form, in two to four readings."""
 
     def __init__(
         self, file: TableFile, shop: Workshop, data: spec.Data, *, classifies: bool
@@ -123,6 +123,7 @@ class _Building:
         self._collect_names(categories)
         dates = [column for column in self.features if column.is_date]
         numbers = [c for c in self.features if not (c.is_category or c.is_date)]
+        self._find_bases_again(self._measured(numbers))
         classes = self.target.vocabulary() if self.classifies else None
         vocabularies = [column.vocabulary() for column in categories]
         chosen = {column.name for column in every}
@@ -190,6 +191,18 @@ class _Building:
                 "regression predicts numbers, tabular_classification predicts names"
                 f"{self.target.hint}",
             )
+
+    def _find_bases_again(self, columns: Sequence[Column]) -> None:
+        """Without the values of rows that are dropped: next to a far one of them, float64 would
+        round the others."""
+        wide = [column for column in columns if column.is_wide]
+        if not wide or not self._dropping:
+            return
+        for column in wide:
+            column.forget_range()
+        for _, batch in self._kept_rows(wide):
+            for column, values in zip(wide, batch, strict=True):
+                column.see_range(values)
 
     def _collect_names(self, categories: Sequence[Column]) -> None:
         """Every name of the categories and of the classes."""
@@ -311,11 +324,16 @@ class _Building:
             raise broken(self.file.place, "has no row in which nothing is missing")
         return num_rows
 
+    @property
+    def _dropping(self) -> list[Column]:
+        """The columns whose missing values have their rows dropped."""
+        return [c for c in self._every if c.missing == "drop" and c.gaps.count]
+
     def _kept_rows(self, columns: Sequence[Column]) -> Iterator[tuple[Rows, list[Any]]]:
         """(row numbers, known values of the columns) of each batch, without what is dropped."""
         import pyarrow as pa
 
-        dropping = [c for c in self._every if c.missing == "drop" and c.gaps.count]
+        dropping = self._dropping
         every = list(dict.fromkeys([*columns, *dropping]))
         first_row = 0
         for batch in self.file.batches([column.name for column in every]):

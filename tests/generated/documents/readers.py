@@ -21,8 +21,15 @@ from tests.generated.documents.fields import classes, models_in
 ROOT = Path(__file__).resolve().parents[3]
 CODE = ("api", "dray", "ray_workers", "service")
 SPEC = "dray/spec"
-CHECKS = (SPEC, "dray/cli", "dray/input")
-"""What is read here alone has no effect on a job: it is checked, or shown."""
+CHECKS = (
+    SPEC,
+    "dray/cli",
+    "dray/input",
+    "service/domain/init_from",
+    "service/planning/model/memory.py",
+)
+"""What is read here alone has no effect on a job: it is checked, estimated, compared with another
+document's, or shown."""
 SPEAKS_OF_DOCUMENTS = re.compile("(?<![a-z])(spec|document|federated)(?![a-z])")
 """What a file has that imports `dray.spec`, or has a document at hand."""
 Types = frozenset[str]

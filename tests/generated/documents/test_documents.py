@@ -18,6 +18,7 @@ from tests.generated.documents.conftest import seeds
 from tests.generated.documents.drawing import Draw
 from tests.generated.documents.way import Followed, named
 from tests.marks import SOAK
+from tests.seeds import noted
 from tests.unit.service.loops.world import World
 
 BLOCKS = 4
@@ -36,7 +37,7 @@ async def followed(sqlite_url: str, tmp_path: Path) -> AsyncIterator[Followed]:
 async def test_a_document_is_refused_by_field_or_launched_as_it_says(
     block: int, followed: Followed
 ) -> None:
-    for seed in seeds()[block::BLOCKS]:
+    for seed in noted(seeds()[block::BLOCKS]):
         draw = Draw(seed)
         document = draw.document()
         try:

@@ -152,7 +152,7 @@ class ImageCase:
                 found += [Refusal(name, "mode"), Refusal(name, "16 bits")]
             elif one.form == "frames":
                 found.append(Refusal(name, "pages or frames"))
-            elif one.size != SIZE and not one.fault:
+            if one.size != SIZE and not one.fault:
                 found.append(Refusal("pixels (height x width)"))
         if self.layout == "one":
             found.append(Refusal("one class only"))

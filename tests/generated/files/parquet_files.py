@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ from tests.generated.files.csv_drawing import NAMES
 from tests.generated.files.csv_files import replace_rows
 from tests.generated.files.tables import Truth, Value
 
+WIDE = Context(prec=100)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Read = tuple[Any, Value]
 """(a cell as Python writes it, what it says)."""
@@ -70,7 +71,7 @@ def _decimal(precision: int, scale: int) -> Callable[[random.Random], Read]:
     def cell(dice: random.Random) -> Read:
         digits = dice.choice((precision, precision // 2, 1))
         number = dice.randint(-(10**digits) + 1, 10**digits - 1)
-        return Decimal(number).scaleb(-scale), Fraction(number, 1) / Fraction(10) ** scale
+        return Decimal(number).scaleb(-scale, WIDE), Fraction(number, 1) / Fraction(10) ** scale
 
     return cell
 
@@ -235,5 +236,7 @@ def draw(seed: int) -> ParquetCase:
     }
     if any(column.type == pa.timestamp("ns") for column in columns):
         options["version"] = "2.6"
+    if any(pa.types.is_duration(column.type) for column in columns):
+        options["store_schema"] = True  # without it, the file has whole numbers
     missing = dice.choice(("error", "error", "drop", "indicator", "mean"))
     return ParquetCase(tuple(columns), classifies, missing, tuple(options.items()))

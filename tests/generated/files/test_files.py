@@ -21,6 +21,7 @@ from tests.generated.files import (
 )
 from tests.generated.files.cases import Case, fault_in, smallest
 from tests.generated.files.conftest import seeds
+from tests.seeds import noted
 
 KINDS: dict[str, Callable[[int], Case]] = {
     "arrays": arrays.draw,
@@ -38,7 +39,7 @@ BLOCKS = 4
 @pytest.mark.parametrize("block", range(BLOCKS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_are_read_as_they_were_written(kind: str, block: int) -> None:
-    for seed in seeds()[block::BLOCKS]:
+    for seed in noted(seeds()[block::BLOCKS]):
         case = KINDS[kind](seed)
         if fault_in(case) is not None:
             small = smallest(case)

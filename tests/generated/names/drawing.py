@@ -256,6 +256,7 @@ class Draw:
         if self.chance(0.15):
             self._add_twins(case.metrics)
             self._add_twins(case.document["script"].get("parameters", {}))
+            self._add_twins(case.files)
         case.metrics = {_named(key, case): values for key, values in case.metrics.items()}
         if case.logger == "tensorboard":
             case.metrics = {key: list(map(single, of)) for key, of in case.metrics.items()}
@@ -264,6 +265,10 @@ class Draw:
                 {"name": key, "pattern": f"m{number}=(.*)"}
                 for number, key in enumerate(case.metrics)
             ]
+        labels = case.document.get("labels")
+        if case.hook is not None and labels is not None and self.chance(0.2):
+            case.hook["labels"] = True
+            labels[self.word()] = f" {self.word()} "
         self.random = own
 
     def _add_twins(self, values: dict[str, Any]) -> None:

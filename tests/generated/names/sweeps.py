@@ -96,7 +96,7 @@ class SweepDraw(Draw):
             most = MOST_TRIALS // math.prod(map(len, values.values()))
             if most and all(variable(name) != variable(other) for other in values):
                 values[name] = self._choices(min(3, most))
-        return SweepCase(
+        case = SweepCase(
             name=self.word(),
             values=values,
             args=[self._argument(list(values)) for _ in self.several(4)],
@@ -105,6 +105,15 @@ class SweepDraw(Draw):
             reports=[self.number() for _ in range(MOST_TRIALS)],
             door=self.random.choice([door for door in DOORS if door != "program"]),
         )
+        if len(values) > 1 and self._around.random() < 0.2:
+            self._write_place_in_value(case)
+        return case
+
+    def _write_place_in_value(self, case: SweepCase) -> None:
+        """Have a value that looks like the place of another one, and stays as it is."""
+        name, other = self._around.sample(list(case.values), 2)
+        case.values[name][0] = f"${{{other}}}"
+        case.args.append([("value", name)])
 
     def _parameter(self) -> str:
         kind = self.random.random()
@@ -146,7 +155,7 @@ class SweepDraw(Draw):
         return [
             ("value", self.random.choice(names))
             if names and self.chance(0.4)
-            else ("text", self.text(0.02))
+            else ("text", self.text(0.02).replace("${HOME}", "$HOME"))  # no place of a value
             for _ in range(self.random.randint(1, 3))
         ]
 

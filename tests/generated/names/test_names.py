@@ -16,6 +16,7 @@ from tests.generated.names.drawing import Case, Draw
 from tests.generated.names.exits import Readers
 from tests.generated.names.sites import Sites
 from tests.generated.names.smaller import pass_or_show, smaller
+from tests.seeds import noted
 
 BLOCKS = 4
 """Tests that share the seeds."""
@@ -35,13 +36,13 @@ def goes_through(sites: Sites, folder: Path, case: Case) -> None:
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_what_goes_in_comes_out(block: int, sites: Sites, tmp_path: Path) -> None:
-    for seed in seeds()[block::BLOCKS]:
+    for seed in noted(seeds()[block::BLOCKS]):
         case = Draw(seed).case()
         pass_or_show(seed, case, lambda one: goes_through(sites, tmp_path, one), smaller)
 
 
 def test_parameters_of_sweeps_go_through_to_the_trials(sites: Sites, tmp_path: Path) -> None:
-    for seed in sweep_seeds():
+    for seed in noted(sweep_seeds()):
         case = sweeps.SweepDraw(seed).sweep()
         pass_or_show(
             seed, case, lambda one: trials.go_through(sites, tmp_path, one), sweeps.smaller

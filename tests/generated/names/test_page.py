@@ -12,6 +12,7 @@ from tests.generated.names.exits import name_of
 from tests.generated.names.sites import Sites
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import browser
+from tests.seeds import noted
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -27,7 +28,7 @@ def test_the_page_shows_names_as_they_are(sites: Sites, browser: Browser, tmp_pa
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("dialog", lambda dialog: wrong.append(dialog.message))
-    for seed in seeds()[:FEW]:
+    for seed in noted(seeds()[:FEW]):
         case = Draw(seed).case()
         case.user = None  # the browser has no token
         with entered(sites, tmp_path, case) as doors:

@@ -36,6 +36,7 @@ from service.domain.scheduling.rules.queues import Queue
 from tests.generated.plans import search
 from tests.generated.plans.clusters import LEVELS, MIN_RUN_S, NOW, Case, Draw, Held, smaller
 from tests.generated.plans.conftest import seeds
+from tests.seeds import noted
 
 BLOCKS = 20
 """Tests that share the seeds."""
@@ -399,5 +400,5 @@ def check(seed: int) -> None:
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_each_plan_is_one_that_a_slow_search_allows(block: int) -> None:
-    for seed in seeds()[block::BLOCKS]:
+    for seed in noted(seeds()[block::BLOCKS]):
         check(seed)

@@ -15,6 +15,7 @@ import pytest
 from tests.generated.programs.checking import Checked
 from tests.generated.programs.conftest import FEW, seeds
 from tests.generated.programs.drawing import draw
+from tests.seeds import noted
 from tests.unit.training import ranks
 
 CHUNK = 10
@@ -37,7 +38,7 @@ def test_drawn_programs_train_as_by_torch_and_after_kills_to_the_same_bits(
     chunk = range(first, min(first + CHUNK, seeds().stop))
     references = under_torchrun(chunk, tmp_path) if len(chunk) > FEW else {}
     found = {}
-    for seed in chunk:
+    for seed in noted(chunk):
         error = error_of(seed, tmp_path / str(seed), references=references)
         if error is not None:
             found[seed] = smaller(seed, error, tmp_path / str(seed))

@@ -117,6 +117,15 @@ def test_a_missing_value_beside_a_large_one_is_not_rounded(
     assert table.num_rounded == {}
 
 
+def test_a_row_that_is_dropped_does_not_round_the_others(
+    tmp_path: Path, policy: DataPolicy
+) -> None:
+    text = f"x,y\n{2**60 + 1},1\n0,\n{2**60 + 2},3\n"
+    table = read_csv(text, tmp_path, policy, missing="drop")
+    assert table.num_rounded == {}
+    assert [int(one) + table.bases["x"] for one in table.numeric[:, 0]] == [2**60 + 1, 2**60 + 2]
+
+
 def test_a_fault_is_in_its_line_though_rows_before_were_dropped(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
