@@ -20,7 +20,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.paths import nonce_path
-from service.cluster.port import Cluster, ClusterSnapshot
+from service.cluster.port import Cluster, ClusterSnapshot, refused_nodes
 from service.cluster.ray.embedded import EmbeddedRay
 from service.cluster.ray.gateway import GatewayCluster, RayTarget
 from service.config.home_lock import HomeLock
@@ -374,12 +374,6 @@ class Runtime:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self.database.read(storage_repository.state))
         return asyncio.shield(self._asking)
-
-
-def refused_nodes(cluster: ClusterSnapshot) -> list[str]:
-    """The nodes that may not carry ranks now, each with the reason."""
-    refused = (node for node in cluster.nodes if not node.accepted and not node.is_released)
-    return [f"{node.hostname}: {node.problem}" for node in refused]
 
 
 def ray_target(settings: Settings, deployment_id: str) -> RayTarget:

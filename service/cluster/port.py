@@ -65,6 +65,12 @@ class ClusterSnapshot:
     nodes: tuple[ClusterNode, ...]
 
 
+def refused_nodes(cluster: ClusterSnapshot) -> list[str]:
+    """The nodes that may not carry ranks now, each with the reason."""
+    refused = (node for node in cluster.nodes if not node.accepted and not node.is_released)
+    return [f"{node.hostname}: {node.problem}" for node in refused]
+
+
 @dataclass(frozen=True)
 class AttemptRef:
     """An attempt, and the nodes that it was put on."""

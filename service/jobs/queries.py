@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.views import JobState
 from service.checkpoints import catalog
-from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.db.models import AttemptRow, CheckpointRow
 from service.db.notifications import Signals
@@ -26,13 +25,11 @@ from service.db.types import storable
 from service.domain.attempts.lineage import NO_END
 from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.events import SYNC_PLAN
-from service.domain.scheduling import policy
-from service.domain.scheduling.placement import slots
 from service.ingest import hangs, open_rounds, silent_processes
 from service.jobs import serializers
 from service.jobs.service import found, not_found
 from service.lifecycle import resizing
-from service.nodes import quarantine
+from service.nodes.node_table import node_slots
 from service.outlook import answers, decisions, forecasts
 from service.storage.storage import Storage
 from service.storage.threads import in_storage_thread
@@ -363,7 +360,7 @@ class Queries:
                 reason=row.reason,
                 ray_address=row.ray_address,
                 ray_dashboard=row.ray_dashboard,
-                nodes=_nodes(session),
+                nodes=node_slots(session),
                 storage=storage,
                 autoscaling=self._autoscaling(session),
                 updated_at=row.updated_at,
@@ -410,39 +407,6 @@ def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
     if not is_live or cluster is None or cluster.connected:
         return ""
     return f"the cluster does not answer: {cluster.reason}"
-
-
-def _nodes(session: Session) -> list[views.NodeSlots]:
-    live = attempts_repository.live(session)
-    holders = [
-        policy.Holder(
-            row.job_id,
-            resizing.as_slices(row.slices),
-            row.bundle,
-            roles=resizing.as_roles(row.roles),
-        )
-        for row in live
-    ]
-    held = slots.held_by_node(holders)
-    jobs: dict[str, dict[str, None]] = {}
-    for holder in holders:
-        for part in holder.slices:
-            jobs.setdefault(part.node_id, {})[holder.job_id] = None
-    return [
-        views.NodeSlots(
-            node_id=node.node_id,
-            hostname=node.hostname,
-            alive=node.alive,
-            resources=node.total,
-            labels=node.labels,
-            held=without_labels(held.get(node.node_id, {})),
-            accepted=node.accepted,
-            reason=node.reason,
-            quarantined=quarantine.as_viewed(node.quarantined),
-            jobs=list(jobs.get(node.node_id, ())),
-        )
-        for node in cluster_repository.nodes(session)
-    ]
 
 
 def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:

@@ -7,13 +7,17 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from dray import views
 from service.cluster.port import ClusterSnapshot
-from service.config.node_types import SILO_LABEL, NodeType
+from service.config.node_types import SILO_LABEL, NodeType, without_labels
 from service.db.models import ClusterRow, NodeRow
+from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import surroundings
 from service.db.repositories.scheduling import cluster as repository
 from service.domain.scheduling import autoscaling, policy
+from service.domain.scheduling.placement import slots
 from service.domain.text import clean
+from service.lifecycle import resizing
 from service.nodes import quarantine
 
 
@@ -97,3 +101,37 @@ def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
         labels = {SILO_LABEL: "true"} if is_silo else {}
         found += [policy.Node.labelled("", total, total, labels)] * number
     return tuple(found) or None
+
+
+def node_slots(session: Session) -> list[views.NodeSlots]:
+    """Every node that is known, with what attempts hold of it."""
+    live = attempts_repository.live(session)
+    holders = [
+        policy.Holder(
+            row.job_id,
+            resizing.as_slices(row.slices),
+            row.bundle,
+            roles=resizing.as_roles(row.roles),
+        )
+        for row in live
+    ]
+    held = slots.held_by_node(holders)
+    jobs: dict[str, dict[str, None]] = {}
+    for holder in holders:
+        for part in holder.slices:
+            jobs.setdefault(part.node_id, {})[holder.job_id] = None
+    return [
+        views.NodeSlots(
+            node_id=node.node_id,
+            hostname=node.hostname,
+            alive=node.alive,
+            resources=node.total,
+            labels=node.labels,
+            held=without_labels(held.get(node.node_id, {})),
+            accepted=node.accepted,
+            reason=node.reason,
+            quarantined=quarantine.as_viewed(node.quarantined),
+            jobs=list(jobs.get(node.node_id, ())),
+        )
+        for node in repository.nodes(session)
+    ]

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import psycopg
 
-from service.cluster.port import ClusterNode, ClusterSnapshot
+from service.cluster.port import ClusterNode, ClusterSnapshot, refused_nodes
 from service.config.settings import Settings
-from service.runtime import READY_LIMIT_S, Runtime, refused_nodes
+from service.runtime import READY_LIMIT_S, Runtime
 
 PATIENCE_S = 30.0
 
