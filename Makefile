@@ -40,7 +40,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-fast coverage soak chaos check lint types imports format openapi reference bench clean
+.PHONY: help setup demo run test test-fast coverage soak chaos check lint types imports format blocking openapi reference bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -121,6 +121,9 @@ $(FLOWER)/.ready: benchmarks/flower-requirements.txt
 	$(FLOWER)/bin/python -m pip install --quiet $(torch_index) '$(torch_pin_$(TORCH))'
 	$(FLOWER)/bin/python -m pip install --quiet --requirement benchmarks/flower-requirements.txt
 	@touch $@
+
+blocking: setup ## write the blocking client anew, after a change of the asynchronous one
+	$(BIN)/python -m tests.unit.packaging.blocking_client
 
 reference: setup ## write docs/job-document.md anew, after a change of the job document
 	$(BIN)/python -m api.job_document > docs/job-document.md

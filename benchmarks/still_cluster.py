@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, Recall
+from ray_workers.shared.commands import Command
+from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode
 
@@ -22,15 +23,7 @@ class StillCluster:
 
     async def give_up(self, ref: AttemptRef) -> None: ...
 
-    async def stop_attempt(self, ref: AttemptRef) -> None: ...
-
-    async def preempt(self, ref: AttemptRef, grace_s: float) -> None: ...
-
-    async def drill(self, ref: AttemptRef, drill: Drill) -> None: ...
-
-    async def grow(self, ref: AttemptRef, grant: Grant) -> None: ...
-
-    async def recall(self, ref: AttemptRef, recall: Recall) -> None: ...
+    async def send(self, ref: AttemptRef, command: Command) -> None: ...
 
     async def acknowledge(self, ref: AttemptRef) -> None: ...
 

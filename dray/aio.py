@@ -1,44 +1,48 @@
-"""The asynchronous client: `dray.Client`'s methods, awaited; its iterators, with `async for`."""
+"""The asynchronous client: `async with dray.AsyncClient() as client: await client.cluster()`."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from dray import functions, views
-from dray._clients.arrays import AsyncArrayCalls
-from dray._clients.base import http_options
-from dray._clients.cluster import AsyncClusterCalls
-from dray._clients.federation import AsyncFederationCalls
-from dray._clients.jobs import AsyncJobCalls
-from dray._clients.reports import AsyncReportCalls
-from dray._clients.submitting import AsyncSubmitCalls
-from dray._clients.tracking import AsyncTrackingCalls
-from dray._clients.webhooks import AsyncWebhookCalls
-from dray._http.drivers import AsyncDriver
-from dray._http.flows import Flows
+from dray._async.cluster import ClusterCalls
+from dray._async.downloads import DownloadCalls
+from dray._async.federation import FederationCalls
+from dray._async.jobs import ArrayCalls, JobCalls
+from dray._async.reports import ReportCalls
+from dray._async.submitting import SubmitCalls
+from dray._async.tracking import TrackingCalls
+from dray._async.webhooks import WebhookCalls
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.errors import JobFailed
 from dray.views import JobState
 
 
 class AsyncClient(
-    AsyncSubmitCalls,
-    AsyncJobCalls,
-    AsyncArrayCalls,
-    AsyncReportCalls,
-    AsyncTrackingCalls,
-    AsyncClusterCalls,
-    AsyncWebhookCalls,
-    AsyncFederationCalls,
+    SubmitCalls,
+    TrackingCalls,
+    ReportCalls,
+    JobCalls,
+    ArrayCalls,
+    FederationCalls,
+    DownloadCalls,
+    ClusterCalls,
+    WebhookCalls,
 ):
-    """See `dray.Client`, which has the same arguments, answers and errors."""
+    """Talks to one dray server.
+
+    Every method raises the exceptions of `dray.errors`. Requests without an answer, or with an
+    answer that asks for a retry (408, 429, 5xx, 409 of a submit in flight), are repeated with
+    growing random pauses for `retry.patience_s` seconds; `wait`, `follow`, `download` and following
+    logs retry for a minute, so that a restart of the server does not end them. A repeated submit
+    creates one job, by its idempotency key. Threads must not share a client while iterating.
+    """
 
     def __init__(
         self,
@@ -49,13 +53,18 @@ class AsyncClient(
         retry: Retry | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        """`url` and `token` default to DRAY_URL (else http://127.0.0.1:8420) and DRAY_TOKEN.
+
+        `timeout` is in seconds, for connecting and for each answer, on top of the time that
+        the server was asked to wait. `transport` replaces the network, for tests.
+        """
         connection = Connection.open(url, token, timeout, retry or Retry())
+        http = httpx.AsyncClient(transport=transport, **connection.client_options())
+        super().__init__(connection, http)
         self.url = connection.url
-        self._http = httpx.AsyncClient(transport=transport, **http_options(connection))
-        self._flows = Flows(connection)
-        self._driver = AsyncDriver(connection, self._http)
 
     async def aclose(self) -> None:
+        """Close the connections to the server."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -70,11 +79,18 @@ class AsyncClient(
         await self.aclose()
 
     async def attach(self, job: views.Job | str) -> AsyncJobRun:
+        """Follow a job, by its id or name: `async with await client.attach(job) as run:` reads its
+        logs, metrics or events as they come, waits for its end, and raises JobFailed unless it
+        succeeded."""
         return AsyncJobRun(self, job.id if isinstance(job, views.Job) else await self.resolve(job))
 
 
 class AsyncJobRun:
-    """See `JobRun`: `async with`, `async for`, and methods to be awaited."""
+    """One job. Iterating yields its events as they happen, up to the one that ends it.
+
+    At the end of the `async with` block the job is waited for; JobFailed is raised unless it
+    succeeded. If the block itself raises, the job goes on and is not waited for.
+    """
 
     def __init__(self, client: AsyncClient, job_id: str) -> None:
         self._client = client
@@ -96,26 +112,35 @@ class AsyncJobRun:
         return self._client.follow(self.id)
 
     async def job(self) -> views.Job:
+        """The job as it is now."""
         return await self._client.get(self.id)
 
     def logs(self, rank: int | None = None) -> AsyncGenerator[views.LogLine, None]:
+        """Yield the lines of every rank, or of one, until the job is over."""
         return self._client.logs(self.id, rank, follow=True)
 
     def metrics(self, keys: Sequence[str] | None = None) -> AsyncGenerator[views.Point, None]:
+        """Yield the points of rank 0, of all keys or of these, until the job is over."""
         return self._client.follow_metrics(self.id, keys)
 
     async def wait(self, timeout_s: float | None = None) -> views.Job:
+        """The job once it has succeeded. JobFailed if it ended otherwise, WaitTimeout."""
         job = await self._client.wait(self.id, timeout_s)
         if job.state is not JobState.SUCCEEDED:
             raise JobFailed(job)
         return job
 
     async def cancel(self) -> views.Job:
+        """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
         return await self._client.cancel(self.id)
 
     async def result(self) -> Any:
+        """Wait for a job of `submit_function`, and load what the function returned on rank 0.
+
+        Loading runs code that is in the file, so do this with your own jobs alone. JobFailed;
+        ArtifactNotFound for another kind of job.
+        """
         await self.wait()
-        folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
-        with folder as name:
-            (path,) = await self._client.download(self.id, name, functions.RESULT)
-            return await asyncio.to_thread(functions.load_result, Path(path))
+        with tempfile.TemporaryDirectory() as folder:
+            (path,) = await self._client.download(self.id, folder, functions.RESULT)
+            return await asyncio.to_thread(functions.load_result, path)

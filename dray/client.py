@@ -1,4 +1,5 @@
-"""The blocking client: `with dray.Client() as client: job = client.submit("job.yaml")`."""
+# Written by `make blocking` from dray/aio.py: change that file instead.
+"""The blocking client: `with dray.Client() as client: client.cluster()`."""
 
 from __future__ import annotations
 
@@ -10,31 +11,29 @@ from typing import Any, Self
 import httpx
 
 from dray import functions, views
-from dray._clients.arrays import ArrayCalls
-from dray._clients.base import http_options
-from dray._clients.cluster import ClusterCalls
-from dray._clients.federation import FederationCalls
-from dray._clients.jobs import JobCalls
-from dray._clients.reports import ReportCalls
-from dray._clients.submitting import SubmitCalls
-from dray._clients.tracking import TrackingCalls
-from dray._clients.webhooks import WebhookCalls
-from dray._http.drivers import SyncDriver
-from dray._http.flows import Flows
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
+from dray._sync.cluster import ClusterCalls
+from dray._sync.downloads import DownloadCalls
+from dray._sync.federation import FederationCalls
+from dray._sync.jobs import ArrayCalls, JobCalls
+from dray._sync.reports import ReportCalls
+from dray._sync.submitting import SubmitCalls
+from dray._sync.tracking import TrackingCalls
+from dray._sync.webhooks import WebhookCalls
 from dray.errors import JobFailed
 from dray.views import JobState
 
 
 class Client(
     SubmitCalls,
+    TrackingCalls,
+    ReportCalls,
     JobCalls,
     ArrayCalls,
-    ReportCalls,
-    TrackingCalls,
+    FederationCalls,
+    DownloadCalls,
     ClusterCalls,
     WebhookCalls,
-    FederationCalls,
 ):
     """Talks to one dray server.
 
@@ -60,12 +59,12 @@ class Client(
         the server was asked to wait. `transport` replaces the network, for tests.
         """
         connection = Connection.open(url, token, timeout, retry or Retry())
+        http = httpx.Client(transport=transport, **connection.client_options())
+        super().__init__(connection, http)
         self.url = connection.url
-        self._http = httpx.Client(transport=transport, **http_options(connection))
-        self._flows = Flows(connection)
-        self._driver = SyncDriver(connection, self._http)
 
     def close(self) -> None:
+        """Close the connections to the server."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -80,8 +79,8 @@ class Client(
         self.close()
 
     def attach(self, job: views.Job | str) -> JobRun:
-        """Follow a job, by its id or name: `with client.attach(job) as run:` reads its logs,
-        metrics or events as they come, waits for its end, and raises JobFailed unless it
+        """Follow a job, by its id or name: `with client.attach(job) as run:` reads its
+        logs, metrics or events as they come, waits for its end, and raises JobFailed unless it
         succeeded."""
         return JobRun(self, job.id if isinstance(job, views.Job) else self.resolve(job))
 
@@ -89,8 +88,8 @@ class Client(
 class JobRun:
     """One job. Iterating yields its events as they happen, up to the one that ends it.
 
-    At the end of a `with` block the job is waited for; JobFailed is raised unless it succeeded. If
-    the block itself raises, the job goes on and is not waited for.
+    At the end of the `with` block the job is waited for; JobFailed is raised unless it
+    succeeded. If the block itself raises, the job goes on and is not waited for.
     """
 
     def __init__(self, client: Client, job_id: str) -> None:
@@ -132,6 +131,7 @@ class JobRun:
         return job
 
     def cancel(self) -> views.Job:
+        """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
         return self._client.cancel(self.id)
 
     def result(self) -> Any:

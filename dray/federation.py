@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-
-from dray._http.federation import ClientTrainer
+from typing import Any, Protocol
 
 _NEEDED = frozenset(
     {"fsspec", "numpy", "PIL", "safetensors", "tokenizers", "torch", "torchmetrics"}
 )
+
+
+class ClientTrainer(Protocol):
+    """Trains on the client's data: `ray_workers.training.clients.outside_client`."""
+
+    def train(self, number: int) -> Any:
+        """The update of this round, whose model is in the folder."""
+
+    def answer(
+        self, session: str, number: int, num_elements: int, awaits: str, message: bytes
+    ) -> Any:
+        """The answer in a phase of secure aggregation."""
 
 
 def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], ClientTrainer]:

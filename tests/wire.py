@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from dray.spec import JobSpec
 from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RankTask, Slice
 from ray_workers.shared.frames import RoundReport
+from ray_workers.shared.group_traits import GroupTraits
 from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy
 from service.cluster.port import ClusterNode
+from service.domain.attempts.group_traits import traits_of
+from service.domain.documents import CheckedDocument
+
+
+def traits(document: Mapping[str, Any], **fields: Any) -> GroupTraits:
+    """As the service makes them for a job on CPUs, but for these fields. A document that is only
+    what a test looks at stands for a recipe of one rank."""
+    is_whole = "recipe" in document or "script" in document
+    spec = JobSpec.model_validate(document if is_whole else {"recipe": "image_classification"})
+    return replace(traits_of(CheckedDocument.of(spec), has_gpus=False), **fields)
 
 
 def attempt_spec(**fields: Any) -> AttemptSpec:
@@ -19,6 +32,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "job_id": "job",
         "attempt": 1,
         "spec": {},
+        "traits": fields.get("traits") or traits(fields.get("spec", {})),
         "slices": (Slice("node", 1),),
         "bundle": {"CPU": 1.0},
         "roles": (),
@@ -34,7 +48,6 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "output_limit_bytes": 100 << 30,
         "furthest_step": 0,
         "min_workers": None,
-        "recovers_in_place": False,
         "worker_mtbf_s": WORKER_MTBF_S,
         "silence_limit_s": 60.0,
         "system_metrics_s": None,

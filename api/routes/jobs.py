@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Annotated, Any
 
@@ -26,57 +25,23 @@ from api.http import body
 from api.http.caching import answer, fresh
 from api.http.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
 from api.http.idempotency import KeyHeader, check_key, named
-from api.http.times import Time
 from api.http.turns import TOO_MANY
 from api.http.waiting import turn
 from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views
+from dray.filters import JobFilter
 from dray.functions import ENTRYPOINT
 from dray.requests import JobChangeRequest, PreemptRequest
 from dray.spec import JobSpec
-from dray.views import JobState
 from service.config.settings import Settings
-from service.jobs.listing import JobQuery
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 DEFAULT_PROJECT = "default"
-MAX_INDEX = 2**63 - 1
 
 
-Label = Annotated[str, Field(json_schema_extra={"pattern": "^[^=]+="})]
-
-
-class ListQuery(Query):
-    state: tuple[JobState, ...] = ()
-    """Jobs in any of these states."""
-    queue: Annotated[str, Field(max_length=63)] | None = None
-    label: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
-    """`key=value`; jobs that have all of these labels."""
-    name: Annotated[str, Field(max_length=128)] | None = None
-    name_glob: Annotated[str, Field(max_length=128)] | None = None
-    """Jobs whose name matches this pattern: `*` is any text, `?` one character."""
-    text: Annotated[str, Field(max_length=128)] | None = None
-    """Jobs whose name contains this, in whatever case of its letters."""
-    id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
-    """Jobs whose id begins with this."""
-    array: Annotated[str, Field(pattern="^array-[0-9a-z]{0,60}$")] | None = None
-    """Jobs of the array whose id is this, or begins with it."""
-    array_index: Annotated[int, Field(ge=0, le=MAX_INDEX)] | None = None
-    """Jobs that have this index in their array."""
-    collapse_arrays: bool = False
-    """List one job alone of each array; with `state`, of those with a job in any of the states."""
-    owner: Annotated[str, Field(max_length=255)] | None = None
-    """Jobs of this owner; `@me` is the caller."""
-    project: Annotated[str, Field(max_length=255)] | None = None
-    created_after: Time | None = None
-    """Jobs submitted at this time (RFC 3339) or later."""
-    created_before: Time | None = None
-    """Jobs submitted earlier than this time (RFC 3339)."""
-    where: str | None = None
-    """Jobs that a search expression matches, such as `val/accuracy > 0.9 and state = "RUNNING"`:
-    docs/tracking.md has its grammar."""
+class ListQuery(JobFilter, Query):
     brief: bool = False
     """Leave each job's `spec` empty, which is most of the answer."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
@@ -186,43 +151,12 @@ async def list_jobs(
     A caller has two searches by `where` answered at once, and more wait; beyond these the answer is
     429.
     """
-    labels = _labels(query.label)
-    if labels is None:
-        return answer(request, views.JobPage(items=[]))
-    chosen = JobQuery(
-        states=query.state,
-        queue=query.queue,
-        labels=labels,
-        owner=caller if query.owner == "@me" else query.owner,
-        project=query.project,
-        name=query.name,
-        name_glob=query.name_glob,
-        text=query.text,
-        id_prefix=query.id_prefix,
-        array=query.array,
-        array_index=query.array_index,
-        collapse_arrays=query.collapse_arrays,
-        created_after=query.created_after,
-        created_before=query.created_before,
-        where=query.where,
-    )
+    chosen = query.model_copy(update={"owner": caller}) if query.owner == "@me" else query
     async with turn(request) if query.where else nullcontext():
         page = await jobs.list(chosen, limit=query.limit, cursor=query.cursor)
     if query.brief:
         page.items = [job.model_copy(update={"spec": {}}) for job in page.items]
     return answer(request, page)
-
-
-def _labels(texts: Iterable[str]) -> dict[str, str] | None:
-    """Labels by key; None if a key is given two values, which no job has."""
-    found: dict[str, str] = {}
-    possible = True
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise Refused("invalid_parameter", f"the label {text!r} is not of the form key=value")
-        possible = possible and found.setdefault(key, value) == value
-    return found if possible else None
 
 
 @router.patch(

@@ -19,7 +19,7 @@ from benchmarks.machine import BenchmarkError
 from benchmarks.processes import service
 from benchmarks.report import Result, Row, Table, seconds
 from dray import Client
-from ray_workers.shared.contracts import agent_name, supervisor_name
+from ray_workers.shared.names import agent_name, supervisor_name
 from service.cluster.ray.embedded import ON_LOOPBACK
 
 FACTOR = 30

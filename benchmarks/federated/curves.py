@@ -14,6 +14,7 @@ from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.devices import CPU
 from ray_workers.training.loop.client_evaluation import evaluation_of
 from ray_workers.training.parallel import StrategyContext, strategy_of
+from ray_workers.training.parallel.gradients import Pass
 
 
 def measured(document: Mapping[str, Any]) -> Iterator[dict[str, float]]:
@@ -31,7 +32,7 @@ def measured(document: Mapping[str, Any]) -> Iterator[dict[str, float]]:
     feed = strategy.feed(on_device(workload.train, CPU))
     strategy.prepare(feed, 0)
     for number in range(1, spec.federated.rounds + 1):
-        strategy.gradients.backward(feed.at(number).shares, None, lambda _: None, lambda: None)
+        strategy.gradients.backward(Pass(feed.at(number).shares))
         strategy.update.step(spec.train.optimizer.lr)
         strategy.after_step(number)
         yield evaluation.measure()

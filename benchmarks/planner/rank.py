@@ -19,8 +19,7 @@ from ray_workers.recipes import RECIPES
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.loop.trainer import Trainer
-from ray_workers.training.parallel.data_parallel.ddp import Ddp
-from ray_workers.training.parallel.data_parallel.local_sgd import PeriodicAveraging
+from ray_workers.training.parallel.data_parallel.local_sgd import LocalSgd
 from ray_workers.training.parallel.gossip.synchronous import SynchronousGossip
 from ray_workers.training.process import rank_main
 
@@ -66,10 +65,10 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     if model is not None:  # else it is made when the rank takes its place
         tracker.track_external(model)
     strategy = loop.strategy
-    if isinstance(strategy, Ddp) and isinstance(strategy.sync, PeriodicAveraging):
-        tracker.track_external(*strategy.sync.agreed)
-    if isinstance(strategy, Ddp) and isinstance(strategy.sync, SynchronousGossip):
-        tracker.track_external(*strategy.sync.mixing.own)
+    if isinstance(strategy, LocalSgd):
+        tracker.track_external(*strategy.agreed)
+    if isinstance(strategy, SynchronousGossip):
+        tracker.track_external(*strategy.mixing.own)
     with tracker:
         loop.join_group(RankAssignment(0, rank, world_size, None))
         loop.restore()

@@ -25,7 +25,7 @@ from service.db.session import Database
 from service.ingest.attempt_results import Received, record
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
-from service.lifecycle.claims import Wanted, claim
+from service.lifecycle.claims import Deployment, Wanted, claim
 from service.storage.storage import Storage
 
 BATCH_POINTS = 1000
@@ -68,7 +68,7 @@ class Service:
     """The parts of the service that metrics pass through, on a SQLite home."""
 
     def __init__(self, home: Path) -> None:
-        settings = Settings(home=home)
+        self._settings = settings = Settings(home=home)
         self.database = Database(settings.database_url)
         migrate(self.database)
         self.storage = Storage(settings.storage_url)
@@ -81,7 +81,8 @@ class Service:
         job, _ = asyncio.run(self._jobs.submit(spec))
         wanted = Wanted(job.id, 0, job.queue, (Slice("node", 1),), {"CPU": 1.0})
         now = datetime.now(UTC)
-        self.database.write_sync(lambda s: claim(s, [wanted], "session", now))
+        at = Deployment("d", "session", self._settings)
+        self.database.write_sync(lambda s: claim(s, [wanted], at, now))
         return job.id
 
     def record(self, job_id: str, frames: Sequence[Frame], outcome: Outcome | None = None) -> float:

@@ -45,7 +45,7 @@ from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.parallel.meta_init import materialise
-from ray_workers.training.parallel.model_parallel.context_parallel import Context
+from ray_workers.training.parallel.model_parallel.device_mesh import Context
 
 CPU = torch.device("cpu")
 WHOLE_MB = 1024

@@ -1,33 +1,25 @@
-"""Uploading a folder's code, and getting a job's code back."""
+"""The archives in which code is uploaded and downloaded."""
 
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from os import PathLike
 from pathlib import Path
 
-from dray import views
-from dray._http.calls import Calls
 from dray._http.downloads import destination
-from dray._http.transport import Call, Flow, Run, segment
+from dray._http.transport import Call
 from dray.code.packing import PackedCode
-from dray.errors import IntegrityError
 
 BATCH_BYTES = 8 << 20
 """Of parts that are sent in one request; the server takes twice as much."""
 BATCH_PARTS = 2000
-MAX_ROUNDS = 3
-"""How often parts are sent that are said to be missing: they were deleted meanwhile, or lost."""
-
 OnUpload = Callable[[int, int], None]
 """Called with how many of the bytes to send are sent, and how many there are."""
 
 
-def upload(calls: Calls, packed: PackedCode, on_progress: OnUpload | None) -> Flow[views.Code]:
-    """Send what the server does not have of these files; the code as it is there."""
+def described(packed: PackedCode) -> Call:
+    """The call by which the server learns of these files; it answers which parts are missing."""
     files = [
         {
             "path": file.path,
@@ -37,28 +29,10 @@ def upload(calls: Calls, packed: PackedCode, on_progress: OnUpload | None) -> Fl
         }
         for file in packed.files
     ]
-    content = json.dumps({"files": files}, separators=(",", ":")).encode()
-    describe = Call("POST", "/v1/code", (), {"Content-Type": "application/json"}, content)
-    code = yield from calls.read(views.Code, describe, patient=True)
-    for _ in range(MAX_ROUNDS):
-        if code.is_complete:
-            break
-        sent, total = 0, sum(packed.size_of(part) for part in code.missing)
-        for batch in _batches(packed, code.missing):
-            body, size = yield Run(lambda batch=batch: _as_tar(packed, batch))  # type: ignore[misc]
-            headers = {"Content-Type": "application/x-tar"}
-            call = Call("POST", "/v1/code/parts", (), headers, body)
-            yield from calls.send(call, patient=True)
-            sent += size
-            if on_progress is not None:
-                on_progress(sent, total)
-        code = yield from calls.read(views.Code, describe, patient=True)
-    if not code.is_complete:
-        raise IntegrityError("the server does not keep the parts of the code that it was sent")
-    return code
+    return Call.with_json("POST", "/v1/code", {"files": files})
 
 
-def _batches(packed: PackedCode, parts: Sequence[str]) -> Iterator[list[str]]:
+def batches(packed: PackedCode, parts: Sequence[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for part in parts:
@@ -71,7 +45,7 @@ def _batches(packed: PackedCode, parts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _as_tar(packed: PackedCode, parts: Sequence[str]) -> tuple[bytes, int]:
+def as_tar(packed: PackedCode, parts: Sequence[str]) -> tuple[bytes, int]:
     """These parts as the members of an archive, and how many bytes they have."""
     archive, size = io.BytesIO(), 0
     for part in parts:
@@ -86,20 +60,7 @@ def _as_tar(packed: PackedCode, parts: Sequence[str]) -> tuple[bytes, int]:
     return archive.getvalue(), size
 
 
-def files_of(calls: Calls, job_id: str) -> Flow[list[views.CodeFile]]:
-    call = Call("GET", f"/v1/jobs/{segment(job_id)}/code")
-    return (yield from calls.read(views.CodeFilePage, call)).items
-
-
-def download(calls: Calls, job_id: str, dest: str | PathLike[str]) -> Flow[list[Path]]:
-    """Write the job's code below the folder `dest`; the files' paths."""
-    call = Call("GET", f"/v1/jobs/{segment(job_id)}/code/archive")
-    response = yield from calls.send(call, patient=True)
-    written: list[Path] = yield Run(lambda: _unpack(response.content, Path(dest)))
-    return written
-
-
-def _unpack(content: bytes, dest: Path) -> list[Path]:
+def unpack(content: bytes, dest: Path) -> list[Path]:
     written = []
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
         for member in archive:

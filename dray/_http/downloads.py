@@ -1,20 +1,15 @@
-"""Downloads of a job's files: complete, checked by hash, and never outside their folder."""
+"""Files of a download: which ones, where they are written, and the check of their hashes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from os import PathLike
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
-import httpx
-
 from dray import errors, views
-from dray._http.calls import Calls
-from dray._http.transport import Call, Close, Flow, Read, Run, Sleep, no_answer, segment
+from dray._http.transport import Call, segment
 
 OnProgress = Callable[[str, int, int], None]
 """Called with a file's path, the number of bytes downloaded, and the file's size."""
@@ -77,56 +72,7 @@ def _choose(
     )
 
 
-def fetch_all(
-    calls: Calls,
-    files: Iterable[RemoteFile],
-    dest: str | PathLike[str],
-    on_progress: OnProgress | None,
-) -> Flow[list[Path]]:
-    """The files' paths under `dest`, all of which are checked before the first byte is fetched."""
-    root = Path(dest)
-    targets = [(file, destination(root, file.path)) for file in files]
-    tell = on_progress or (lambda _path, _done, _total: None)
-    for file, target in targets:
-        yield from _fetch(calls, file, target, tell)
-    return [target for _, target in targets]
-
-
-def _fetch(calls: Calls, file: RemoteFile, target: Path, report: OnProgress) -> Flow[None]:
-    """Download into a hidden `.part` beside the target, which is renamed once its hash is right."""
-    if (yield Run(partial(_matches, target, file))):
-        report(file.path, file.size_bytes, file.size_bytes)
-        return
-    part = target.with_name(f".{target.name[:40]}.{file.sha256[:16]}.part")
-    offset: int = yield Run(partial(_begin, part, file.size_bytes))
-    retry = calls.patient
-    fruitless = 0
-    silent_since: float | None = None
-    while offset < file.size_bytes:
-        response = yield from calls.send(_range_call(file, offset), patient=True)
-        if response.status_code != 206:
-            offset = 0  # the range was ignored, or the version differs: the whole file is sent
-        fruitless += 1
-        broken: httpx.RequestError | None = None
-        try:
-            while offset <= file.size_bytes and (piece := (yield Read(response))):
-                yield Run(partial(_write_at, part, offset, piece))
-                offset += len(piece)
-                fruitless, silent_since = 0, None
-                report(file.path, min(offset, file.size_bytes), file.size_bytes)
-        except httpx.RequestError as error:
-            broken = error
-        yield Close(response)
-        if broken is None:
-            break  # the body is complete
-        silent_since = retry.clock() if silent_since is None else silent_since
-        if retry.clock() - silent_since > retry.patience_s:
-            raise no_answer(broken, calls.connection.url)
-        yield Sleep(retry.delay_s(fruitless + 1, None))
-    yield Run(partial(_finish, part, target, file))
-
-
-def _range_call(file: RemoteFile, offset: int) -> Call:
+def range_call(file: RemoteFile, offset: int) -> Call:
     headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
     if offset:
         headers |= {"Range": f"bytes={offset}-", "If-Range": f'"{file.sha256}"'}
@@ -143,14 +89,14 @@ def destination(root: Path, name: str) -> Path:
     return target
 
 
-def _matches(path: Path, file: RemoteFile) -> bool:
+def matches(path: Path, file: RemoteFile) -> bool:
     if not path.is_file() or path.stat().st_size != file.size_bytes:
         return False
     with path.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
 
 
-def _begin(part: Path, size_bytes: int) -> int:
+def begin(part: Path, size_bytes: int) -> int:
     """Create the part file; returns the number of bytes that an earlier download left."""
     part.parent.mkdir(parents=True, exist_ok=True)
     if part.is_symlink():
@@ -161,15 +107,15 @@ def _begin(part: Path, size_bytes: int) -> int:
         return opened.seek(0, 2)
 
 
-def _write_at(part: Path, offset: int, content: bytes) -> None:
+def write_at(part: Path, offset: int, content: bytes) -> None:
     with part.open("r+b") as opened:
         opened.seek(offset)
         opened.truncate()
         opened.write(content)
 
 
-def _finish(part: Path, target: Path, file: RemoteFile) -> None:
-    if not _matches(part, file):
+def finish(part: Path, target: Path, file: RemoteFile) -> None:
+    if not matches(part, file):
         part.unlink()
         raise errors.IntegrityError(
             f"{file.path} came with the wrong size or sha256 (expected {file.sha256}) "

@@ -1,32 +1,39 @@
-"""The layer under both clients: requests are data, and their handling is in generators.
+"""The layer under both clients: what a request is, when it is repeated, and how an answer is read.
 
-A *flow* is a generator that yields effects (`Send`, `Read`, `Sleep`, ...) and is sent their
-results; its return value is the method's. A flow that also yields `Item`s is an iterator's body.
-All logic (retries, paging, waiting, downloading) lives in flows and does no I/O; the drivers in
-`dray._http.drivers` perform effects, one blocking, one awaiting, so that nothing is written twice.
+Nothing here does I/O. `dray._async.calls` sends the requests.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import random
 import re
 import time
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
-from urllib.parse import quote
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
 
 import httpx
+from pydantic import BaseModel
 
 import dray
 from dray import errors
+from dray._http.home_sign_in import HomeSignIn
 from dray._http.problems import from_response
+from dray.home_token import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 DEFAULT_TIMEOUT_S = 30.0
+LONG_POLL_S = 30.0
+RECONNECT_PATIENCE_S = 60.0
+"""Seconds for which waits, streams and downloads retry while the server is away or restarts."""
 
-T = TypeVar("T")
+Parameters = tuple[tuple[str, str], ...]
+V = TypeVar("V", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,31 @@ class Call:
 
     method: str
     path: str
-    params: tuple[tuple[str, str], ...] = ()
+    params: Parameters = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     wait_s: float = 0.0
     """Seconds for which the server may delay the answer; added to the read timeout."""
     streamed: bool = False
-    """Whether the body of a success is `Read` piece by piece."""
+    """Whether the body of a success is read piece by piece."""
+
+    @classmethod
+    def with_json(
+        cls,
+        method: str,
+        path: str,
+        document: Any,
+        params: Parameters = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> Call:
+        """A call with a document as its body; raises SpecError if JSON cannot hold it."""
+        try:
+            content = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            why = f"the request can't be written as JSON: {error}"
+            raise errors.SpecError(why, pointer=_not_finite(document)) from None
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        return cls(method, path, params, headers, content)
 
     @property
     def is_safe(self) -> bool:
@@ -53,51 +78,18 @@ class Call:
         )
 
 
-@dataclass(frozen=True)
-class Send:
-    """Effect: send the call; the result is the `httpx.Response`."""
-
-    call: Call
-
-
-@dataclass(frozen=True)
-class Read:
-    """Effect: wait for the next piece of a streamed body; the result is b"" at its end."""
-
-    response: httpx.Response
-
-
-@dataclass(frozen=True)
-class Close:
-    """Effect: close a streamed response. A response left open is closed with its flow."""
-
-    response: httpx.Response
-
-
-@dataclass(frozen=True)
-class Sleep:
-    """Effect: let `seconds` pass."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Run:
-    """Effect: do blocking work on this machine (files); the result is its return value."""
-
-    work: Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Item(Generic[T]):
-    """Not an effect: one value for the iterator's consumer."""
-
-    value: T
-
-
-Effect = Send | Read | Close | Sleep | Run
-Flow = Generator[Effect, Any, T]
-Stream = Generator[Effect | Item[T], Any, None]
+def _not_finite(value: Any) -> str | None:
+    """The JSON pointer of the first number in a document that JSON has no words for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ""
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    else:
+        items = enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, inner in items:
+        if (place := _not_finite(inner)) is not None:
+            return f"/{str(key).replace('~', '~0').replace('/', '~1')}{place}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -133,45 +125,26 @@ def is_passing(failure: errors.ApiError) -> bool:
     return failure.status >= 500 and failure.status not in FINAL_STATUSES
 
 
-def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]:
-    """Send the call until it succeeds, fails for good, or the patience ends.
-
-    This is safe for every call of this API: GET, DELETE and cancel may be repeated, and a submit
-    carries an idempotency key. A POST without a key that is no cancel is sent once, unless it is
-    known not to have arrived, or was refused by a 429. Raises the classes of `dray.errors`.
-    """
-    began = retry.clock()
-    tries = 0
-    while True:
-        tries += 1
-        retry_after_s = None
-        failure: errors.DrayError
-        try:
-            response: httpx.Response = yield Send(call)
-        except httpx.RequestError as error:
-            failure = no_answer(error, base_url)
-            if not (call.is_safe or _never_arrived(error)):
-                raise failure from None
-        else:
-            if response.is_success:
-                return response
-            failure = from_response(response)
-            is_gone = isinstance(
-                failure, errors.JobNotFound | errors.QueueNotFound | errors.WebhookNotFound
-            )
-            if call.method == "DELETE" and tries > 1 and is_gone:
-                return response  # an earlier try succeeded and its answer was lost
-            # An answer of 429 says that nothing was done.
-            if not (is_passing(failure) and (call.is_safe or failure.status == 429)):
-                raise failure
-            retry_after_s = failure.retry_after_s
-        delay_s = retry.delay_s(tries, retry_after_s)
-        if retry.clock() - began + delay_s > retry.patience_s:
-            raise failure
-        yield Sleep(delay_s)
+def failure_of(call: Call, response: httpx.Response, tries: int) -> errors.ApiError | None:
+    """The exception for an answer, whose body must have been read; None for a success."""
+    if response.is_success:
+        return None
+    failure = from_response(response)
+    is_gone = isinstance(
+        failure, errors.JobNotFound | errors.QueueNotFound | errors.WebhookNotFound
+    )
+    if call.method == "DELETE" and tries > 1 and is_gone:
+        return None  # an earlier try succeeded and its answer was lost
+    return failure
 
 
-def _never_arrived(error: httpx.RequestError) -> bool:
+def may_repeat(call: Call, failure: errors.ApiError) -> bool:
+    """Whether the call may be sent again after this answer. One of 429 says that nothing was
+    done."""
+    return is_passing(failure) and (call.is_safe or failure.status == 429)
+
+
+def never_arrived(error: httpx.RequestError) -> bool:
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
@@ -188,6 +161,30 @@ def no_answer(error: httpx.RequestError, base_url: str) -> errors.TransportError
 
 def _cause(error: Exception) -> str:
     return str(error) or type(error).__name__
+
+
+def params(**given: Any) -> Parameters:
+    """Query parameters. Each value of a list is one, a flag is sent if it is set, and what is None
+    is left out. Raises ValueError for a time without a time zone."""
+    found: list[tuple[str, str]] = []
+    for name, value in given.items():
+        is_list = isinstance(value, Iterable) and not isinstance(value, str)
+        values = value if is_list else (value,)
+        found += [(name, _text(each)) for each in values if each is not None and each is not False]
+    return tuple(found)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError(f"{value} has no time zone: use, for instance, datetime.now(UTC)")
+        return value.isoformat()
+    return "true" if value is True else f"{value}"
+
+
+def present(**values: Any) -> dict[str, Any]:
+    """The values that are not None, by their names."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def segment(name: str) -> str:
@@ -231,8 +228,22 @@ class Connection:
         return cls(url, headers, timeout_s, retry)
 
     @property
-    def has_token(self) -> bool:
-        return "Authorization" in self.headers
+    def patient(self) -> Retry:
+        """The retry rule for calls that should survive a restart of the server."""
+        return replace(self.retry, patience_s=max(self.retry.patience_s, RECONNECT_PATIENCE_S))
+
+    def client_options(self) -> dict[str, Any]:
+        """Options of the httpx client."""
+        address = urlsplit(self.url)
+        is_local = is_loopback(address.hostname or "")
+        signs_in = is_local and "Authorization" not in self.headers and not address.username
+        return {
+            "auth": HomeSignIn() if signs_in else None,
+            # Proxy settings never apply to a server on this very machine.
+            "trust_env": not is_local,
+            # Without TLS there is nothing to verify, and loading the certificates takes 20 ms.
+            "verify": address.scheme != "http",
+        }
 
     def arguments(self, call: Call) -> dict[str, Any]:
         """Keyword arguments for the `request` methods of `httpx`."""
@@ -245,3 +256,13 @@ class Connection:
             "content": call.content,
             "timeout": httpx.Timeout(self.timeout_s, read=read_s),
         }
+
+    def parse(self, view: type[V], content: bytes | str, call: Call) -> V:
+        """`content` as `view`; raises TransportError if the content does not fit."""
+        try:
+            return view.model_validate_json(content)
+        except ValueError:
+            raise errors.TransportError(
+                f"{self.url} answered {call.path} with something that is no "
+                f"{view.__name__}: is it a dray server, and no newer than this client?"
+            ) from None

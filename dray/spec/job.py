@@ -31,7 +31,6 @@ from dray.spec.training.profile import Profile
 from dray.spec.training.sync import (
     AllReduce,
     Compression,
-    Gossip,
     Outer,
     ParameterServer,
     Sync,
@@ -198,7 +197,7 @@ class JobSpec(Document):
     @property
     def copies_differ(self) -> bool:
         """Whether each rank has weights, and a state of the optimizer, of its own."""
-        return self.takes_local_steps or isinstance(self.sync, Gossip)
+        return self.sync is not None and self.sync.copies_differ
 
     @model_validator(mode="before")
     @classmethod

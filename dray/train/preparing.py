@@ -243,48 +243,20 @@ def prepare(
                 track(f"{name}.{number}", one)
         elif given is not None:
             track(name, given)
-    from dray.train.prepared import division, saving
     from dray.train.prepared import group as groups
-    from dray.train.prepared.divided_session import DividedSession
+    from dray.train.prepared import saving, starting
     from dray.train.prepared.loader import PreparedLoader
-    from dray.train.prepared.session import TrainingSession
 
     options = _state.options
     assert options is not None
-    group = (_state.new_group or groups.group_of_environment)()
-    named = None if blocks is None else division.blocks_named(models[0], blocks)
-    if named is None and (recompute or compile_blocks):
-        raise ValueError(
-            "recompute and compile_blocks are of blocks: name them, such as blocks='layers.*'"
-        )
     shard, tensor = _sizes(shard, tensor)
-    is_wanted = named is not None or tensor_plan is not None or max(shard or 1, tensor or 1) > 1
-    # Without any of it the number of ranks may change, and the group is joined below.
-    axes = None
-    if is_wanted:
-        world_size = reporting.context().world_size
-        axes = division.axes_of(
-            world_size, shard=shard, tensor=tensor, is_blocked=named is not None
-        )
-        if axes.shard > 1 and named is None:
-            raise ValueError("shard is above 1: name the model's blocks, such as blocks='layers.*'")
-    session: TrainingSession
-    if axes is not None and axes.is_divided:
-        names = division.names_of(model, optimizer)
-        division.prepare_blocks(named or (), recompute=recompute, compiled=compile_blocks)
-        group.join()
-        division.divide(model, named or (), tensor_plan, axes)
-        division.retarget(optimizer, model, names)
-        session = DividedSession(
-            group, model, optimizer, _state.tracked or {}, seed=options.seed, axes=axes
-        )
-    else:
-        division.prepare_blocks(named or (), recompute=recompute, compiled=compile_blocks)
-        session = TrainingSession(
-            *(group, models, optimizers, _state.tracked or {}),
-            seed=options.seed,
-            broadcast_buffers=broadcast_buffers,
-        )
+    session = starting.session_of(
+        *((_state.new_group or groups.group_of_environment)(), models, optimizers),
+        _state.tracked or {},
+        starting.DivisionRequest(blocks, tensor_plan, shard, tensor, recompute, compile_blocks),
+        seed=options.seed,
+        broadcast_buffers=broadcast_buffers,
+    )
     session.begin(saving.load)
     saver = saving.Saver(
         session,
@@ -369,8 +341,7 @@ def progress(*, total_steps: int | None = None) -> TrainingProgress:
 def no_sync() -> AbstractContextManager[None]:
     """A context whose backward passes add gradients up without exchanging them; the next pass
     outside of it exchanges the sum."""
-    prepared = _check_prepared("no_sync")
-    return prepared.session.no_exchange()
+    return _check_prepared("no_sync").session.no_exchange()
 
 
 def checkpoint() -> None:
@@ -458,8 +429,7 @@ def _total_steps(prepared: _Prepared) -> int | None:
         return prepared.session.total_steps
     if _state.num_epochs is None or prepared.loader is None:
         return None
-    session = prepared.session
-    position = session.position
+    session, position = prepared.session, prepared.session.position
     if not session.steps:
         return None
     per_epoch = len(prepared.loader)

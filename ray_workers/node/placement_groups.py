@@ -23,7 +23,7 @@ from ray.util.placement_group import (
 )
 
 from ray_workers.node.ray_calls import result_within
-from ray_workers.shared.contracts import agent_name
+from ray_workers.shared.names import agent_name
 
 EMPTY_BOUND_S = 20.0
 """How long the processes of an attempt may take to be gone before their slots go into quarantine:

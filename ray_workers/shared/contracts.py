@@ -8,50 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
-from dray.drills import DrillKind as DrillKind
-from dray.drills import DrillState as DrillState
 from dray.train.checkpoints import CheckpointRef
+from ray_workers.shared.group_traits import GroupTraits
+from ray_workers.shared.names import attempt_prefix, folder_url
 from ray_workers.shared.node_needs import CodeRef, DataPolicy, EnvironmentPolicy, RemoteCodeRef
-
-NAMESPACE_PREFIX = "dray-"
-
-
-def namespace(deployment_id: str) -> str:
-    """Ray namespace that holds everything of one dray deployment."""
-    return f"{NAMESPACE_PREFIX}{deployment_id}"
-
-
-def supervisor_name(job_id: str, attempt: int) -> str:
-    return f"dray:{job_id}:{attempt}:supervisor"
-
-
-def rank_name(job_id: str, attempt: int, role: str, rank: int, incarnation: int) -> str:
-    return f"dray:{job_id}:{attempt}:{role}:{rank}:{incarnation}"
-
-
-def repr_name(job_name: str, actor_name: str) -> str:
-    """The actor's name with the job's name in place of its id, for people: Ray shows it as the
-    actor's `repr`. Two jobs may share a name, and a name may hold any sign: nothing parses it."""
-    return ":".join([job_name, *actor_name.split(":")[2:]])
-
-
-def agent_name(node_id: str) -> str:
-    return f"dray:node:{node_id}:agent"
-
-
-def attempt_prefix(job_id: str, attempt: int) -> str:
-    """The path of an attempt's files below the storage URL; no other attempt writes there."""
-    return f"jobs/{job_id}/attempts/{attempt}"
-
-
-def folder_url(storage_url: str, job_id: str) -> str:
-    """The place of the files of a script's checkpoint folder, which all attempts share."""
-    return f"{storage_url.rstrip('/')}/jobs/{job_id}/checkpoint-folder"
-
 
 GUESSED: Final = "guessed/"
 """The names of series that were guessed from what a script prints begin with this."""
@@ -105,88 +69,76 @@ def by_bundle(
     return [(part, bundle if role is None else role.bundle) for part, role in found]
 
 
-@dataclass(frozen=True)
-class Grant:
-    """Slots more for an attempt that lives. They are the attempt's from the grant on."""
-
-    number: int
-    """1, 2, 3 ... within the attempt: a grant whose answer was lost is sent again, and is to be
-    taken once."""
-    slices: tuple[Slice, ...]
-    """None where only the batch changes."""
-    batch_size: int | None
-    """Global batch from the round on in which the slots are taken in; None: as before."""
-
-
-@dataclass(frozen=True)
-class Recall:
-    """Slots that an attempt is to give back and go on without. They are its own until it has."""
-
-    number: int
-    """Of the same sequence as those of grants, and used once like them."""
-    slices: tuple[Slice, ...]
-    batch_size: int | None
-    """Global batch from the round on in which they are given back; None: as before."""
-
-
 WORKER_MTBF_S = 24 * 3600.0
 """A worker's mean time between failures, as long as none was seen."""
 
 
 @dataclass(frozen=True)
-class AttemptSpec:
-    """All a supervisor needs to run one attempt of a job.
+class RankSpec:
+    """The part of an attempt's spec that each of its ranks gets as well. A field belongs here only
+    if every rank may know it: of the silos' sources a rank gets its own alone.
 
-    No field has a default, so that a hand-over that forgets one is an error.
+    No field has a default, here and below, so that a hand-over that forgets one is an error.
     """
 
-    deployment_id: str
     job_id: str
     attempt: int
     spec: Mapping[str, Any]
     """The JobSpec, as JSON data."""
+    resume_from: tuple[CheckpointRef, ...]
+    """Committed checkpoints to resume from, newest first: the first that loads is taken."""
+    init_from: CheckpointRef | None
+    """Another job's checkpoint to begin with, if there is none to resume from; what is taken of it
+    is in `spec`."""
+    data_policy: DataPolicy
+    environment_policy: EnvironmentPolicy
+    spool_limit_bytes: int
+    """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
+    output_limit_bytes: int
+    """Most bytes that the files of a script's output folders may have together, and the artifacts
+    that one rank saves."""
+    worker_mtbf_s: float
+    """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
+    goes by it."""
+    furthest_step: int
+    """Optimizer steps that an earlier attempt of the job has done: up to there, they are done
+    again."""
+    array_index: int | None
+    """The job's index in its array; None of one that is alone."""
+    parameters: Mapping[str, Any]
+    """Values of a sweep's trial, by name."""
+
+    @property
+    def job_name(self) -> str:
+        return str(self.spec["name"])
+
+
+@dataclass(frozen=True)
+class AttemptSpec(RankSpec):
+    """All a supervisor needs to run one attempt of a job."""
+
+    deployment_id: str
+    traits: GroupTraits
+    """The meaning of `spec` for the group."""
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     """Ray resources of one worker: `CPU`, and `GPU` or `memory` where asked for."""
     roles: tuple[RoleSlots, ...]
     """Ranks with other resources."""
     storage_url: str
-    resume_from: tuple[CheckpointRef, ...]
-    """Committed checkpoints to resume from, newest first: the first that loads is taken."""
-    init_from: CheckpointRef | None
-    """Another job's checkpoint to begin with, if there is none to resume from; what is taken of it
-    is in `spec`."""
     code: CodeRef | RemoteCodeRef | None
     """The code that a script brings; None of a recipe, and of a script that nodes have."""
-    data_policy: DataPolicy
-    environment_policy: EnvironmentPolicy
     start_timeout_s: float
     """How long Ray may take to give the slots."""
     max_runtime_s: float | None
     """Running time left to the job, in seconds."""
-    spool_limit_bytes: int
-    """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
-    output_limit_bytes: int
-    """Most bytes that the files of a script's output folders may have together."""
-    furthest_step: int
-    """Optimizer steps that an earlier attempt of the job has done."""
     min_workers: int | None
     """With how few the group may train on when no replacement is to be had; None: with no fewer
     than it began with."""
-    recovers_in_place: bool
-    """Whether a rank that is lost is replaced while the others go on
-    (`ray_workers.supervision.rules.recovery_rules`)."""
-    worker_mtbf_s: float
-    """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
-    goes by it."""
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     system_metrics_s: float | None
     """Seconds between two samples of system metrics; None: there are none."""
-    array_index: int | None
-    """The job's index in its array; None of one that is alone."""
-    parameters: Mapping[str, Any]
-    """Values of a sweep's trial, by name."""
     silo_sources: tuple[str | None, ...]
     """URLs of the data of federated silos, in their order, which `spec` lacks; None for one that
     its node names. Silo n is the worker of slice n + 1, and the first worker is the aggregator.
@@ -275,16 +227,7 @@ class Outcome:
         cls, cause: Cause, message: str, rank: int | None = None, exit_code: int | None = None
     ) -> Outcome:
         """An end at which no output was lost, on machines at their usual pace."""
-        return cls(
-            cause,
-            message,
-            rank,
-            exit_code,
-            log_lines_lost={},
-            slowness=1.0,
-            ran_s=None,
-            left_behind="",
-        )
+        return cls(cause, message, rank, exit_code, {}, slowness=1.0, ran_s=None, left_behind="")
 
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
@@ -346,17 +289,6 @@ STORAGE_EXIT_CODE = 74
 
 SUPERVISOR_RANK = -1
 """The rank of the frames that the supervisor itself writes."""
-
-
-@dataclass(frozen=True)
-class Drill:
-    """A fault to inject on purpose."""
-
-    id: str
-    kind: DrillKind
-    rank: int
-    at_step: int | None
-    """Inject the fault when this many optimizer steps are done; None is at once."""
 
 
 @dataclass(frozen=True)
@@ -452,69 +384,42 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class RankTask(Seat):
+class RankTask(Seat, RankSpec):
     """All a training process needs, handed to it as JSON when it is forked."""
 
-    job_id: str
-    attempt: int
     world_size: int
     num_nodes: int
     """Nodes that the attempt began on."""
-    spec: Mapping[str, Any]
     checkpoint_url: str
     """`{storage}/{attempt_prefix}/checkpoints`"""
     artifact_url: str
     """`{storage}/{attempt_prefix}/artifacts`"""
     folder_url: str
     """Copies of the checkpoint folder of a script, by all attempts of the job."""
-    resume_from: tuple[CheckpointRef, ...]
-    init_from: CheckpointRef | None
-    data_policy: DataPolicy
-    environment_policy: EnvironmentPolicy
-    spool_limit_bytes: int
-    output_limit_bytes: int
-    """Most bytes that the artifacts may have together that this rank saves."""
-    worker_mtbf_s: float
     device: str
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
     env: Mapping[str, str]
-    furthest_step: int
-    """Optimizer steps that an earlier attempt has done: up to there, they are done again."""
-    array_index: int | None
-    parameters: Mapping[str, Any]
     silo_source: str | None
     """URL of the data of this rank, where it is a silo."""
 
     @classmethod
     def of(cls, attempt: AttemptSpec, seat: Seat) -> RankTask:
         """The task of the process that takes this seat in the attempt."""
-        prefix = attempt_prefix(attempt.job_id, attempt.attempt)
-        base = f"{attempt.storage_url.rstrip('/')}/{prefix}"
+        base = (
+            f"{attempt.storage_url.rstrip('/')}/{attempt_prefix(attempt.job_id, attempt.attempt)}"
+        )
+        is_silo = attempt.silo_sources and seat.rank
         return cls(
+            **{field.name: getattr(attempt, field.name) for field in fields(RankSpec)},
             **vars(seat),
-            job_id=attempt.job_id,
-            attempt=attempt.attempt,
             world_size=attempt.world_size,
             num_nodes=len({part.node_id for part in attempt.slices}),
-            spec=dict(attempt.spec),
             checkpoint_url=f"{base}/checkpoints",
             artifact_url=f"{base}/artifacts",
             folder_url=folder_url(attempt.storage_url, attempt.job_id),
-            resume_from=attempt.resume_from,
-            init_from=attempt.init_from,
-            data_policy=attempt.data_policy,
-            environment_policy=attempt.environment_policy,
-            spool_limit_bytes=attempt.spool_limit_bytes,
-            output_limit_bytes=attempt.output_limit_bytes,
-            worker_mtbf_s=attempt.worker_mtbf_s,
             device="cuda" if attempt.bundle_of(seat.rank).get("GPU") else "cpu",
             env={},
-            furthest_step=attempt.furthest_step,
-            array_index=attempt.array_index,
-            parameters=dict(attempt.parameters),
-            silo_source=attempt.silo_sources[seat.rank - 1]
-            if attempt.silo_sources and seat.rank
-            else None,
+            silo_source=attempt.silo_sources[seat.rank - 1] if is_silo else None,
         )
 
     @property

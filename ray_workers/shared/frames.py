@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ray_workers.shared.contracts import Cause, DrillState, FrameKind, Slice
+from dray.drills import DrillState
+from ray_workers.shared.contracts import Cause, FrameKind, Slice
 
 if TYPE_CHECKING:
     from dray.spec import OnDivergence

@@ -6,7 +6,8 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
-from ray_workers.shared.contracts import Drill, DrillKind, DrillState
+from dray.drills import DrillKind, DrillState
+from ray_workers.shared.commands import Drill
 from ray_workers.shared.frames import DrillReport, RegroupedReport
 from ray_workers.supervision.reporter import Reporter
 

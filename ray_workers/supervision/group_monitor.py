@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 from ray_workers.shared.contracts import (
-    LEFT_EXIT_CODE,
     AttemptSpec,
     Cause,
     Outcome,
@@ -26,6 +25,7 @@ from ray_workers.shared.contracts import (
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankObservation, TimeCategory
 from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.supervision.asked_end import AskedEnd
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
@@ -45,7 +45,6 @@ from ray_workers.supervision.rules.group_policy import (
     TakeIn,
 )
 from ray_workers.supervision.rules.hang_detector import Hang, hang_report
-from ray_workers.supervision.rules.serving_ranks import irreplaceable_ranks, serving_ranks
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_hang_watch import ScriptHangWatch
 from ray_workers.supervision.silence_watch import SilenceWatch
@@ -74,66 +73,30 @@ class GroupMonitor:
         self._recovery = recovery
         self._pace = pace
         self._timings = timings
-        self._is_script = bool(spec.spec.get("script"))
-        self._serving = serving_ranks(spec.spec)
+        self._traits = spec.traits
         self._script_hangs = ScriptHangWatch(
             *(spec, group, nodes, pace, timings),
             newest=self._newest,
             is_expected_to_stand=self._is_expected_to_stand,
         )
         self._silence = SilenceWatch(spec, group, pace, timings)
-        self._policy = GroupPolicy(
-            timings,
-            spec.recovers_in_place,
-            self._is_script,
-            is_elastic=spec.min_workers is not None,
-            has_servers=bool(irreplaceable_ranks(spec.spec)),
-            at_own_pace=recovery_rules.at_own_pace(spec.spec),
-        )
+        self._policy = GroupPolicy(timings, spec.traits, is_elastic=spec.min_workers is not None)
+        self.asked = AskedEnd(group, is_script=spec.traits.is_script)
         self._memory = GroupMemory()
         self._hung: set[int] = set()
         """Seats of ranks that were killed because they hang, and are not seen gone yet."""
         self._hang_outcome: Outcome | None = None
         """The end of the attempt once they are gone, where they are not replaced."""
         self._observations: list[RankObservation] = []
-        self._grace_s = 0.0
-        self._stop_asked = asyncio.Event()
-        self._leave_asked = asyncio.Event()
         self._look_asked = asyncio.Event()
 
     def look(self) -> None:
         """Observe the group now: something is to be done with it."""
         self._look_asked.set()
 
-    def stop(self) -> None:
-        """End the group: its job is being cancelled."""
-        self._stop_asked.set()
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._stop_asked.is_set()
-
     def silent(self) -> tuple[SilentProcess, ...]:
         """Processes of the group that do not answer."""
         return self._silence.silent()
-
-    def leave(self, grace_s: float) -> None:
-        """Have the group save a checkpoint and go, within so many seconds."""
-        self._grace_s = grace_s
-        self._leave_asked.set()
-
-    async def asked_to_end(self) -> Outcome:
-        """Once asked to stop or to leave, of a group that does not train yet."""
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        leave = asyncio.ensure_future(self._leave_asked.wait())
-        try:
-            await asyncio.wait({stop, leave}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-            leave.cancel()
-        if self._stop_asked.is_set():
-            return Outcome.of(Cause.STOPPED, "stopped before it started")
-        return Outcome.of(Cause.PREEMPTED, "left its slots before it started")
 
     @property
     def use(self) -> TimeCategory:
@@ -152,8 +115,8 @@ class GroupMonitor:
         ends = [
             asyncio.ensure_future(end)
             for end in (
-                self._stopped(),
-                self._left(),
+                self.asked.stopped(),
+                self.asked.left(),
                 self._found_to_end(),
                 self._found_hanging(),
                 self._group.store_is_lost(),
@@ -195,7 +158,7 @@ class GroupMonitor:
             ended = running & done
             handled |= ended
             lost = [m for m in self._group.placed if m.exit in ended and m.end.exit_code != 0]
-            if lost and (outcome := self._as_asked(lost)):
+            if lost and (outcome := self.asked.of(lost)):
                 return outcome
             if outcome := await self._lost_at_the_end(lost):
                 return outcome
@@ -214,19 +177,19 @@ class GroupMonitor:
 
     def _awaited(self) -> set[asyncio.Future[RankExit]]:
         """The same without those of ranks that serve the others, and need not end."""
-        placed, serving = self._group.placed, self._serving
+        placed, serving = self._group.placed, self._traits.unawaited
         return {m.exit for m in placed if m.exit is not None and m.rank not in serving}
 
     @property
     def _recovers_in_place(self) -> bool:
         """Of a script: whether its processes follow their group into the next round."""
-        if not self._spec.recovers_in_place or not self._is_script:
-            return self._spec.recovers_in_place
+        if not self._traits.recovers_in_place or not self._traits.is_script:
+            return self._traits.recovers_in_place
         running = {(member.seat, member.incarnation) for member in self._group.running}
         return recovery_rules.are_prepared(self._observations, running)
 
     async def _recovers(self, lost: Sequence[Member]) -> bool:
-        if self._is_script and self._spec.recovers_in_place:
+        if self._traits.is_script and self._traits.recovers_in_place:
             await self.observe()
         vanished = any(member.end.exit_code is None for member in lost)
         kind = LossKind.LOST if vanished else LossKind.KILLED
@@ -238,7 +201,7 @@ class GroupMonitor:
             return await self._restarts(lost, kind, began_at)
         self._hung -= seats
         recovers = await self._recovery.recover(lost, kind=kind, began_at=began_at)
-        if recovers and self._leave_asked.is_set():
+        if recovers and self.asked.is_leaving:
             await self._group.ask_to_leave()  # rank 0 may be another process now
         return recovers
 
@@ -267,17 +230,17 @@ class GroupMonitor:
         regrouping = self._recovery.state.regrouping
         ranks = {m.rank for m in lost if m.end.exit_code is None or m.end.exit_code < 0}
         ranks |= set() if regrouping is None else set(regrouping.ranks)
-        if not through or (regrouping is None and (self._is_script or not ranks)):
+        if not through or (regrouping is None and (self._traits.is_script or not ranks)):
             return None
         # Servers stay as long as the new ranks are connected to them.
-        left = [m for m in self._group.running if m.rank not in ranks | self._serving]
+        left = [m for m in self._group.running if m.rank not in ranks | self._traits.unawaited]
         if others := {m.exit for m in left if m.exit}:
             await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
         names = " and ".join(str(rank) for rank in sorted(ranks))
         broke = f"ranks {names} were lost" if len(ranks) > 1 else f"rank {names} was lost"
         broke = broke if ranks else "the group was to change its size"
         message = f"rank {through[0]} had ended with code 0 when {broke}"
-        if not self._is_script:
+        if not self._traits.is_script:
             message += ": the result was stored, and all were done"
             return Outcome.of(Cause.SUCCEEDED, message)
         has_trained = any(one.status.step or one.status.first_at for one in self._newest())
@@ -319,7 +282,7 @@ class GroupMonitor:
         running = [m.exit for m in self._group.running if m.exit is not None]
         if running and not self._recovers_in_place:
             await asyncio.wait(running, timeout=self._pace.stretched(self._timings.echo_s))
-            if self._is_script:
+            if self._traits.is_script:
                 await self._let_the_culprit_end()
 
     async def _let_the_culprit_end(self) -> None:
@@ -337,30 +300,6 @@ class GroupMonitor:
 
     # Ends other than the ranks' exits.
 
-    async def _stopped(self) -> Outcome:
-        await self._stop_asked.wait()
-        return Outcome.of(Cause.STOPPED, "stopped as asked")
-
-    async def _left(self) -> Outcome:
-        """Once asked to leave: the end of the group's time to do so."""
-        await self._leave_asked.wait()
-        await self._group.ask_to_leave()
-        await asyncio.sleep(self._grace_s)  # a rank that ends before is handled as any exit
-        return Outcome.of(
-            Cause.PREEMPTED,
-            f"asked to leave its slots; it did not end by itself within {self._grace_s:g} s",
-        )
-
-    def _as_asked(self, lost: Sequence[Member]) -> Outcome | None:
-        """An Outcome if ranks ended because the group was asked to leave."""
-        if not self._leave_asked.is_set():
-            return None
-        if self._is_script:
-            return Outcome.of(Cause.PREEMPTED, "left its slots as asked")
-        if any(member.end.exit_code == LEFT_EXIT_CODE for member in lost):
-            return Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
-        return None
-
     async def _found_to_end(self) -> Outcome:
         """Until an observation ends the attempt."""
         while True:
@@ -377,7 +316,7 @@ class GroupMonitor:
 
     async def _found_hanging(self) -> Outcome:
         """Until the ranks of a script hang at the same place; ranks that stand apart are ended."""
-        if not self._is_script:
+        if not self._traits.is_script:
             await asyncio.Event().wait()
         while True:
             hang, ranks = await self._script_hangs.next()
@@ -401,7 +340,7 @@ class GroupMonitor:
         """Whether this is a script that has not called `train.prepare`, and need not."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
-        return self._is_script and not is_elastic and not prepared
+        return self._traits.is_script and not is_elastic and not prepared
 
     # Deciding and acting.
 
@@ -419,7 +358,7 @@ class GroupMonitor:
             recovery=self._recovery.state,
             num_through=len(self._through()),
             drills=self._drills.waiting,
-            is_leaving=self._leave_asked.is_set(),
+            is_leaving=self.asked.is_leaving,
             is_ending_hang=bool(self._hung),
             slowness=self._pace.slowness,
         )
@@ -441,7 +380,9 @@ class GroupMonitor:
                 self._confirm(ranks)
             case Inject(drill, step):
                 grace_s = self._timings.drill_grace_s
-                await self._drills.inject(drill, step, self._signal, lambda: self.leave(grace_s))
+                await self._drills.inject(
+                    drill, step, self._signal, lambda: self.asked.leave(grace_s)
+                )
             case Gather():
                 lost = LossKind.LOST
                 if not await self._recovery.recover([], kind=lost, began_at=time.time()):
@@ -471,20 +412,18 @@ class GroupMonitor:
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
         report = hang_report(hang, ranks, collective_hangs.with_absences(stacks))
-        if self._is_script:
+        if self._traits.is_script:
             report = script_hangs.with_collectives(report)
         self._reporter.report(report)
         if not hang.culprits:
-            return Outcome.of(
-                cause,
-                f"all ranks stood still at the same place for {hang.waited_s:.1f} s",
-            )
+            message = f"all ranks stood still at the same place for {hang.waited_s:.1f} s"
+            return Outcome.of(cause, message)
         # Meanwhile they may have ended, or have other ranks.
         running = [(member, member.incarnation) for member in self._group.running]
         killed = [member for member, number in culprits if (member, number) in running]
         self._hung |= {member.seat for member in killed}
         if not self._recovers_in_place:
-            self._hang_outcome = _ended_by_hang(hang, str(report.phase), cause)
+            self._hang_outcome = hang.outcome(str(report.phase), cause)
         for member in killed:
             await self._nodes.signal(member.node_id, member.seat, signal.SIGKILL)
         return None
@@ -508,12 +447,3 @@ class GroupMonitor:
         if member is None:
             return False
         return await self._nodes.signal(member.node_id, member.seat, number)
-
-
-def _ended_by_hang(hang: Hang, phase: str, cause: Cause) -> Outcome:
-    """Of a group that resumes from its checkpoint."""
-    ranks = [observation.rank for observation in hang.culprits]
-    who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
-    verb = "was" if len(ranks) == 1 else "were"
-    message = f"{who} stood still for {hang.waited_s:.1f} s in {phase}, and {verb} ended"
-    return Outcome.of(cause, message, ranks[0])

@@ -12,8 +12,9 @@ import ray
 
 from ray_workers.node import placement_groups
 from ray_workers.node.ray_calls import result_within
-from ray_workers.shared.contracts import AttemptSpec, Frame, ProcessKind, SilentProcess, agent_name
+from ray_workers.shared.contracts import AttemptSpec, Frame, ProcessKind, SilentProcess
 from ray_workers.shared.heartbeat import NodeObservation, RankObservation
+from ray_workers.shared.names import agent_name
 from ray_workers.shared.processes.machine_pace import USUAL, MachinePace
 from ray_workers.shared.processes.procfs import Activity
 from ray_workers.shared.processes.silence import Silence, SilenceLimits

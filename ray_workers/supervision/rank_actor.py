@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,17 +20,18 @@ from typing import Any
 import ray
 
 from dray.train.spool import begin_count, segments
-from ray_workers.node import rank_environment, silo_gate
+from ray_workers.node import rank_environment, rank_gate
 from ray_workers.node.folders.storage_access import StorageAccess, needs_access
-from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
+from ray_workers.node.forkserver.client import ForkedProcess
 from ray_workers.node.forkserver.forked_child import Given
 from ray_workers.node.found_metrics.finder import MetricFinder
 from ray_workers.node.node_address import own_address
+from ray_workers.node.rank_gate import RankGate
 from ray_workers.node.secret_masking import note_secrets
-from ray_workers.node.silo_gate import Opening
 from ray_workers.shared import heartbeat
-from ray_workers.shared.contracts import RankTask, repr_name
+from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import RankAssignment
+from ray_workers.shared.names import repr_name
 from ray_workers.shared.peers.peer_ports import SHARE_PORTS, ReservedPort
 from ray_workers.shared.peers.store_proxy import StoreForwarder
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
@@ -73,20 +73,12 @@ class RankActor:
         The task names the store's proxy as its master; the process is given this actor's address
         instead, because only the actor knows the secret.
         """
-        if silo_gate.silo_of(task) is None:
-            if silo_gate.has_source(os.environ):  # the scheduler places none here
-                raise RuntimeError(silo_gate.FOR_SILOS_ALONE)
-            return await self._start(task, socket_path, store_secret)
-        try:
-            return await self._start(silo_gate.at_home(task, os.environ), socket_path, store_secret)
-        except Exception as error:  # its message, and those of its causes, may tell of the node
-            silo_gate.keep(task, traceback.format_exc())
-            kind = ForkFailed if isinstance(error, ForkFailed) else RuntimeError
-            raise kind(
-                "a silo could not be started: the reason is in its folder on its node"
-            ) from None
+        with rank_gate.keeping_errors(task):
+            gate = await asyncio.to_thread(rank_gate.admit, task, os.environ)
+            return await self._start(gate, socket_path, store_secret)
 
-    async def _start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
+    async def _start(self, gate: RankGate, socket_path: str, store_secret: bytes) -> int:
+        task = gate.task
         if self._forwarder is not None:
             self._forwarder.close()
         self._forwarder = StoreForwarder(task.master_addr, task.master_port, store_secret)
@@ -103,23 +95,20 @@ class RankActor:
         has_secrets = bool((task.spec.get("environment") or {}).get("secrets"))
         masker = await asyncio.to_thread(_masker_of, task) if has_secrets else Masker({})
         await asyncio.to_thread(note_secrets, task)
-        await asyncio.to_thread(silo_gate.note_silo, task)
         self._process = await self._fork(task, socket_path)
         self._has_ended = False
         self._page_prefix = task.page_prefix
         spool = Path(task.spool_dir), self._process.output, task.spool_limit_bytes
-        is_silo = silo_gate.silo_of(task) is not None
-        is_open = not is_silo or Opening.LOGS in silo_gate.owner_opens(os.environ)
         self._log = (
             LogPump(*spool, self._timings)
-            if is_open
+            if gate.passes_output
             else ClosedLogPump(*spool, self._timings, task)
         )
         self._log.mask(masker)
         if self._finder is not None:
             self._log.show_to(self._finder.saw, self._finder.logged)
             self._finder.begin()
-        gauges = asyncio.sleep(0) if is_silo else export_progress(task, self._timings)
+        gauges = export_progress(task, self._timings) if gate.passes_progress else asyncio.sleep(0)
         self._gauges = asyncio.ensure_future(gauges)
         return self._process.pid
 

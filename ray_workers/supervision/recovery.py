@@ -22,10 +22,10 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from dray.ranks import role_names
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
-from ray_workers.shared.contracts import AttemptSpec, Grant, Recall
+from ray_workers.shared.commands import Grant, Recall
+from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.frames import LossKind, RegroupedReport, RegroupingReport, ResizedReport
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace
@@ -34,12 +34,6 @@ from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit, errors_of
 from ray_workers.supervision.rules.recovery_rules import RESTARTS_WITHIN_S, RecoveryState
-from ray_workers.supervision.rules.serving_ranks import (
-    has_silos,
-    irreplaceable_ranks,
-    lone_ranks,
-    replica_ranks,
-)
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import SlotsUnavailable
 from ray_workers.supervision.worker_group import Member, WorkerGroup
@@ -86,14 +80,7 @@ class RecoveryController:
         """By the pace's time: for so long slots instead of those on lost nodes are asked for."""
         self.taken_in = asyncio.Event()
         """Set when members have got a place that they did not have, whose ends matter from then."""
-        self._recovers_in_place = spec.recovers_in_place
-        self._is_script = bool(spec.spec.get("script"))
-        self._goes_on = recovery_rules.goes_on_without_lost(spec.spec)
-        self._servers = irreplaceable_ranks(spec.spec)
-        self._replicas = replica_ranks(spec.spec)
-        self._has_silos = has_silos(spec.spec)
-        self._names = role_names(spec.spec)
-        self._lone = lone_ranks(spec.spec)
+        self._traits = spec.traits
         self._restarts: list[tuple[float, int]] = []
         """Of late: when, by the pace's time, and which rank."""
 
@@ -115,8 +102,8 @@ class RecoveryController:
                 errors_of(await self._nodes.errors(), ranks),
                 num_holders=await self._num_holders(),
                 without_a_step=self.state.without_a_step,
-                servers=self._servers,
-                replicas=self._replicas,
+                servers=self._traits.state_holders,
+                replicas=self._traits.replicas,
                 recovering=() if self.state.regrouping is None else self.state.regrouping.ranks,
             )
             if why_not is not None:
@@ -126,7 +113,7 @@ class RecoveryController:
             await self._begin([end.rank for end in ends], began_at)
             self._report_loss(ends, kind)
             try:
-                if self._goes_on:
+                if self._traits.goes_on_without_lost:
                     return await self._go_on_without(lost, dead)
                 return await self._make_whole(lost, dead)
             except _NOT_STARTED:
@@ -141,7 +128,7 @@ class RecoveryController:
         now, ends = self._pace.time(), [member.end for member in lost]
         self._restarts = [one for one in self._restarts if now - one[0] < RESTARTS_WITHIN_S]
         earlier = Counter(rank for _, rank in self._restarts)
-        if not recovery_rules.may_restart(ends, self._lone, earlier):
+        if not recovery_rules.may_restart(ends, self._traits.restarted_alone, earlier):
             return None
         self._restarts += ((now, end.rank) for end in ends)
         self._report_loss(ends, kind)
@@ -191,7 +178,7 @@ class RecoveryController:
         False if no rank is left. dead: the nodes that are known to be gone."""
         limit_s = self._timings.replace_limit_s
         if await self._pace.within(limit_s, self._replace_or_release(lost, dead)):
-            if self._servers and not self._has_silos:
+            if self._traits.keeps_numbers:
                 return False  # the ranks that are left would have other numbers, and other roles
             self._report_size("goes on without the workers of a lost node")
         return await self._go_on()
@@ -326,7 +313,7 @@ class RecoveryController:
     @property
     def _num_lacking(self) -> int:
         """Workers for which the group needs slots."""
-        there = self._group.members if self._goes_on else self._group.running
+        there = self._group.members if self._traits.goes_on_without_lost else self._group.running
         return max(0, self._least - len(there))
 
     async def _go_on(self) -> bool:
@@ -334,9 +321,9 @@ class RecoveryController:
         left."""
         if not self._group.running:
             return False
-        if self._has_silos and self._num_lacking:
+        if self._traits.is_tied_to_nodes and self._num_lacking:
             return False  # no other node has the data of those that are lacking
-        num_awaited = 0 if self._goes_on else self._num_lacking
+        num_awaited = 0 if self._traits.goes_on_without_lost else self._num_lacking
         self.state = self.state.lack(num_awaited, self._pace.time())
         # Ranks that have just been lost are recovered next, and the round is announced then.
         if not self.state.num_lacking and len(self._group.running) == len(self._group.placed):
@@ -357,13 +344,15 @@ class RecoveryController:
         first_at = max((rank.status.first_at for rank in ranks), default=0.0)
         if first_at < regrouping.began_at:  # nothing is left to do, or others go on as before
             first_at = time.time()
+        # A silo's part of an open round counts, and so does each gradient that servers have.
+        is_kept = bool(self._traits.state_holders)
+        steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
         report = RegroupedReport(
             generation=self.state.round,
             ranks=list(regrouping.ranks),
             world_size=len(self._group.placed),
             step=resumed,
-            # A silo's part of an open round counts, and so does each gradient that servers have.
-            steps_lost=0 if self._servers else max(0, regrouping.furthest_step - resumed),
+            steps_lost=steps_lost,
             recovery_s=max(0.0, first_at - regrouping.began_at),
         )
         self._reporter.report(report)
@@ -468,9 +457,9 @@ class RecoveryController:
 
     async def _goes_on_without(self) -> bool:
         """Whether the group can form without some of its ranks, which need hand nothing over."""
-        if not self._recovers_in_place or not await self._num_holders():
+        if not self._traits.recovers_in_place or not await self._num_holders():
             return False
-        if not self._is_script:
+        if not self._traits.is_script:
             return True
         running = {(member.seat, member.incarnation) for member in self._group.running}
         return recovery_rules.are_prepared(await self._nodes.observations(), running)
@@ -509,10 +498,10 @@ class RecoveryController:
 
     def _report_loss(self, lost: Sequence[RankExit], kind: LossKind) -> None:
         if lost:
-            how = "; ".join(recovery_rules.how(rank, self._names) for rank in lost)
+            how = "; ".join(recovery_rules.how(rank, self._traits.role_names) for rank in lost)
         else:
             how = "ranks lost each other, though all of them live"
-        goes_on = (self._goes_on or self._lone) and lost
+        goes_on = (self._traits.goes_on_without_lost or self._traits.restarted_alone) and lost
         others = f"{'the others' if lost else 'they'} {'go on' if goes_on else 'keep their state'}"
         self._reporter.report(
             RegroupingReport(
@@ -532,7 +521,8 @@ class RecoveryController:
         if coming := sum(not m.is_placed and m in self._group.members for m in self._coming):
             message += f", and starts {coming} more"
         if lacking:
-            message += f", and {'asks' if self._goes_on else 'waits'} for {lacking} more"
+            verb = "asks" if self._traits.goes_on_without_lost else "waits"
+            message += f", and {verb} for {lacking} more"
         self._reporter.report(
             ResizedReport(
                 world_size=num,
@@ -546,9 +536,8 @@ class RecoveryController:
 
 def least_ranks(spec: AttemptSpec) -> int:
     """With how few the group may go on where no replacement is to be had."""
-    if has_silos(spec.spec):
-        return 1 + (spec.spec["federated"]["quorum"] or 1)
-    return spec.world_size if spec.min_workers is None else spec.min_workers
+    fewest = spec.min_workers if spec.traits.quorum is None else spec.traits.quorum
+    return spec.world_size if fewest is None else fewest
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:

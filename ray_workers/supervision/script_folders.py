@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
-from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome, attempt_prefix, folder_url
+from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome
 from ray_workers.shared.frames import Report, WaitingReport
+from ray_workers.shared.names import attempt_prefix, folder_url
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.node_clients import CodeUnavailable, NodeClients
 from ray_workers.supervision.rules.timings import Timings
@@ -30,7 +31,7 @@ class ScriptFolders:
         self._nodes = nodes
         self._report = report
         self._timings = timings
-        self._plans = plans_of(spec) if spec.spec.get("script") else {}
+        self._plans = plans_of(spec) if spec.traits.is_script else {}
 
     async def begin(self, node_ids: Collection[str]) -> None:
         """Make the folders on these nodes; CodeUnavailable if a node can't have them."""

@@ -36,7 +36,7 @@ class ScriptHangWatch:
         self._nodes = nodes
         self._pace = pace
         self._timings = timings
-        self._limit_s: float | None = (spec.spec.get("script") or {}).get("hang_limit_s")
+        self._limit_s = spec.traits.hang_limit_s
         self._newest = newest
         self._is_expected_to_stand = is_expected_to_stand
         self._memory = ScriptMemory()

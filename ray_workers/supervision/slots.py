@@ -149,7 +149,7 @@ class AttemptSlots:
         strategy = PlacementGroupSchedulingStrategy(slots.group, placement_group_bundle_index=0)
         looks = RankActor.options(  # type: ignore[attr-defined]
             num_cpus=0, num_gpus=self._spec.bundle["GPU"], scheduling_strategy=strategy
-        ).remote("", str(self._spec.spec["name"]), self._timings)
+        ).remote("", self._spec.job_name, self._timings)
         try:
             (gpu,) = await looks.gpus.remote()
             return str(gpu)

@@ -12,34 +12,29 @@ import time
 import traceback
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 import ray
 from ray.exceptions import RayActorError
 
-from dray.ranks import role_names
 from ray_workers.node import compat_ray
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.node.node_address import own_address
 from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import paths, spool_reader
+from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
 from ray_workers.shared.contracts import (
     FIRST_SIGNS,
     AttemptSpec,
     Cause,
-    Drill,
     Frame,
-    Grant,
     Outcome,
     Phase,
     PollReply,
-    Recall,
-    agent_name,
-    repr_name,
-    supervisor_name,
 )
 from ray_workers.shared.frames import LedgerReport
 from ray_workers.shared.heartbeat import TimeCategory
+from ray_workers.shared.names import agent_name, repr_name, supervisor_name
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision import rank_actor
@@ -101,7 +96,7 @@ class Supervisor:
 
     def __repr__(self) -> str:
         spec = self._spec
-        return repr_name(str(spec.spec["name"]), supervisor_name(spec.job_id, spec.attempt))
+        return repr_name(spec.job_name, supervisor_name(spec.job_id, spec.attempt))
 
     async def poll(self, cursor: Mapping[str, int], wait_s: float, max_bytes: int) -> PollReply:
         """The frames after `cursor`; answers at once when there are some, or the phase changes."""
@@ -162,7 +157,7 @@ class Supervisor:
     async def _are_not_awaited(self, node_ids: Set[str]) -> bool:
         """Whether the last reports of the ranks on these nodes are waited for no longer; those of
         a job that is being cancelled are not."""
-        return self._monitor.is_stopping or await self._nodes.are_given_up(node_ids)
+        return self._monitor.asked.is_stopping or await self._nodes.are_given_up(node_ids)
 
     def _reply(self, cursor: Mapping[str, int], read: SpoolRead, over: bool) -> PollReply:
         frames: list[Frame] = []
@@ -182,27 +177,23 @@ class Supervisor:
             silent=(*self._nodes.silent(), *self._monitor.silent()),
         )
 
-    async def stop(self) -> None:
-        """End the attempt: the job is being cancelled."""
-        self._monitor.stop()
-
-    async def preempt(self, grace_s: float) -> None:
-        """Have the group save a checkpoint and leave within `grace_s` seconds."""
-        self._monitor.leave(grace_s)
-
-    async def grow(self, grant: Grant) -> None:
-        """Take these slots in, which were claimed for the attempt; once by the grant's number."""
-        self._recovery.grow(grant)
-        self._monitor.look()
-
-    async def recall(self, recall: Recall) -> None:
-        """Give these slots back and go on without them; once by the recall's number."""
-        self._recovery.recall(recall)
-
-    async def drill(self, drill: Drill) -> None:
-        """Inject a fault, once by the drill's id."""
-        self._drills.add(drill)
-        self._monitor.look()
+    async def carry_out(self, command: Command) -> None:
+        """Have the parts of the attempt do what the service asks for, each command once."""
+        match command:
+            case Stop():
+                self._monitor.asked.stop()
+            case Leave(grace_s):
+                self._monitor.asked.leave(grace_s)
+            case Drill():
+                self._drills.add(command)
+                self._monitor.look()
+            case Grant():
+                self._recovery.grow(command)
+                self._monitor.look()
+            case Recall():
+                self._recovery.recall(command)
+            case _:
+                assert_never(command)
 
     async def acknowledge(self) -> None:
         """The last reply is stored: delete the spools. The caller then ends this actor."""
@@ -240,7 +231,7 @@ class Supervisor:
         is_of_node = self._nodes.was_one_silent or await self._group.has_lost_a_node()
         if outcome.cause is Cause.WORKER_LOST and is_of_node:
             outcome = replace(outcome, cause=Cause.NODE_LOST)
-        outcome = with_role(excused(outcome, self._pace.overrun), role_names(self._spec.spec))
+        outcome = with_role(excused(outcome, self._pace.overrun), self._spec.traits.role_names)
         lost, ran_s = dict(self._group.log_lines_lost), self._ran_s()
         self._outcome = replace(outcome, log_lines_lost=lost, ran_s=ran_s)
         self._enter(Phase.ENDED)
@@ -286,7 +277,7 @@ class Supervisor:
                 await asyncio.sleep(self._timings.release_pause_s)
 
     async def _train(self) -> Outcome:
-        asked = asyncio.ensure_future(self._monitor.asked_to_end())
+        asked = asyncio.ensure_future(self._monitor.asked.before_training())
         building = asyncio.ensure_future(self._build())
         await asyncio.wait({asked, building}, return_when=asyncio.FIRST_COMPLETED)
         if not building.done():
@@ -307,7 +298,7 @@ class Supervisor:
         if any(rank.exit_code != 0 for rank in ended):
             frames = await self._nodes.all_errors(self._are_not_awaited)
             errors = errors_of(frames, ranks)
-        is_script = bool(self._spec.spec.get("script"))
+        is_script = self._spec.traits.is_script
         return judge(ended, errors, under_nccl=under_nccl, is_script=is_script)
 
     async def _prepare(self, node_ids: Collection[str]) -> None:
@@ -336,7 +327,7 @@ class Supervisor:
         except TimeoutError:
             message = f"the group was not up within {limit_s:g} s{self._pace.why()}"
             raise ForkFailed(message) from None
-        if self._spec.spec.get("script"):
+        if self._spec.traits.is_script:
             self._enter(Phase.RUNNING)  # a script need not report steps
         self._system_metrics.ask()
         await self._slot_seconds(TimeCategory.STARTING)

@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dray.ranks import kind_of, role_names
+from dray.ranks import kind_of
 from ray_workers.node import placement_groups
 from ray_workers.node.end_actor import end_actor
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
@@ -33,15 +33,13 @@ from ray_workers.shared.contracts import (
     RankTask,
     Seat,
     Slice,
-    rank_name,
 )
 from ray_workers.shared.heartbeat import RankAssignment, prefix_of
+from ray_workers.shared.names import rank_name
 from ray_workers.shared.peers import store_proxy
-from ray_workers.shared.peers.peer_ports import HAVE_PEERS
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.failure_attribution import RankExit
-from ray_workers.supervision.rules.serving_ranks import lone_ranks
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import AttemptSlots, Slots
 
@@ -104,8 +102,6 @@ class WorkerGroup:
         self._peers: tuple[str, ...] = ()
         self._num_seats_ever = 0
         self._slots = AttemptSlots(spec, timings)
-        self._names = role_names(spec.spec)
-        self._lone = lone_ranks(spec.spec)
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
         self.members: list[Member] = []
         self._going: list[Member] = []
@@ -130,7 +126,7 @@ class WorkerGroup:
             self._create_members(self._slots_by_rank())
         finally:
             self._store_port, self._store_secret = await store
-        if (self._spec.spec.get("script") or {}).get("framework") in HAVE_PEERS:
+        if self._spec.traits.has_peer_ports:
             addresses = await asyncio.gather(*(m.actor.reserve_port.remote() for m in self.members))
             self._peers = tuple(addresses)
         await asyncio.gather(*(self._start_process(member, 0) for member in self.members))
@@ -159,7 +155,7 @@ class WorkerGroup:
     def _slots_by_rank(self) -> list[Slots]:
         """The ranks of a node follow each other, but for silos and roles with resources of their
         own: these are known by their places among the slices."""
-        if self._spec.silo_sources or self._spec.roles:
+        if self._spec.traits.is_tied_to_nodes or self._spec.roles:
             return self.slots
         by_node: dict[str, list[Slots]] = {}
         for slots in self.slots:
@@ -186,7 +182,7 @@ class WorkerGroup:
 
     def _create_actor(self, seat: int, incarnation: int, slots: Slots, bundle: int) -> Any:
         spec = self._spec
-        kind = kind_of(seat, self._names)
+        kind = kind_of(seat, self._spec.traits.role_names)
         name = rank_name(spec.job_id, spec.attempt, kind, seat, incarnation)
         resources = {k: v for k, v in slots.bundle.items() if k not in _NAMED_RESOURCES}
         return RankActor.options(  # type: ignore[attr-defined]
@@ -199,7 +195,7 @@ class WorkerGroup:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 slots.group, placement_group_bundle_index=bundle
             ),
-        ).remote(name, str(spec.spec["name"]), self._timings)
+        ).remote(name, spec.job_name, self._timings)
 
     async def _start_process(self, member: Member, round_number: int) -> None:
         """Fork a process for the member; after the first round it learns its place later, unless it
@@ -218,7 +214,7 @@ class WorkerGroup:
     def _task(self, member: Member) -> RankTask:
         spec = self._spec
         place = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
-        has_place = member.incarnation == 0 or member.seat in self._lone
+        has_place = member.incarnation == 0 or member.seat in self._spec.traits.restarted_alone
         stream = "metrics" if has_place else "early"  # a rank's own stream comes with its place
         key = spool_reader.spool_key(member.seat, member.incarnation, stream)
         seat = Seat(
@@ -374,7 +370,7 @@ class WorkerGroup:
 
         Of a script each process gets a SIGTERM.
         """
-        if self._spec.spec.get("script"):
+        if self._spec.traits.is_script:
             for member in self.running:
                 member.actor.terminate.remote()
         else:

@@ -8,7 +8,8 @@ import json
 import time
 from collections.abc import Iterator
 
-from ray_workers.shared.contracts import Frame, FrameKind, attempt_prefix
+from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.names import attempt_prefix
 from service.checkpoints.catalog import MALFORMED, MANIFEST, files_of
 from service.storage.storage import Storage
 

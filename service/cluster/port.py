@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, Recall
+from ray_workers.shared.commands import Command
+from ray_workers.shared.contracts import AttemptSpec, PollReply
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.quarantine import Quarantined
 
@@ -106,26 +107,9 @@ class Cluster(Protocol):
         every process of it is seen dead.
         """
 
-    async def stop_attempt(self, ref: AttemptRef) -> None:
-        """Ask an attempt to end; its outcome comes by `poll`."""
-
-    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
-        """Ask an attempt to save a checkpoint and leave its slots within `grace_s` seconds; its
-        outcome comes by `poll`. Harmless to repeat."""
-
-    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
-        """Inject a fault into an attempt; DRILL frames report how it goes. Harmless to repeat: a
-        drill is injected once by its id."""
-
-    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
-        """Give an attempt more slots, which were claimed for it. A RESIZED frame reports the slots
-        that it holds then, also if it could not take them. Harmless to repeat: a grant is taken
-        once by its number."""
-
-    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
-        """Have an attempt give slots back and go on without them. A RESIZED frame reports the slots
-        that it holds then, also if it could not give them back. Harmless to repeat: a recall counts
-        once by its number."""
+    async def send(self, ref: AttemptRef, command: Command) -> None:
+        """Pass a command on to an attempt; nothing happens if its supervisor is gone. Its
+        effects are reported by `poll`. Harmless to repeat: those of one `name` are one command."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         """The outcome is stored: forget the attempt. Harmless to repeat."""

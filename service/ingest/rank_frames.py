@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import GUESSED, Frame, FrameKind, attempt_prefix
+from ray_workers.shared.contracts import GUESSED, Frame, FrameKind
 from ray_workers.shared.frames import (
     ArtifactReport,
     CheckpointDroppedReport,
@@ -28,6 +28,7 @@ from ray_workers.shared.frames import (
     SiloRoundReport,
     StragglersReport,
 )
+from ray_workers.shared.names import attempt_prefix
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import events as events_repository

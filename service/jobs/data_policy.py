@@ -26,7 +26,6 @@ from ray_workers.shared.net_policy import (
     refused_host,
 )
 from ray_workers.shared.node_needs import DataPolicy
-from service.config.settings import Settings
 from service.domain.errors import DataSourceForbidden
 
 LOOKUP_TIMEOUT_S = 2.0
@@ -36,25 +35,6 @@ MAX_PACKAGE_HOSTS = 20
 
 # Threads of its own: names that nobody answers for may hold these, and nothing else.
 _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
-
-
-def policy_of(settings: Settings) -> DataPolicy:
-    """The sources that every rank may read, and where its node caches them."""
-    roots = settings.data_roots
-    if roots is None and settings.tokens_file is not None:
-        roots = ()  # callers are restricted, so the machine's files are not for everybody either
-    return DataPolicy(
-        cache_dir=_plain(settings.data_cache_dir),
-        cache_limit_bytes=settings.data_cache_limit_bytes,
-        private_hosts=settings.data_private_hosts or (),
-        file_roots=None if roots is None else tuple(str(root.absolute()) for root in roots),
-        credentials_dir=_plain(settings.data_credentials_dir),
-        s3_endpoint_url=settings.s3_endpoint_url,
-    )
-
-
-def _plain(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())
 
 
 async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:

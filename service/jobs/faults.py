@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.requests import DrillRequest
 from dray.views import DrillState, JobState
-from ray_workers.supervision.rules.recovery_rules import why_never
 from service.checkpoints.catalog import began_at_step
 from service.config.settings import Settings
 from service.db.models import AttemptRow, DrillRow, JobRow
@@ -20,6 +19,7 @@ from service.db.repositories import faults as repository
 from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain.attempts import drills
+from service.domain.attempts.group_traits import why_never
 from service.domain.documents import DocumentRefused, read
 from service.domain.errors import DrillImpossible, DrillNotFound, JobNotRunning
 from service.domain.events import ACTOR, ANONYMOUS

@@ -12,11 +12,13 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray import views
+from dray.filters import JobFilter
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.checkpoints import init_from
 from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
+from service.config import node_policies
 from service.config.node_types import LABEL
 from service.config.settings import Settings
 from service.db.models import JobRow
@@ -43,7 +45,6 @@ from service.domain.scheduling.placement.topology import Topology
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.jobs import arrays, data_policy, listing, serializers, silos, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
-from service.jobs.listing import JobQuery
 from service.lifecycle import dependencies, resizing
 from service.lifecycle.transitions import move
 from service.nodes import node_table
@@ -180,7 +181,7 @@ class Jobs:
 
     async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
         """The checks that need no transaction."""
-        await data_policy.refuse_forbidden(spec, data_policy.policy_of(self._settings))
+        await data_policy.refuse_forbidden(spec, node_policies.data_policy(self._settings))
         spec, silo_sources = silos.without_sources(spec)
         resolved = await self._plans.resolve(spec)
         spec = resolved.spec
@@ -247,12 +248,12 @@ class Jobs:
                 await woken.wait(min(left_s, LOOK_AGAIN_S))
 
     async def list(
-        self, query: JobQuery | None = None, *, limit: int = 50, cursor: str | None = None
+        self, query: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> views.JobPage:
         """Newest first, at most `limit` (1 to 500). BadCursor for a cursor of something else."""
-        wanted = query or JobQuery()
+        wanted = query or JobFilter()
         before_id = listing.place(wanted, cursor)
-        if not wanted.can_match:
+        if not listing.can_match(wanted):
             return views.JobPage(items=[])
         return await self._database.read(
             lambda session: listing.page(session, wanted, limit=limit, before_id=before_id)

@@ -7,7 +7,7 @@ are left as they are. The number of the attempt is the fencing token of all that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,9 +17,13 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import Phase, RoleSlots, Slice
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, Phase, RoleSlots, Slice
+from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from service.checkpoints import init_from
 from service.checkpoints.catalog import counting_checkpoints
+from service.config import node_policies
+from service.config.node_types import without_labels
+from service.config.settings import Settings
 from service.db.models import CodeRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import events as events_repository
@@ -30,6 +34,7 @@ from service.db.repositories.submission import code as code_repository
 from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import measure
 from service.domain import meter
+from service.domain.attempts.group_traits import traits_of
 from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
@@ -52,36 +57,12 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Claimed:
-    """The attempt that a claim began, as a launch needs it."""
+class Deployment:
+    """Where attempts begin."""
 
-    wanted: Wanted
-    attempt: int
-    spec: JobSpec
-    document: Mapping[str, Any]
-    """`spec` as JSON."""
-    resume_from: tuple[CheckpointRef, ...]
-    """Committed checkpoints that still count, newest first."""
-    max_runtime_s: float | None
-    """Running time left to the job."""
-    init_from: CheckpointRef | None
-    """Another job's checkpoint to begin with, if none of its own loads."""
-    furthest_step: int
-    """Optimizer steps that an earlier attempt has done."""
-    min_workers: int | None
-    """The fewest workers with which an elastic group may go on."""
-    code: CodeRow | None
-    """The uploaded code that it runs."""
-    owner: str
-    array_index: int | None
-    parameters: Mapping[str, Any]
-    """Values of a sweep's trial, by name."""
-    silo_sources: tuple[str | None, ...]
-    """As `AttemptSpec.silo_sources`."""
-
-    @property
-    def job_id(self) -> str:
-        return self.wanted.job_id
+    id: str
+    cluster_session: str
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -94,10 +75,11 @@ class _Startable:
 
 
 def claim(
-    session: Session, wanted: Sequence[Wanted], cluster_session: str, now: datetime
-) -> list[Claimed | None]:
-    """Begin the next attempts of these jobs; None for one that is no longer as it was seen, and for
-    a trial that has no values yet. A job that can't start any more fails."""
+    session: Session, wanted: Sequence[Wanted], deployment: Deployment, now: datetime
+) -> list[AttemptSpec | None]:
+    """Begin the next attempts of these jobs, and answer all that their launches need; None for a
+    job that is no longer as it was seen, and for a trial that has no values yet. A job that can't
+    start any more fails."""
     rows = planned_jobs.lock_waiting(session, [one.job_id for one in wanted])
     in_arrays = [row.id for row in rows.values() if row.array_id is not None]
     parameters = sweeps_repository.parameters(session, in_arrays)
@@ -120,9 +102,18 @@ def claim(
             move(session, job, Trigger.FAIL, code=code, message=message, now=now)
     if not startable:
         return [None] * len(wanted)
-    _begin(session, startable, cluster_session, now)
-    claimed = {each.job_id: each for each in _claimed(session, startable, parameters)}
-    return [claimed.get(one.job_id) for one in wanted]
+    _begin(session, startable, deployment.cluster_session, now)
+    used = {(each.row.owner, each.row.code) for each in startable if each.row.code is not None}
+    codes = {of: code_repository.get(session, *of) for of in used}
+    begun = {
+        each.row.id: _spec_of(
+            *(session, each, deployment),
+            parameters=parameters.get(each.row.id),
+            code=codes.get((each.row.owner, each.row.code)),
+        )
+        for each in startable
+    }
+    return [begun.get(one.job_id) for one in wanted]
 
 
 def _check(row: Row[Any]) -> CheckedDocument | tuple[str, str]:
@@ -196,48 +187,68 @@ def _change(row: Row[Any], slices: Sequence[Slice], now: datetime) -> dict[str, 
 CLAIMED = "claimed"
 
 
-def _claimed(
+def _spec_of(
     session: Session,
-    startable: Sequence[_Startable],
-    parameters: Mapping[str, Mapping[str, Any] | None],
-) -> list[Claimed]:
-    """All that the launches need; of the database, as little as a batch of first attempts asks.
+    started: _Startable,
+    deployment: Deployment,
+    *,
+    parameters: Mapping[str, Any] | None,
+    code: CodeRow | None,
+) -> AttemptSpec:
+    """All that a launch needs; of the database, as little as a first attempt asks.
 
-    parameters: of those that are trials, by job."""
-    codes = {
-        (each.row.owner, each.row.code): code_repository.get(session, each.row.owner, each.row.code)
-        for each in startable
-        if each.row.code is not None
-    }
-    claimed = []
-    for each in startable:
-        row = each.row
-        refs: tuple[CheckpointRef, ...] = ()
-        diverged = furthest = 0
-        if row.attempt > 0:
-            refs = tuple(
-                CheckpointRef(one.url, one.step, one.manifest_sha256)
-                for one in counting_checkpoints(session, row.id)
-            )
-            diverged = attempts_repository.num_diverged(session, row.id)
-            furthest = attempts_repository.furthest_step(session, row.id)
-        ready = _rolled_back(each.checked, diverged)
-        claimed.append(
-            Claimed(
-                each.wanted,
-                row.attempt + 1,
-                *(ready.spec, ready.document, refs, runtime_left_s(row)),
-                init_from=_origin(session, row),
-                furthest_step=furthest,
-                min_workers=row.min_workers,
-                code=codes.get((row.owner, row.code)),
-                owner=row.owner,
-                array_index=row.array_index,
-                parameters=parameters.get(row.id) or {},
-                silo_sources=tuple(row.silo_sources or ()),
-            )
+    parameters: of a job that is a trial. code: the uploaded one.
+    """
+    row, wanted, settings = started.row, started.wanted, deployment.settings
+    refs: tuple[CheckpointRef, ...] = ()
+    diverged = furthest_step = 0
+    if row.attempt > 0:
+        refs = tuple(
+            CheckpointRef(one.url, one.step, one.manifest_sha256)
+            for one in counting_checkpoints(session, row.id)
         )
-    return claimed
+        diverged = attempts_repository.num_diverged(session, row.id)
+        furthest_step = attempts_repository.furthest_step(session, row.id)
+    job = _rolled_back(started.checked, diverged)
+    return AttemptSpec(
+        deployment_id=deployment.id,
+        job_id=row.id,
+        attempt=row.attempt + 1,
+        spec=job.document,
+        traits=traits_of(job, has_gpus=bool(wanted.bundle.get("GPU"))),
+        slices=wanted.slices,
+        bundle=without_labels(wanted.bundle),
+        roles=tuple(replace(r, bundle=without_labels(r.bundle)) for r in wanted.roles),
+        storage_url=settings.storage_url,
+        resume_from=refs,
+        init_from=_origin(session, row),
+        code=_code_of(job.spec, code, settings),
+        data_policy=node_policies.data_policy(settings),
+        environment_policy=node_policies.environment_policy(settings, row.owner),
+        start_timeout_s=settings.start_timeout_s,
+        max_runtime_s=runtime_left_s(row),
+        spool_limit_bytes=settings.spool_limit_bytes,
+        output_limit_bytes=settings.output_limit_bytes,
+        furthest_step=furthest_step,
+        min_workers=row.min_workers,
+        worker_mtbf_s=WORKER_MTBF_S,
+        silence_limit_s=settings.silence_limit_s,
+        system_metrics_s=settings.system_metrics_s or None,
+        array_index=row.array_index,
+        parameters=parameters or {},
+        silo_sources=tuple(row.silo_sources or ()),
+    )
+
+
+def _code_of(
+    spec: JobSpec, code: CodeRow | None, settings: Settings
+) -> CodeRef | RemoteCodeRef | None:
+    if spec.remote_code is not None:
+        return node_policies.code_of(spec.remote_code, settings)
+    if code is None:
+        return None
+    url = f"{settings.storage_url.rstrip('/')}/{code.manifest_key}"
+    return CodeRef(code.id, url, code.manifest_sha256)
 
 
 def _origin(session: Session, row: Row[Any]) -> CheckpointRef | None:

@@ -18,8 +18,8 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Grant, Phase, Recall, RoleSlots, Slice
-from ray_workers.supervision.rules.recovery_rules import goes_on_without_lost
+from ray_workers.shared.commands import Grant, Recall
+from ray_workers.shared.contracts import Phase, RoleSlots, Slice
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository
@@ -27,6 +27,7 @@ from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
 from service.db.repositories.scheduling import cluster as cluster_repository
 from service.db.session import notify, touch
+from service.domain.attempts.group_traits import goes_on_without_lost
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic import resizing as rules
 from service.domain.scheduling.placement.slots import count as count_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ray_workers.shared.contracts import attempt_prefix
+from ray_workers.shared.names import attempt_prefix
 from service.db.models import LogChunkRow
 
 Line = tuple[float, str]

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.arguments import with_parameters
-from dray.spec import ParameterServer
+from dray.spec import AllReduce, ParameterServer
 from ray_workers.shared.contracts import (
     ALL_SENT_BYTES,
     CONSENSUS_DISTANCE,
@@ -24,7 +24,6 @@ from service.db.repositories.telemetry import metric_summaries
 from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.domain import documents
 from service.domain.errors import NotComparable
-from service.domain.topologies import topology_of
 from service.domain.tracking.differences import differences
 from service.domain.tracking.search import EXPERIMENT
 from service.ingest import goodput
@@ -97,8 +96,9 @@ def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigu
         spec = documents.checked(row.spec).spec
     except documents.DocumentRefused:
         return None
-    topology = topology_of(spec)
-    if topology is None:
+    # The `sync` of other jobs does not say how ranks keep in step: they share a model, say.
+    has_copies = spec.recipe is not None and not spec.is_divided and spec.federated is None
+    if spec.resources.num_workers == 1 or not has_copies:
         return None
 
     def last(key: str) -> float | None:
@@ -111,7 +111,7 @@ def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigu
     loss = summaries.get(LOSS)
     progress = row.progress or {}
     return views.SyncFigures(
-        topology=topology,
+        topology=(spec.sync or AllReduce()).label,
         steps=progress.get("step", 0),
         samples_per_s=progress.get("samples_per_s"),
         sent_bytes=last(ALL_SENT_BYTES),

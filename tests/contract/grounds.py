@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dray.spec import JobSpec
+from ray_workers.shared.commands import Stop
 from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, PollReply, Slice
 from service.cluster.port import AttemptRef, Cluster
 from service.cluster.ray.embedded import EmbeddedRay
@@ -30,7 +31,7 @@ from tests.fakes.cluster import FakeCluster
 from tests.integration.harness import actor_of
 from tests.simulation.attempt import PAUSE, Plan
 from tests.simulation.cluster import SimCluster
-from tests.wire import attempt_spec
+from tests.wire import attempt_spec, traits
 
 if TYPE_CHECKING:
     from _typeshed import SupportsLenAndGetItem
@@ -154,7 +155,8 @@ class Ground:
             deployment_id=self._deployment_id,
             job_id=f"job-{uuid.uuid4().hex[:12]}",
             attempt=attempt,
-            spec=document.model_dump(mode="json"),
+            spec=(as_json := document.model_dump(mode="json")),
+            traits=traits(as_json, recovers_in_place=False),
             slices=(Slice(await self.node_id(), num_workers),),
             bundle={"CPU": 1.0},
             storage_url=(self._home / "storage").as_uri(),
@@ -237,7 +239,7 @@ class Ground:
     async def clear(self) -> None:
         """End what a test left running."""
         for ref in await self.cluster.attempts():
-            await self.cluster.stop_attempt(ref)
+            await self.cluster.send(ref, Stop())
             await self.settle(ref)
 
     async def free_slots(self) -> float:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from ray_workers.shared.commands import Stop
 from ray_workers.shared.contracts import Cause, FrameKind, Phase, PollReply, ProcessKind
 from service.cluster.port import ClusterUnavailable
 from service.cluster.ray.gateway import GatewayCluster
@@ -190,7 +191,7 @@ async def test_a_poll_waits_for_something_to_happen_but_no_longer_than_told(
         took_s = time.monotonic() - asked_at
     assert 0.3 <= took_s < 25.0
     waiting = asyncio.create_task(ground.poll(ref, reply.cursor, wait_s=30.0))
-    await ground.cluster.stop_attempt(ref)
+    await ground.cluster.send(ref, Stop())
     assert (await waiting).phase in (Phase.STOPPING, Phase.ENDED)
 
 
@@ -199,8 +200,8 @@ async def test_an_attempt_that_is_stopped_ends_as_stopped_and_frees_its_slots(
 ) -> None:
     ref = await ground.launch("waits", 2)
     await ground.follow(ref, until=runs)
-    await ground.cluster.stop_attempt(ref)
-    await ground.cluster.stop_attempt(ref)
+    await ground.cluster.send(ref, Stop())
+    await ground.cluster.send(ref, Stop())
     last = await ground.settle(ref)
     assert last.outcome is not None
     assert last.outcome.cause is Cause.STOPPED
@@ -264,7 +265,7 @@ async def test_a_gang_gets_the_slots_as_soon_as_another_has_left_them(ground: Gr
     await ground.follow(first, until=runs)
     second = await ground.launch("steps", 2)
     assert (await ground.poll(second, wait_s=0.3)).phase is Phase.ACQUIRING
-    await ground.cluster.stop_attempt(first)
+    await ground.cluster.send(first, Stop())
     outcome = (await ground.settle(second)).outcome
     assert outcome is not None
     assert outcome.cause is Cause.SUCCEEDED
@@ -275,7 +276,7 @@ async def test_an_attempt_that_waits_for_slots_can_be_stopped(ground: Ground) ->
     await ground.follow(first, until=runs)
     second = await ground.launch("steps")
     await ground.poll(second, wait_s=0.2)
-    await ground.cluster.stop_attempt(second)
+    await ground.cluster.send(second, Stop())
     outcome = (await ground.settle(second)).outcome
     assert outcome is not None
     assert outcome.cause is Cause.STOPPED
@@ -286,7 +287,7 @@ async def test_an_attempt_that_nobody_knows_has_lost_its_supervisor(ground: Grou
     reply = await ground.poll(ref)
     assert reply.outcome is not None
     assert (reply.phase, reply.outcome.cause) == (Phase.ENDED, Cause.SUPERVISOR_LOST)
-    await ground.cluster.stop_attempt(ref)
+    await ground.cluster.send(ref, Stop())
     await ground.cluster.acknowledge(ref)
 
 

@@ -9,22 +9,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dray.drills import DrillKind, DrillState
 from ray_workers.shared import spool_reader
+from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
 from ray_workers.shared.contracts import (
     FIRST_SIGNS,
     SUPERVISOR_RANK,
     AttemptSpec,
     Cause,
-    Drill,
-    DrillKind,
-    DrillState,
     Frame,
     FrameKind,
-    Grant,
     Outcome,
     Phase,
     PollReply,
-    Recall,
     Slice,
     by_bundle,
 )
@@ -164,6 +161,19 @@ class FakeAttempt:
             outcome=None if more else self._outcome,
             silent=(),
         )
+
+    def carry_out(self, command: Command) -> None:
+        match command:
+            case Stop():
+                self.stop()
+            case Leave():
+                self.preempt()
+            case Drill():
+                self.drill(command)
+            case Grant():
+                self.grow(command)
+            case Recall():
+                self.recall(command)
 
     def stop(self) -> None:
         self._stop_asked = True

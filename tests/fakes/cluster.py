@@ -13,17 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ray_workers.shared import spool_reader
+from ray_workers.shared.commands import Command, Grant, Recall
 from ray_workers.shared.contracts import (
     AttemptSpec,
     Cause,
-    Drill,
     Frame,
     FrameKind,
-    Grant,
     Outcome,
     Phase,
     PollReply,
-    Recall,
 )
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
@@ -193,40 +191,16 @@ class FakeCluster:
             return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
         return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {how}")
 
-    async def stop_attempt(self, ref: AttemptRef) -> None:
+    async def send(self, ref: AttemptRef, command: Command) -> None:
         self._check()
+        if self.loses_grants and isinstance(command, Grant | Recall):
+            raise ClusterUnavailable(f"the command was lost: {command.name}")
         attempt = self._attempts.get((ref.job_id, ref.attempt))
-        if attempt is not None:
-            attempt.stop()
-
-    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
-        self._check()
-        attempt = self._attempts.get((ref.job_id, ref.attempt))
-        if attempt is not None:
-            attempt.preempt()
-
-    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
-        self._check()
-        attempt = self._attempts.get((ref.job_id, ref.attempt))
-        if attempt is not None:
-            attempt.drill(drill)
-
-    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
-        self._check()
-        if self.loses_grants:
-            raise ClusterUnavailable("the grant was lost")
-        attempt = self._attempts.get((ref.job_id, ref.attempt))
-        if attempt is not None:
-            self.grants.append(grant)
-            attempt.grow(grant)
-
-    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
-        self._check()
-        if self.loses_grants:
-            raise ClusterUnavailable("the recall was lost")
-        attempt = self._attempts.get((ref.job_id, ref.attempt))
-        if attempt is not None:
-            attempt.recall(recall)
+        if attempt is None:
+            return
+        if isinstance(command, Grant):
+            self.grants.append(command)
+        attempt.carry_out(command)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()

@@ -26,7 +26,7 @@ import pytest
 import torch
 
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import attempt_prefix
+from ray_workers.shared.names import attempt_prefix
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
 from service.db.session import Database

@@ -23,7 +23,8 @@ from PIL import Image
 from sqlalchemy import update
 
 from dray.requests import AnnotationRequest
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase, Slice, attempt_prefix
+from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, Phase, Slice
+from ray_workers.shared.names import attempt_prefix
 from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.db.models import ForecastRow, JobRow
@@ -181,12 +182,12 @@ class Site:
     def claim(self, job_id: str, node: str = "gpu-a", workers: int = 2) -> int:
         """Give the job slots; the number of its attempt."""
 
-        def work(session: Any) -> list[claims.Claimed | None]:
+        def work(session: Any) -> list[AttemptSpec | None]:
             row = jobs.get(session, job_id)
             assert row is not None
             uses = {"CPU": 4.0, "GPU": 1.0} if node.startswith("gpu") else {"CPU": 1.0}
             wanted = claims.Wanted(job_id, row.attempt, row.queue, (Slice(node, workers),), uses)
-            return claims.claim(session, [wanted], "session-1", self.hands.now)
+            return claims.claim(session, [wanted], self.hands.deployment, self.hands.now)
 
         (claimed,) = self.hands.database.write_sync(work)
         assert claimed is not None

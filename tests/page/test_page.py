@@ -14,7 +14,8 @@ import pytest
 
 from api.page.static_files import load
 from dray.requests import MAX_NOTES
-from ray_workers.shared.contracts import Cause, attempt_prefix
+from ray_workers.shared.contracts import Cause
+from ray_workers.shared.names import attempt_prefix
 from service.db.repositories import jobs
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import TOKEN, Watched

@@ -12,20 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
 from ray_workers.shared.contracts import (
     SUPERVISOR_RANK,
     AttemptSpec,
     Cause,
     Frame,
     FrameKind,
-    Grant,
     Outcome,
     Phase,
     PollReply,
-    Recall,
     Slice,
-    attempt_prefix,
 )
+from ray_workers.shared.names import attempt_prefix
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import SimCluster
@@ -300,6 +299,19 @@ class SimAttempt:
         body = {"generation": self.generation + 1, "ranks": [1], "code": "lost", "message": why}
         self._tell(FrameKind.REGROUPING, body)
         self._resize()
+
+    def carry_out(self, command: Command) -> None:
+        match command:
+            case Stop():
+                self.end_as(Outcome.of(Cause.STOPPED, "stopped as asked"))
+            case Leave():
+                self.end_as(Outcome.of(Cause.PREEMPTED, "left its slots as asked"))
+            case Grant():
+                self.grow(command)
+            case Recall():
+                self.recall(command)
+            case Drill():
+                raise NotImplementedError("nobody drills here")
 
     def grow(self, grant: Grant) -> None:
         """Take the slots that are there."""

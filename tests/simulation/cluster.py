@@ -11,16 +11,8 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from ray_workers.shared.contracts import (
-    AttemptSpec,
-    Cause,
-    Drill,
-    Grant,
-    Outcome,
-    Phase,
-    PollReply,
-    Recall,
-)
+from ray_workers.shared.commands import Command
+from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome, Phase, PollReply
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from tests.simulation.attempt import Key, SimAttempt, SimNode, read
@@ -171,32 +163,11 @@ class SimCluster:
             return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
         return _ended(cursor, Cause.SUPERVISOR_LOST, "its supervisor is gone")
 
-    async def stop_attempt(self, ref: AttemptRef) -> None:
+    async def send(self, ref: AttemptRef, command: Command) -> None:
         self._check()
         attempt = self.known.get((ref.job_id, ref.attempt))
         if attempt is not None:
-            attempt.end_as(Outcome.of(Cause.STOPPED, "stopped as asked"))
-
-    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
-        self._check()
-        attempt = self.known.get((ref.job_id, ref.attempt))
-        if attempt is not None:
-            attempt.end_as(Outcome.of(Cause.PREEMPTED, "left its slots as asked"))
-
-    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
-        raise NotImplementedError("nobody drills here")
-
-    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
-        self._check()
-        attempt = self.known.get((ref.job_id, ref.attempt))
-        if attempt is not None:
-            attempt.grow(grant)
-
-    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
-        self._check()
-        attempt = self.known.get((ref.job_id, ref.attempt))
-        if attempt is not None:
-            attempt.recall(recall)
+            attempt.carry_out(command)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, Recall
+from ray_workers.shared.commands import Command
+from ray_workers.shared.contracts import AttemptSpec, PollReply
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.costs.prices_file import PricesFile
 from service.domain.errors import DatabaseUnavailable
@@ -187,25 +188,14 @@ class Network:
     ) -> PollReply:
         return await self._reach("poll", lambda: self._cluster.poll(ref, cursor, wait_s, max_bytes))
 
-    async def stop_attempt(self, ref: AttemptRef) -> None:
-        await self._reach("stop_attempt", lambda: self._cluster.stop_attempt(ref))
-
-    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
-        await self._reach("preempt", lambda: self._cluster.preempt(ref, grace_s))
-
-    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
-        await self._reach("drill", lambda: self._cluster.drill(ref, drill))
+    async def send(self, ref: AttemptRef, command: Command) -> None:
+        call = f"send {type(command).__name__}"
+        await self._reach(call, lambda: self._cluster.send(ref, command))
 
     async def request_nodes(
         self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
     ) -> None:
         await self._reach("request_nodes", lambda: self._cluster.request_nodes(bundles, released))
-
-    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
-        await self._reach("grow", lambda: self._cluster.grow(ref, grant))
-
-    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
-        await self._reach("recall", lambda: self._cluster.recall(ref, recall))
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         await self._reach("acknowledge", lambda: self._cluster.acknowledge(ref))

@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 
 from dray import views
 from dray.spec import JobSpec
+from ray_workers.shared.commands import Leave
 from service.cluster.port import AttemptRef, ClusterUnavailable
 from service.config.settings import Settings
 from service.domain.errors import (
@@ -203,7 +204,7 @@ class World:
 
     async def _preempt(self, ref: AttemptRef) -> None:
         with contextlib.suppress(ClusterUnavailable):
-            await self.cluster.preempt(ref, 5.0)
+            await self.cluster.send(ref, Leave(5.0))
 
     # The end.
 

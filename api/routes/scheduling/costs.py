@@ -10,9 +10,9 @@ from fastapi import Query as QueryParameters
 
 from api.context import Caller, Query, TheContext, TheCosts
 from api.http.caching import answer
-from api.http.times import Time
 from api.problems import Refused, declare
 from dray import views
+from dray.filters import Time
 
 router = APIRouter(prefix="/v1/costs", tags=["costs"])
 

@@ -24,8 +24,9 @@ def check(spec: JobSpec) -> None:
         )
     if spec.copies_differ:
         _check_differing_copies(spec)
-    if isinstance(spec.sync, Gossip):
+    if spec.sync is not None:
         spec.sync.check(spec.resources.num_workers)
+    if isinstance(spec.sync, Gossip):
         _check_asynchronous(spec, spec.sync)
     if isinstance(spec.sync, ParameterServer):
         _check_servers(spec, spec.sync)
@@ -61,7 +62,6 @@ def check(spec: JobSpec) -> None:
 def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
     """The servers know vectors: no tensors, no samples and no losses."""
     train = spec.train
-    sync.check(spec.resources.num_workers)
     chosen = "with sync.kind parameter_server"
     if spec.is_divided or spec.parallel.auto:
         raise wrong("/parallel", f"must be unset {chosen}: each worker has the whole model")

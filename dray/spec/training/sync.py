@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, StrictBool, model_validator
 
@@ -57,7 +57,24 @@ class Outer(Document):
     """Momentum of the outer step."""
 
 
-class AllReduce(Document):
+class SyncKind(Document):
+    """The facts of a kind that the rest of dray asks for."""
+
+    @property
+    def copies_differ(self) -> bool:
+        """Whether each rank has weights, and a state of the optimizer, of its own."""
+        return False
+
+    @property
+    def label(self) -> str:
+        """Names the kind in comparisons of jobs."""
+        return "all-reduce"
+
+    def check(self, num_ranks: int, /) -> None:
+        """Refuse options that do not fit this number of ranks."""
+
+
+class AllReduce(SyncKind):
     """Every rank takes the same step, with the mean of all gradients; or the ranks average their
     weights after some steps. If given, the job's metrics include the bytes sent."""
 
@@ -83,12 +100,20 @@ class AllReduce(Document):
             )
         return self
 
+    @property
+    def copies_differ(self) -> bool:
+        return self.every > 1
+
+    @property
+    def label(self) -> str:
+        return f"local steps, every {self.every}" if self.every > 1 else super().label
+
 
 Rank = Annotated[Int, Field(ge=0, lt=MAX_WORKERS)]
 Edge = Annotated[list[Rank], Field(min_length=2, max_length=2)]
 
 
-class Gossip(Document):
+class Gossip(SyncKind):
     """Each rank takes steps on weights of its own, and averages them with those of a few others:
     its neighbours in a graph. Evaluations and the result use the mean of all copies."""
 
@@ -106,6 +131,14 @@ class Gossip(Document):
     edges: Annotated[list[Edge], Field(min_length=1, max_length=MAX_EDGES)] | None = None
     """custom: pairs of ranks that are neighbours, such as `[[0, 1], [1, 2]]`. With sgp the first
     sends to the second."""
+
+    @property
+    def copies_differ(self) -> bool:
+        return True
+
+    @property
+    def label(self) -> str:
+        return f"gossip, {self.mode}, {self.graph}"
 
     @model_validator(mode="after")
     def _has_edges_if_custom(self) -> Self:
@@ -190,7 +223,7 @@ class Correction(Document):
         return self
 
 
-class ParameterServer(Document):
+class ParameterServer(SyncKind):
     """The last of the job's ranks are servers: they hold the weights and the optimizer, each an
     equal part. The other ranks, the workers, pull weights from the servers and push gradients to
     them. Servers are counted in `resources.num_workers`. For recipes."""
@@ -221,6 +254,10 @@ class ParameterServer(Document):
     from which the job resumes. replica: from a copy on the next server, to which each gradient goes
     too. Another process takes the server's place, and the training goes on without the loss of a
     step. Needs 2 servers or more."""
+
+    @property
+    def label(self) -> str:
+        return f"parameter servers, {self.mode}"
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -261,7 +298,7 @@ class ParameterServer(Document):
             )
 
 
-class AutoSync(Document):
+class AutoSync(SyncKind):
     """The service chooses the kind when the job is submitted, and the job is stored with the chosen
     kind: all_reduce, unless another is expected to be much faster by what is known of the workers
     and their network. The event `submitted` says which one and why."""
@@ -301,7 +338,7 @@ def with_kind(given: Any) -> Any:
     if not isinstance(given, Mapping):
         return given
     if given.get("kind") == "auto":
-        for kind in (AllReduce, Gossip, ParameterServer):
+        for kind in get_args(get_args(Sync)[0]):
             for name in kind.model_fields.keys() & given.keys() - AutoSync.model_fields.keys():
                 raise wrong(
                     f"/sync/{name}",

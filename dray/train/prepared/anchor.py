@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dray.train.prepared.copies import changed, leaves
+
 COPIED_BYTES = 1 << 16
 """Tensors of tracked objects up to this size are copied with each batch; larger ones, such as an
 average of the weights, may change only after the last exchange of the batch."""
@@ -109,25 +111,19 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
 
 def copied(value: Any, *, whole: bool = False) -> Any:
     """A copy, but for tensors above `COPIED_BYTES` unless `whole`."""
-    if isinstance(value, Tensor):
-        is_copied = whole or value.nbytes <= COPIED_BYTES
-        return value.detach().clone() if is_copied else value.detach()
-    if isinstance(value, Mapping):
-        return {key: copied(one, whole=whole) for key, one in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)([copied(one, whole=whole) for one in value])
-    return copy.deepcopy(value)
+
+    def copy_of(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return copy.deepcopy(one)
+        is_copied = whole or one.nbytes <= COPIED_BYTES
+        return one.detach().clone() if is_copied else one.detach()
+
+    return changed(value, copy_of)
 
 
 def large_tensors(value: Any) -> list[Tensor]:
     """Those that `copied` leaves as they are."""
-    if isinstance(value, Tensor):
-        return [value] if value.nbytes > COPIED_BYTES else []
-    if isinstance(value, Mapping):
-        return [tensor for one in value.values() for tensor in large_tensors(one)]
-    if isinstance(value, list | tuple):
-        return [tensor for one in value for tensor in large_tensors(one)]
-    return []
+    return [one for one in leaves(value) if isinstance(one, Tensor) and one.nbytes > COPIED_BYTES]
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from dray.train.prepared.randomness import derive_seed, seed_generators
+from dray.train.seeding import derive_seed, seed_generators
 
 
 class BatchShare(NamedTuple):

@@ -1,4 +1,5 @@
-"""Whether copies of a state are equal: a digest of tensors that is computed where they are.
+"""Copies of nested states, and whether they are equal: a digest of tensors that is computed where
+they are.
 
 Each 32-bit word of a tensor is multiplied by an odd number that depends on its position, and the
 products are added up modulo 2**64. The sum changes with any single word, because an odd number has
@@ -9,7 +10,7 @@ probability of about 2**-31. It protects against faults, not against an adversar
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,24 @@ def digest(tensors: Iterable[Tensor]) -> int:
         found = _wrapped(found * _STEP + int.from_bytes(kind, "little") % _LARGE)
         found = _wrapped(found * _STEP + _of_words(tensor))
     return found
+
+
+def changed(state: Any, change: Callable[[Any], Any]) -> Any:
+    """A nested state with `change` of each value that is no mapping, list or plain tuple."""
+    if isinstance(state, Mapping):
+        return {key: changed(one, change) for key, one in state.items()}
+    if isinstance(state, list | tuple) and not hasattr(state, "_fields"):
+        return type(state)([changed(one, change) for one in state])
+    return change(state)
+
+
+def leaves(state: Any) -> Iterator[Any]:
+    """The values of a nested state that are no mapping, list or tuple, in order."""
+    if isinstance(state, Mapping | list | tuple):
+        for one in state.values() if isinstance(state, Mapping) else state:
+            yield from leaves(one)
+    else:
+        yield state
 
 
 def tensors_in(state: Any) -> Iterator[Tensor]:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from dray.train.prepared import division
 from dray.train.prepared.anchor import parameters_of
+from dray.train.prepared.batch_state import upgraded
 from dray.train.prepared.division import Axes
 from dray.train.prepared.group import Group, LoopPhase, everyones
-from dray.train.prepared.saved_state import upgraded
 from dray.train.prepared.session import TrainingSession
 
 

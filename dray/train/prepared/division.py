@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_module, dist
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
+from dray.train.prepared.copies import changed
+
 
 @dataclass(frozen=True)
 class Axes:
@@ -215,13 +217,7 @@ def set_exchanging(model: nn.Module, exchanges: bool) -> None:
 
 def whole(value: Any) -> Any:
     """A nested state with whole tensors in the place of divided ones. A collective."""
-    if isinstance(value, DTensor):
-        return value.full_tensor()
-    if isinstance(value, dict):
-        return {key: whole(one) for key, one in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)([whole(one) for one in value])
-    return value
+    return changed(value, lambda one: one.full_tensor() if isinstance(one, DTensor) else one)
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:

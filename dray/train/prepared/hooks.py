@@ -12,9 +12,15 @@ from torch.optim import Optimizer
 from dray.train.prepared.anchor import parameters_of
 
 
-def hook_gradients(parameters: Iterable[Tensor], came: Callable[[Tensor], None]) -> None:
-    """Have `came` called when a backward pass has given one of these a gradient."""
+def hook_gradients(
+    parameters: Iterable[Tensor], hooked: set[int], came: Callable[[Tensor], None]
+) -> None:
+    """Have `came` called when a backward pass has given one of these a gradient. hooked: the ids of
+    those that have a hook already, to which the others are added."""
     for parameter in parameters:
+        if id(parameter) in hooked or not (parameter.is_floating_point() or parameter.is_complex()):
+            continue
+        hooked.add(id(parameter))
         # A parameter that is frozen now may be thawed later.
         is_trained = parameter.requires_grad
         parameter.requires_grad_(True)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dray.train import reporting
+from dray.train.prepared.copies import changed
 from dray.train.prepared.session import TrainingSession
 from dray.train.storage_room import log
 
@@ -144,11 +145,11 @@ def load() -> dict[str, Any] | None:
 
 def on_host(value: Any) -> Any:
     """A copy of a state with its tensors in the host's memory."""
-    if isinstance(value, torch.Tensor):
-        copied = value.detach().to("cpu")
-        return copied.clone() if copied.data_ptr() == value.data_ptr() else copied
-    if isinstance(value, dict):
-        return {key: on_host(one) for key, one in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)([on_host(one) for one in value])
-    return value
+
+    def copy_of(one: Any) -> Any:
+        if not isinstance(one, torch.Tensor):
+            return one
+        copied = one.detach().to("cpu")
+        return copied.clone() if copied.data_ptr() == one.data_ptr() else copied
+
+    return changed(value, copy_of)

@@ -15,12 +15,9 @@ later. Its group then ends, and the job goes back to its checkpoint.
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,29 +26,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dray.train.prepared import compat_torch
-from dray.train.prepared.anchor import (
-    Anchor,
-    KeptOptimizer,
-    LoaderPosition,
-    Result,
-    copied,
-    large_tensors,
-    parameters_of,
-    set_weights,
-)
-from dray.train.prepared.counting import SampleCount
-from dray.train.prepared.exchange import GradientExchange
+from dray.train.prepared.anchor import LoaderPosition, Result, parameters_of
+from dray.train.prepared.batch_state import NO_STATE, BatchState
+from dray.train.prepared.exchange import SampleCount
 from dray.train.prepared.group import Group, LoopPhase, everyones
 from dray.train.prepared.hooks import hook_gradients, hook_steps, refuse_stranger
-from dray.train.prepared.randomness import derive_seed, seed_generators
-from dray.train.prepared.saved_state import has_groups_of, upgraded
-from dray.train.prepared.trained import Trained
-
-NO_STATE = -1
-"""The number of operations of a rank that has no state yet."""
+from dray.train.seeding import derive_seed, seed_generators
 
 
-class TrainingSession:
+class TrainingSession(BatchState):
     """The training of one or several models in this process."""
 
     def __init__(
@@ -64,20 +47,12 @@ class TrainingSession:
         seed: int | None,
         broadcast_buffers: bool = True,
     ) -> None:
-        """tracked: objects with `state_dict` and `load_state_dict`, by name; optimizers among them
-        are trained as those of `optimizers`. broadcast_buffers: whether all ranks take rank 0's
-        buffers, as in DDP."""
+        """The arguments besides the group are those of a `BatchState`."""
+        parts = models, optimizers, tracked
+        super().__init__(*parts, seed=seed, broadcast_buffers=broadcast_buffers)
         self.group = group
-        named = {name: one for name, one in tracked.items() if isinstance(one, Optimizer)}
-        self.trained = Trained(models, [*optimizers, *named.values()])
-        self.tracked = {name: one for name, one in tracked.items() if name not in named}
-        self._names_of_optimizers = list(named)
-        self.seed = derive_seed("job", torch.initial_seed() if seed is None else seed)
-        self.steps = 0
-        """Optimizer steps done, of all optimizers together."""
         self.total_steps: int | None = None
         """Optimizer steps after which the loader ends; None for the end of the script's loop."""
-        self.position = LoaderPosition(0, 0)
         self.is_skipping = False
         """Whether the script runs through epochs that are done."""
         self.is_void = False
@@ -86,35 +61,8 @@ class TrainingSession:
         """Whether the loader has handed out a batch."""
         self.on_batch: Callable[[], None] = lambda: None
         """Called when the state of a batch is remembered."""
-        self._broadcasts = broadcast_buffers
-        self._exchange = GradientExchange(
-            models, parameters_of(self.optimizers), broadcast_buffers=broadcast_buffers
-        )
-        if not any(p.requires_grad for model in models for p in model.parameters()):
-            raise ValueError("prepare() was given a model without a parameter to train")
-        self._ops = NO_STATE
-        self._last_result: Result = ()
-        self._caught_up: Result | None = None
-        """The result of the operation in which this rank was, which others had ended."""
-        self._replay: deque[Result] = deque()
-        """Results of operations that the others have ended and this script comes to."""
         self._is_pending = False
         """Whether this rank is in an operation."""
-        self._parts = 0
-        """How often `prepare` was called again."""
-        self._taken: Mapping[str, Any] | None = None
-        """The state that this process goes on from, until the first batch: it may have models that
-        the script has not prepared yet."""
-        self._copied_before_step: set[int] = set()
-        """Numbers of the optimizers after whose step an exchange came within the batch."""
-        self._unstepped: set[int] = set()
-        """Numbers of the optimizers whose parameters got gradients since their last step."""
-        self._keeps_gradients = False
-        """Whether gradients are kept with each batch, because the script adds to them."""
-        self._has_misled = False
-        """Whether a newcomer was given a state that turned out to lack something."""
-        self._stale: dict[int, tuple[int, int]] = {}
-        """By parameter, id and version of a gradient from before the anchor that is not kept."""
         self._count = SampleCount()
         self._loaded_as: tuple[int, int] | None = None
         """(rank, world size) by which the batch at hand was shared out."""
@@ -129,29 +77,6 @@ class TrainingSession:
         self._hooked: set[int] = set()
         """Ids of the parameters that report their gradients."""
         self._exchanges = True
-        self._must_restore = False
-        self._anchor = self._new_anchor()
-
-    @property
-    def models(self) -> list[nn.Module]:
-        return self.trained.models
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        return self.trained.optimizers
-
-    @property
-    def num_ops(self) -> int:
-        """Operations that this rank's script has ended."""
-        return self._ops
-
-    @property
-    def model(self) -> nn.Module:
-        return self.models[0]
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.optimizers[0]
 
     needs_even_shares = False
     """Whether each rank's share of a batch must have as many samples as the others'."""
@@ -203,10 +128,7 @@ class TrainingSession:
         if self._taken is not None and self._parts <= self._taken["parts"]:
             self._take(self._taken)
             return
-        before = self._anchor
-        self._anchor = replace(
-            self._new_anchor(), ops=before.ops, parts=before.parts, results=before.results
-        )
+        self._renew_anchor()
         tensors = [each for model in models for each in model.state_dict().values()]
         result = self._operate(lambda: self._sent_by_first(tensors), compares=False)
         with torch.no_grad():
@@ -233,14 +155,7 @@ class TrainingSession:
     def _hook_gradients(self) -> None:
         if self.group.world_size == 1 and not self.group.may_grow:
             return
-        new = [
-            parameter
-            for parameter in self._exchange.parameters
-            if id(parameter) not in self._hooked
-            and (parameter.is_floating_point() or parameter.is_complex())
-        ]
-        self._hooked.update(map(id, new))
-        hook_gradients(new, self._gradient_came)
+        hook_gradients(self._exchange.parameters, self._hooked, self._gradient_came)
 
     def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
         refuse_stranger(optimizer, self.optimizers, self._exchange.is_known)
@@ -263,19 +178,6 @@ class TrainingSession:
         if not self._is_queued:
             self._is_queued = True
             compat_torch.when_backward_ends(self._backward_ended)
-
-    def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
-        """Notice the use of a gradient from before the batch, which is not kept: by a pass that
-        adds to it, or by a step without a pass. To zero it is one more change."""
-        before = self._stale.pop(id(parameter), None)
-        gradient = parameter.grad
-        if before is None or gradient is None or id(gradient) != before[0]:
-            return
-        if gradient._version == before[1] + changes:
-            self._anchor.uses_unkept = True
-            self._keeps_gradients = True
-            # A newcomer that began at this batch lacks the gradient.
-            self._has_misled = self._has_misled or self._anchor.is_handed_over
 
     def _backward_ended(self) -> None:
         """At the end of a backward pass, in the thread that called it."""
@@ -329,8 +231,7 @@ class TrainingSession:
     def _operate(self, run: Callable[[], Result], *, compares: bool = True) -> Result | None:
         """The result of this operation; empty where this rank is alone, None where the batch is
         shared out anew. compares: whether the ranks have equal copies before it."""
-        # An exchange after a step: the next batches need the optimizer as it was before.
-        self._copied_before_step |= self._anchor.begun
+        self._note_operation()
         if self._replay:
             return self._ended(self._replay.popleft())
         self.group.enter(LoopPhase.EXCHANGE, self.steps + 1)
@@ -363,22 +264,11 @@ class TrainingSession:
             raise self._differing()
         self._must_compare = False
 
-    def _ended(self, result: Result) -> Result:
-        self._ops += 1
-        self._last_result = result
-        self._anchor.results.append(result)
-        return result
-
     def _will_step(self, number: int) -> bool:
         """An optimizer is about to step; whether it is to."""
         if self.is_void:
             return False
-        for parameter in parameters_of([self.optimizers[number]]) if self._stale else ():
-            self._look_for_stale(parameter, changes=0)
-        anchor = self._anchor
-        if number not in anchor.begun and number in self._copied_before_step:
-            anchor.kept[number] = KeptOptimizer.of(self.optimizers[number])
-        anchor.begun.add(number)
+        self._keep_before_step(number)
         return True
 
     def _stepped(self, number: int) -> None:
@@ -430,10 +320,6 @@ class TrainingSession:
             self._hand_over(table, newest)
         group.began(self.steps)
 
-    def _is_anchor_whole(self) -> bool:
-        groups = [len(optimizer.param_groups) for optimizer in self.optimizers]
-        return self._anchor.is_whole() and groups == list(map(len, self._anchor.groups))
-
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
         """Begin the batch again where the ranks have other shares of it than before, if a rank is
         in an exchange of it that nobody has ended."""
@@ -446,24 +332,8 @@ class TrainingSession:
             return
         if not self._is_anchor_whole():
             raise self.group.state_lost()
-        self._ops, self.steps = self._anchor.ops, self._anchor.steps
-        self._anchor.results.clear()
-        self._anchor.tracked = copied(self._anchor.tracked, whole=True)
-        self._replay.clear()
-        self._caught_up = None
+        self._go_back()
         self.is_void = True
-
-    @property
-    def _known_ops(self) -> int:
-        """The number of operations whose results this rank has, also of those that its script has
-        not come to yet."""
-        return self._ops + len(self._replay) + (self._caught_up is not None)
-
-    @property
-    def _newest_result(self) -> Result:
-        if self._caught_up is not None:
-            return self._caught_up
-        return self._replay[-1] if self._replay else self._last_result
 
     def _begin_together(self) -> None:
         if self.group.rank == 0:
@@ -527,43 +397,22 @@ class TrainingSession:
         except Exception as error:
             self._regroup(error)
 
-    def _check_all_taken(self) -> None:
-        """At the first batch, when the script has added all groups of parameters that it had."""
-        taken, self._taken = self._taken, None
-        if taken is None:
-            return
-        for optimizer, of_one in zip(self.optimizers, taken["optimizers"], strict=False):
-            if not has_groups_of(optimizer, of_one):
-                raise ValueError(
-                    f"the saved state of an optimizer ({type(optimizer).__name__}) has other "
-                    "groups of parameters than the script has made before this batch: add groups "
-                    "before prepare(), or at the beginning of an epoch"
-                )
-            optimizer.load_state_dict(of_one)
-        for what, own in (("models", self.models), ("optimizers", self.optimizers)):
-            is_added_to = self._parts > taken["parts"]  # by further calls, after this state
-            if len(taken[what]) != len(own) and not (is_added_to and len(taken[what]) < len(own)):
-                raise ValueError(
-                    f"the saved state has {len(taken[what])} {what}, and the script has prepared "
-                    f"{len(own)}: it must prepare the same ones, before its loop"
-                )
-
     def began_batch(self, counted: int, num_global: int) -> None:
         """The loader hands out a batch: so many samples of this rank, of all ranks."""
         self._count.begin(counted, num_global)
         self._loaded_as = self.place
-        seed = derive_seed("step", self.seed, *self._numbers())
-        seed_generators(seed)
+        self._seed_generators("step")
         self.group.enter(LoopPhase.COMPUTE, self.steps + 1)
 
     def ended_epoch(self) -> None:
         """The loader is at the end of an epoch."""
         self._count.begin(0, 0)
-        seed_generators(derive_seed("end", self.seed, *self._numbers()))
+        self._seed_generators("end")
         self.group.enter(LoopPhase.OWN_CODE, self.steps)
 
-    def _numbers(self) -> tuple[int, int, int, int]:
-        return (self.position.epoch, self.position.batch, *self.place)
+    def _seed_generators(self, name: str) -> None:
+        epoch, batch = self.position.epoch, self.position.batch
+        seed_generators(derive_seed(name, self.seed, epoch, batch, *self.place))
 
     def redo(self) -> LoaderPosition:
         """Go back to the batch that is handed out once more; returns its position."""
@@ -573,119 +422,6 @@ class TrainingSession:
         self._count.has_exchanged = True
         self.position = self._anchor.position
         return self.position
-
-    def state(self) -> dict[str, Any]:
-        """All that another process needs to go on at this batch; the tensors are the live ones."""
-        anchor = self._anchor
-        caught_up = () if self._caught_up is None else (self._caught_up,)
-        replay = [list(result) for result in (*anchor.results, *self._replay, *caught_up)]
-        return {
-            "seed": self.seed,
-            "ops": anchor.ops,
-            "steps": anchor.steps,
-            "parts": anchor.parts,
-            "position": [anchor.position.epoch, anchor.position.batch],
-            "models": self.trained.saved_models(anchor),
-            "optimizers": self.trained.saved_optimizers(anchor),
-            "others": [anchor.weight(parameter) for parameter in self.trained.others],
-            "groups": anchor.groups,
-            "buffers": anchor.buffers,
-            "gradients": anchor.gradients,
-            "tracked": anchor.tracked,
-            "replay": replay,
-            "copied_before_step": sorted(self._copied_before_step),
-            "unstepped": sorted(self._unstepped),
-            "keeps_gradients": self._keeps_gradients,
-        }
-
-    def _take(self, state: Mapping[str, Any]) -> None:
-        """Go on from another process's `state`, or from a saved one."""
-        self._taken = state = upgraded(state, self._names_of_optimizers)
-        self.seed, self.steps = state["seed"], state["steps"]
-        self.position = LoaderPosition(*state["position"])
-        self._ops = state["ops"]
-        self._replay = deque(state["replay"])
-        self._copied_before_step = set(state["copied_before_step"])
-        self._unstepped = set(state["unstepped"])
-        self._keeps_gradients = state["keeps_gradients"]
-        missing = self.tracked.keys() ^ state["tracked"].keys()
-        if missing:
-            raise ValueError(
-                f"the saved state and this script track different objects: {', '.join(missing)}"
-            )
-        # A later call of prepare() may bring the models that are left.
-        for model, of_model in zip(self.models, state["models"], strict=False):
-            model.load_state_dict(of_model)
-        for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
-            if has_groups_of(optimizer, of_one):  # else the script adds some on its way
-                optimizer.load_state_dict(of_one)
-        with torch.no_grad():
-            for parameter, value in zip(self.trained.others, state["others"], strict=False):
-                parameter.copy_(value)
-        self._anchor = Anchor(
-            position=self.position,
-            ops=self._ops,
-            steps=self.steps,
-            parts=state["parts"],
-            tracked=dict(state["tracked"]),
-            groups=[list(groups) for groups in state["groups"]],
-            buffers=list(state["buffers"]),
-            gradients=state["gradients"],
-        )
-        self._restore(self._anchor)
-        # A script that runs through the epochs that are done may change these on its way.
-        self._must_restore = True
-
-    def _new_anchor(self) -> Anchor:
-        exchange = self._exchange
-        gradients, kept = None, set[int]()
-        if self._keeps_gradients:
-            gradients, kept = exchange.gradients(), set(map(id, exchange.parameters))
-        elif self._unstepped:
-            added = parameters_of(self.optimizers[number] for number in sorted(self._unstepped))
-            gradients, kept = exchange.gradients(added), set(map(id, added))
-        self._stale = {
-            id(p): (id(p.grad), p.grad._version)
-            for p in exchange.parameters
-            if p.grad is not None and id(p) not in kept
-        }
-        tracked = {name: one.state_dict() for name, one in self.tracked.items()}
-        return Anchor(
-            position=self.position,
-            ops=self._ops,
-            steps=self.steps,
-            parts=self._parts,
-            tracked=copied(tracked),
-            groups=[
-                [
-                    {key: copied(value) for key, value in group.items() if key != "params"}
-                    for group in optimizer.param_groups
-                ]
-                for optimizer in self.optimizers
-            ],
-            buffers=exchange.buffers(),
-            gradients=gradients,
-            watched=[
-                (one, one._version) for one in (*exchange.parameters, *large_tensors(tracked))
-            ],
-        )
-
-    def _restore(self, anchor: Anchor) -> None:
-        """Put back what has changed since the batch began, as far as it is kept."""
-        for number, kept in anchor.kept.items():
-            set_weights(kept.weights, parameters_of([self.optimizers[number]]))
-            self.optimizers[number].load_state_dict(copied(kept.state, whole=True))
-        anchor.kept.clear()
-        anchor.begun.clear()
-        for name, state in anchor.tracked.items():
-            self.tracked[name].load_state_dict(copied(state))
-        for optimizer, groups in zip(self.optimizers, anchor.groups, strict=False):
-            for group, values in zip(optimizer.param_groups, groups, strict=False):
-                group.update(copy.deepcopy(values))
-        self._exchange.set_buffers(anchor.buffers)
-        if anchor.gradients is not None:
-            self._exchange.set_gradients(anchor.gradients)
-        anchor.watched = [(tensor, tensor._version) for tensor, _ in anchor.watched]
 
     def enter_save(self) -> None:
         """The state is being saved."""

@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from dray import spec
 from ray_workers.training.data.sampler import share
-from ray_workers.training.parallel.model_parallel.context_parallel import Context
+from ray_workers.training.parallel.model_parallel.device_mesh import Context
 
 INIT_STD = 0.02
 ROTARY_BASE = 10_000.0

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ray_workers.shared.contracts import NOT_PREPARED, Cause, Drill, Grant, Outcome
+from ray_workers.shared.commands import Drill, Grant
+from ray_workers.shared.contracts import NOT_PREPARED, Cause, Outcome
+from ray_workers.shared.group_traits import GroupTraits
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.hang_detector import (
     PATIENCE,
@@ -110,14 +112,8 @@ class GroupPolicy:
     """The rules for the group of one attempt."""
 
     timings: Timings
-    recovers_in_place: bool
-    """Of a script: whether it does if it calls `train.prepare`."""
-    is_script: bool
+    traits: GroupTraits
     is_elastic: bool
-    has_servers: bool = False
-    """Whether ranks of a recipe go on by themselves, beside parameter servers."""
-    at_own_pace: bool = False
-    """Whether a slow rank takes fewer shares, and so passes several steps at once (`ad_psgd`)."""
 
     def decide(
         self, seen: GroupObservation, memory: GroupMemory, now: float
@@ -125,7 +121,7 @@ class GroupPolicy:
         """The actions, in order. now: seconds at the machines' usual pace."""
         recovery = seen.recovery
         actions: list[Action] = []
-        if self.is_script and self.is_elastic and _is_unprepared(seen):
+        if self.traits.is_script and self.is_elastic and _is_unprepared(seen):
             return [End(Outcome.of(Cause.CANNOT_RUN, NOT_PREPARED))], memory
         if recovery.grants and not recovery.is_taking_in:
             actions.append(TakeIn(recovery.grants[0]))
@@ -145,7 +141,7 @@ class GroupPolicy:
         if not is_regrouping:
             step = max((rank.status.step for rank in seen.ranks), default=0)
             actions += (Inject(d, step) for d in seen.drills if step >= (d.at_step or 0))
-        if self.has_servers or (self.is_script and not is_regrouping):
+        if self.traits.state_holders or (self.traits.is_script and not is_regrouping):
             return self._judge_stopped(seen, actions, memory, now)
         if is_regrouping:
             hang = self._left_behind(seen, memory, now)
@@ -154,7 +150,7 @@ class GroupPolicy:
             if since is not None or seen.is_ending_hang or not seen.is_whole:
                 return actions, memory
             if not seen.num_through:
-                steps = memory.steps.after(seen.ranks, now, at_own_pace=self.at_own_pace)
+                steps = memory.steps.after(seen.ranks, now, at_own_pace=self.traits.at_own_pace)
                 memory = replace(memory, steps=steps)
             hang = find_hang(seen.ranks, self._limits(seen, memory), are_last=seen.num_through > 0)
         if hang is None:
@@ -170,7 +166,7 @@ class GroupPolicy:
         recovery = seen.recovery
         if recovery.regrouping is None or recovery.lacking_since is not None:
             return False
-        if self.has_servers:
+        if self.traits.state_holders:
             return _newcomers_are(lambda rank: _has_begun(rank) and _trains(rank), seen)
         # Of processes that are all through nothing is known here, such as where they began again.
         return (
@@ -185,7 +181,7 @@ class GroupPolicy:
         """Only stopped processes of a script hang: also one that shows where it is, because it
         calls `train.prepare`, may be there for as long as it likes. Beside parameter servers a slow
         worker keeps nobody waiting."""
-        if self.recovers_in_place:  # how long its steps take counts for ranks left behind
+        if self.traits.recovers_in_place:  # how long its steps take counts for ranks left behind
             memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
         stopped = tuple(rank for rank in seen.ranks if rank.state == "T")
         if not stopped or seen.is_ending_hang:
@@ -216,7 +212,7 @@ class GroupPolicy:
             return None
         if now - recovery.announced_at <= limits.whole_limit_s:
             return None
-        if self.has_servers and _newcomers_are(_has_begun, seen):
+        if self.traits.state_holders and _newcomers_are(_has_begun, seen):
             return None  # their first step may take long, or wait for another worker's
         return f"the group was not whole again within {limits.whole_limit_s:g} s ({phases})"
 
@@ -224,7 +220,7 @@ class GroupPolicy:
         """Since when ranks stand by though nobody is lost, because their connections broke or a
         round could not be formed."""
         stand_by = any(rank.status.phase is RankPhase.STAND_BY for rank in seen.ranks)
-        may_be = self.recovers_in_place and stand_by and seen.num_running == seen.num_placed
+        may_be = self.traits.recovers_in_place and stand_by and seen.num_running == seen.num_placed
         if not may_be or seen.recovery.lacking_since is not None:
             return None
         return now if memory.stray_since is None else memory.stray_since
@@ -239,7 +235,7 @@ class GroupPolicy:
         return find_left_behind(seen.ranks, seen.recovery.round, self._limits(seen, memory))
 
     def _limits(self, seen: GroupObservation, memory: GroupMemory) -> HangLimits:
-        patience = 1.0 if self.recovers_in_place else PATIENCE
+        patience = 1.0 if self.traits.recovers_in_place else PATIENCE
         return HangLimits(self.timings, patience, memory.steps.slowest_s, seen.slowness)
 
 

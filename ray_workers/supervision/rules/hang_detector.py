@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ray_workers.shared.contracts import Cause, Outcome
 from ray_workers.shared.frames import HangReport, RankWhereabouts
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.timings import Timings
@@ -50,6 +51,14 @@ class Hang:
     """The ranks to blame; empty if all ranks are at the same place, and none of them is stopped."""
     waited_s: float
     limit_s: float
+
+    def outcome(self, phase: str, cause: Cause) -> Outcome:
+        """Of a group that resumes from its checkpoint, since the culprits were ended."""
+        ranks = [observation.rank for observation in self.culprits]
+        who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+        verb = "was" if len(ranks) == 1 else "were"
+        message = f"{who} stood still for {self.waited_s:.1f} s in {phase}, and {verb} ended"
+        return Outcome.of(cause, message, ranks[0])
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,12 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
 
 from dray.ranks import with_role
-from ray_workers.shared.contracts import Cause, Frame, Grant, Slice
+from ray_workers.shared.commands import Grant
+from ray_workers.shared.contracts import Cause, Frame, Slice
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules.failure_attribution import RankExit
-
-if TYPE_CHECKING:
-    from dray.spec import JobSpec  # every worker process would take a quarter of a second for it
 
 MOST_WITHOUT_A_STEP = 3
 """Recoveries in a row without a step in between; a group that breaks again does not recover."""
@@ -76,57 +73,6 @@ class RecoveryState:
         """The group stands by for so many workers, or has enough of them."""
         since = now if self.lacking_since is None else self.lacking_since
         return replace(self, num_lacking=num_workers, lacking_since=since if num_workers else None)
-
-
-def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
-    """Why such a job never recovers in place; None if it does.
-
-    num_workers: how many the job has now, or may have again.
-
-    On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
-    launched upon a gradient that never came cannot be told from a good one. Workers of parameter
-    servers have no part in either.
-    """
-    if document.script is not None and document.is_divided:
-        return "ranks of a script that hold a model together do not recover in place"
-    if document.script is not None:
-        return "a script recovers in place only if it calls dray.train.prepare()"
-    if num_workers == 1:
-        return "a single rank does not recover in place, because nobody else holds its state"
-    has_servers = document.num_ranks_that_train < document.resources.num_workers
-    if has_gpus and not has_servers:
-        return "a group on GPUs does not recover in place, because its state may be half a step on"
-    if document.num_replicas == 1:
-        return (
-            "ranks that hold a single model together do not recover in place: each has parts that "
-            "nobody else has (with parallel.data above 1 somebody does)"
-        )
-    if document.takes_local_steps:
-        return "ranks that take steps by themselves do not recover in place: each has its own state"
-    return None
-
-
-def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
-    """Whether such a job recovers in place, or may: of a script its processes show whether they
-    have called `train.prepare` (`are_prepared`)."""
-    script = document.script
-    if script is None:
-        return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None
-    is_one_program = script.framework == "torch" and not script.roles
-    # No rank has the whole state of a divided model.
-    return is_one_program and not document.is_divided and num_workers > 1 and not has_gpus
-
-
-def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
-    """Whether the others go on at once when ranks are lost, and take the replacements in when these
-    are there: of gossip each rank has a copy and needs no other in particular. document: the job's,
-    as it was stored."""
-    return (document.get("sync") or {}).get("kind") == "gossip"
-
-
-def at_own_pace(document: Mapping[str, Any]) -> bool:
-    """Whether a rank that is slow takes fewer shares than others, and keeps nobody waiting."""
-    return (document.get("sync") or {}).get("mode") == "ad_psgd"
 
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:

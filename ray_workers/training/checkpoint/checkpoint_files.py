@@ -30,9 +30,9 @@ from dray.train.spool import EVERYTHING, Known
 from ray_workers.shared.frames import CheckpointDroppedReport
 from ray_workers.training.checkpoint import direct_io, safetensors_layout
 from ray_workers.training.checkpoint.staging import StagedState, Stager
-from ray_workers.training.core.early_stopping import sign_of
 from ray_workers.training.core.errors import BrokenCheckpointError, UnreachableCheckpointError
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
+from ray_workers.training.core.schedule import sign_of
 
 MANIFEST = "manifest.json"
 TENSORS = "state.safetensors"

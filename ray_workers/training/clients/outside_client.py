@@ -34,6 +34,7 @@ from ray_workers.training.parallel.federated.aggregation.update_checks import (
 from ray_workers.training.parallel.federated.client_batches import batches_of
 from ray_workers.training.parallel.federated.client_training import ClientTraining, client_lr
 from ray_workers.training.parallel.federated.masking_values import loss_value, outside_settings
+from ray_workers.training.parallel.gradients import EngineParts
 from ray_workers.training.parallel.strategy import autocast
 
 if TYPE_CHECKING:
@@ -88,10 +89,9 @@ class OutsideClient:
         self._data: PrivateData = recipe.private_data(loaded, document, data)
         self._samples = InMemorySamples(self._data.inputs, self._data.targets)
         self._model = loaded.model
-        self._training = ClientTraining(
-            *(self._model, self._data.loss_sum, partial(autocast, self._train.precision, CPU)),
-            *(self._train, self._federated),
-        )
+        in_precision = partial(autocast, self._train.precision, CPU)
+        parts = EngineParts(self._model, self._data.loss_sum, in_precision)
+        self._training = ClientTraining(parts, self._train, self._federated)
         self._split(document.data.validation_fraction)
         self._masking: MaskingClient | None = None
         self._session = ""

@@ -26,6 +26,7 @@ from ray_workers.training.parallel.federated.client_batches import batches_of
 from ray_workers.training.parallel.federated.client_training import ClientTraining, Flat, client_lr
 from ray_workers.training.parallel.federated.silos.aggregator import LOSS
 from ray_workers.training.parallel.federated.silos.server import AGGREGATOR_KEY
+from ray_workers.training.parallel.gradients import EngineParts
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.strategy import autocast
 
@@ -65,8 +66,8 @@ class SiloClient:
         materialise(self._model, self._device, document.train.seed)
         self._flat = Flat(self._model, has_buffers=True)
         self._autocast = partial(autocast, document.train.precision, self._device)
-        parts = (workload.loss_sum, self._autocast, document.train, federated)
-        self._clients = ClientTraining(self._model, *parts)
+        parts = EngineParts(self._model, workload.loss_sum, self._autocast)
+        self._clients = ClientTraining(parts, document.train, federated)
         self._samples = on_device(workload.train, self._device)
 
     @classmethod

@@ -22,6 +22,16 @@ class DataError(Exception):
     """The data set is missing or broken: another attempt would end the same way."""
 
 
+class DifferentDataError(DataError):
+    """Processes of one job, which may be on several nodes, have read different data."""
+
+    def __init__(self, who: str, fingerprint: str) -> None:
+        super().__init__(
+            f"the {who} have read different data from the same source; its content here hashes to "
+            f"{fingerprint}. Don't change a source while a job starts"
+        )
+
+
 class ModelError(Exception):
     """The model that `model.import` names can't be made, or does not fit the data."""
 
@@ -33,6 +43,10 @@ class RoundsError(Exception):
 class LeaveRequested(Exception):
     """The rank was asked to leave while it waited in the middle of a step, of which nothing is
     kept."""
+
+
+class Preempted(Exception):
+    """The rank was asked to leave, and did, with a checkpoint of its last step."""
 
 
 class SourceUnavailableError(Exception):

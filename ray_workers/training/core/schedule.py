@@ -1,12 +1,15 @@
-"""The learning rate and the calendar of a run, as pure functions of the step."""
+"""The learning rate, the calendar and the early end of a run: pure rules."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
-from dray.spec import Checkpoint, LrScaling, Schedule, Train
+from dray.spec import Checkpoint, EarlyStopping, LrScaling, Schedule, Train
+from dray.spec.program.recipes import MINIMISED
+from ray_workers.training.data.sampler import samples_of
 
 
 def scaled_lr(lr: float, scaling: LrScaling | None, global_batch_size: int) -> float:
@@ -50,6 +53,24 @@ def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> floa
         case "cosine":
             falling = 0.5 * (1.0 + math.cos(math.pi * done / (total_steps - warmup)))
     return lr * (schedule.final_ratio + (1.0 - schedule.final_ratio) * falling)
+
+
+class LearningRates:
+    """The rate of each batch of a job."""
+
+    def __init__(self, train: Train, total_steps: int, num_samples: int) -> None:
+        """num_samples: of an epoch."""
+        self._train, self._total_steps, self._num_samples = train, total_steps, num_samples
+        self._peak = scaled_lr(train.optimizer.lr, train.lr_scaling, train.global_batch_size)
+
+    def of(self, first: int, last: int) -> float:
+        """The rate of the batch of these steps."""
+        train = self._train
+        lr = lr_at(last, total_steps=self._total_steps, lr=self._peak, schedule=train.schedule)
+        if train.batch_range is None:
+            return lr
+        size = samples_of(first, last, self._num_samples, train.samples_per_step)
+        return lr * rate_factor(size, train)
 
 
 @dataclass(frozen=True)
@@ -118,3 +139,27 @@ class Calendar:
 
     def _ends_measured_epochs(self, step: int) -> bool:
         return step % (self.eval_every_epochs * self.steps_per_epoch) == 0
+
+
+def sign_of(metric: str) -> float:
+    """Of any metric times this number, less is better."""
+    return 1.0 if metric in MINIMISED else -1.0
+
+
+@dataclass(frozen=True)
+class EarlyStoppingState:
+    """The state of early stopping; part of every checkpoint."""
+
+    best: float = math.inf
+    """The best value of the metric times its sign."""
+    evaluations_since: int = 0
+
+    def after(self, rule: EarlyStopping, metrics: Mapping[str, float]) -> Self:
+        """The state after an evaluation. A NaN is no improvement."""
+        value = sign_of(rule.metric) * metrics[rule.metric]
+        if value < self.best - rule.min_delta or (math.isinf(self.best) and value < self.best):
+            return replace(self, best=value, evaluations_since=0)
+        return replace(self, evaluations_since=self.evaluations_since + 1)
+
+    def is_over(self, rule: EarlyStopping) -> bool:
+        return self.evaluations_since >= rule.patience

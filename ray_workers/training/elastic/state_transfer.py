@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dray.train.prepared.copies import changed, leaves
+
 FLAT_BYTES = 16 << 20
 """Smaller tensors travel together, up to about so many bytes at once."""
 Group = dist.ProcessGroup | None
@@ -55,7 +57,7 @@ def broadcast(
     if rank == source:
         outline = [_outlined(state(), tensors)]
     dist.broadcast_object_list(outline, src=source, device=device, group=group)
-    places = list(_places(outline[0]))
+    places = _places(outline[0])
     if rank != source:
         tensors = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in places]
     for piece in _pieces(tensors):
@@ -109,33 +111,23 @@ class _Place:
 
 def _outlined(value: Any, tensors: list[Tensor]) -> Any:
     """The value with a `_Place` for each tensor; these are appended to `tensors`, in order."""
-    if isinstance(value, Tensor):
-        tensors.append(value.detach())
-        return _Place(value)
-    if isinstance(value, Mapping):
-        return {key: _outlined(one, tensors) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([_outlined(one, tensors) for one in value])
-    return value
+
+    def place_of(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        tensors.append(one.detach())
+        return _Place(one)
+
+    return changed(value, place_of)
 
 
-def _places(value: Any) -> Iterator[_Place]:
+def _places(value: Any) -> list[_Place]:
     """Of an outline, in order."""
-    if isinstance(value, _Place):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _places(one)
+    return [one for one in leaves(value) if isinstance(one, _Place)]
 
 
 def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
-    if isinstance(value, _Place):
-        return next(tensors)
-    if isinstance(value, Mapping):
-        return {key: _rebuilt(one, tensors) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([_rebuilt(one, tensors) for one in value])
-    return value
+    return changed(value, lambda one: next(tensors) if isinstance(one, _Place) else one)
 
 
 def _pieces(tensors: list[Tensor]) -> list[list[Tensor]]:

@@ -12,8 +12,8 @@ from ray_workers.training.core.workload import at_least_float32
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import process_group
 from ray_workers.training.loop.evaluation import Evaluation
-from ray_workers.training.parallel import DataPart, FederatedStrategy, Strategy, StrategyContext
-from ray_workers.training.parallel.federated.simulation.partition import Numbers
+from ray_workers.training.parallel import DataPart, Strategy, StrategyContext
+from ray_workers.training.parallel.strategy import Numbers
 
 ClientBatch = list[tuple[int, Tensor]]
 """Clients, each with the numbers of some of its samples."""
@@ -23,7 +23,7 @@ SAMPLES_AT_ONCE = 256
 
 def evaluation_of(given: StrategyContext, strategy: Strategy) -> Evaluation:
     """The evaluation of a job of this kind."""
-    kind = ClientEvaluation if isinstance(strategy, FederatedStrategy) else Evaluation
+    kind = Evaluation if strategy.clients is None else ClientEvaluation
     parts = (given.workload, given.device, strategy, given.autocast, given.spec.train)
     return kind(*parts, moved=given.page.move)
 
@@ -38,8 +38,8 @@ class ClientEvaluation(Evaluation):
 
     def take(self, part: DataPart, world_size: int) -> None:
         super().take(part, world_size)
-        assert isinstance(self._strategy, FederatedStrategy)
-        clients = self._strategy.clients.validation
+        clients = self._strategy.clients
+        assert clients is not None
         self._sizes = torch.tensor([len(numbers) for numbers in clients])
         self._has_labels = self._strategy.given.workload.validation.labels is not None
         groups = _together([at for at, numbers in enumerate(clients) if len(numbers)], clients)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from ray_workers.shared.contracts import ALL_SENT_BYTES, COMPUTE_TIME, SENT_BYTES
+from ray_workers.training.elastic import process_group
 
 VALUE_BYTES = 4
 
@@ -61,11 +64,13 @@ class CommMetrics:
             found |= {SENT_BYTES: sent, "perf/compression": dense / sent}
         return found
 
-    def of_all(self, add_up: Callable[[float], float]) -> dict[str, float]:
-        """The metrics of an evaluation. A collective, unless bytes are not counted. add_up: the sum
-        over the ranks."""
-        if self._count() is None:
+    def of_all(self, device: torch.device, world_size: int) -> dict[str, float]:
+        """The metrics of an evaluation. A collective, unless bytes are not counted. world_size: of
+        the group that evaluates; without another rank in it there are no metrics."""
+        if world_size == 1 or self._count() is None:
             return {}
-        sent, num_steps = add_up(self._sent), self._num_steps
+        sent = torch.tensor([self._sent], dtype=torch.float64, device=device)
+        process_group.add_up(sent, world_size)
+        num_steps = self._num_steps
         self._sent = self._num_steps = 0
-        return {ALL_SENT_BYTES: sent / num_steps} if num_steps else {}
+        return {ALL_SENT_BYTES: sent.item() / num_steps} if num_steps else {}

@@ -25,14 +25,17 @@ Span = tuple[float, float]
 
 
 class Profiler:
-    """Records the steps that a document asks for, on the ranks that it names."""
+    """Records the steps that a document asks for, on the ranks that it names; none without
+    options."""
 
-    def __init__(self, options: spec.Profile, device: torch.device) -> None:
+    def __init__(self, options: spec.Profile | None, device: torch.device) -> None:
         self.rank = 0
         """The rank of this process in its group."""
-        self._ranks = options.ranks
-        self._first = options.at_step
-        self._last = options.at_step + options.num_steps - 1
+        self._ranks: Sequence[int] = ()
+        self._first = self._last = 0
+        if options is not None:
+            self._ranks, self._first = options.ranks, options.at_step
+            self._last = options.at_step + options.num_steps - 1
         self._device = device
         self._activities = [ProfilerActivity.CPU]
         if device.type == "cuda":

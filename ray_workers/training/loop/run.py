@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dray.spec import JobSpec, ParameterServer
-from dray.train.kv.connection import listening
+from dray.spec import JobSpec
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log
 from ray_workers.training.core.errors import LeaveRequested
-from ray_workers.training.core.finished import tell_finished
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
-from ray_workers.training.loop.served_worker import train_served
 from ray_workers.training.loop.trainer import Trainer
-from ray_workers.training.parallel.federated.silos.aggregator import SiloAggregator
-from ray_workers.training.parallel.federated.silos.server import AGGREGATOR_KEY
 
 
 def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) -> None:
@@ -27,21 +22,7 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) 
             log(line)
     rendezvous = RendezvousHandler(task, page)
     trainer = Trainer(task, spec, workload, page)
-    if isinstance(spec.sync, ParameterServer):
-        train_served(trainer, rendezvous)
-    elif isinstance(trainer.strategy, SiloAggregator):
-        aggregate(trainer, trainer.strategy, rendezvous)
-    else:
-        train(trainer, rendezvous)
-
-
-def aggregate(trainer: Trainer, strategy: SiloAggregator, rendezvous: RendezvousHandler) -> None:
-    """Train by the updates of silos, which are in no group with this rank."""
-    store = rendezvous.meet_without_group()
-    address = trainer.task.master_addr
-    with listening(store, AGGREGATOR_KEY, address, strategy.server.serve):
-        train(trainer, rendezvous)
-        tell_finished(store, trainer.progress.step)
+    trainer.strategy.run(trainer, rendezvous, train)
 
 
 def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:

@@ -22,29 +22,26 @@ from ray_workers.training.checkpoint.interval import CheckpointInterval
 from ray_workers.training.checkpoint.manager import CheckpointManager
 from ray_workers.training.checkpoint.triggers import CheckpointTriggers
 from ray_workers.training.core.divergence import Divergence
-from ray_workers.training.core.errors import DataError
+from ray_workers.training.core.errors import DifferentDataError, Preempted
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.core.progress import NOTHING, Progress
-from ray_workers.training.core.schedule import Calendar, lr_at, rate_factor, scaled_lr
+from ray_workers.training.core.schedule import LearningRates
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.data.prefetcher import Feed, Feeding
-from ray_workers.training.data.sampler import derive_seed, samples_of, steps_per_epoch
-from ray_workers.training.elastic import process_group, unreported_steps
+from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.elastic import process_group
 from ray_workers.training.loop import result
 from ray_workers.training.loop.client_evaluation import evaluation_of
 from ray_workers.training.loop.comm_metrics import CommMetrics
 from ray_workers.training.loop.profiler import Profiler
-from ray_workers.training.loop.step_reporter import StepFigures, StepReporter
+from ray_workers.training.loop.step_reporter import StepFigures, StepReporter, unreported_steps
 from ray_workers.training.loop.training_state import TrainingState
-from ray_workers.training.parallel import StrategyContext, rounds_of, strategy_of
+from ray_workers.training.parallel import StrategyContext, calendar_of, strategy_of
+from ray_workers.training.parallel.gradients import Pass
 
 NOWHERE = -1
 """The rank of a process that is in no group."""
-
-
-class Preempted(Exception):
-    """The rank was asked to leave, and did, with a checkpoint of its last step."""
 
 
 class Batch(NamedTuple):
@@ -70,8 +67,8 @@ class Trainer:
         self.page = page
         self.device = torch.device(task.device)
         self.samples = on_device(workload.train, self.device)
-        self.calendar = _calendar_of(spec, workload)
-        self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
+        self.calendar = calendar_of(spec, workload)
+        self._rates = LearningRates(options, self.calendar.total_steps, len(workload.train))
 
         given = StrategyContext(
             *(spec, workload, self.device, self.calendar, page),
@@ -81,7 +78,7 @@ class Trainer:
         self.strategy = strategy_of(given)
         self.comm_metrics: CommMetrics | None = None
         self.evaluation = evaluation_of(given, self.strategy)
-        self.profiler = Profiler(spec.profile, self.device) if spec.profile else None
+        self.profiler = Profiler(spec.profile, self.device)
         self.divergence = Divergence(options.on_divergence, is_scaled=options.precision == "fp16")
         self.reporter = StepReporter(self.calendar.total_steps, page, self.device, self.divergence)
         self.checkpoints = CheckpointManager(
@@ -124,7 +121,9 @@ class Trainer:
         """
         faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
         self.prefetcher = self._divide_data()
-        _check_same_data(self.workload.fingerprint, self.device, self.world_size)
+        fingerprint = self.workload.fingerprint
+        if not self._all_agree(int(fingerprint[:15], 16)):
+            raise DifferentDataError("ranks", fingerprint)
         number = self.progress.number
         newest, peer_state = self.strategy.sync_progress(
             number, lambda: self.state.peer_state_dict(self.page.kept())
@@ -156,8 +155,7 @@ class Trainer:
         """The loader of this rank's part of each step."""
         self.evaluation.take(self.strategy.evaluated_part(), self.world_size)
         self.reporter.rank = self.rank
-        if self.profiler is not None:
-            self.profiler.rank = self.rank
+        self.profiler.rank = self.rank
         return self.strategy.feed(self.samples)
 
     def _all_agree(self, number: int) -> bool:
@@ -169,7 +167,7 @@ class Trainer:
         what is reported twice."""
         kept = [*self.state.unreported, *self.page.kept()]
         spools = Path(self.task.spool_dir).parent
-        for figures in unreported_steps.unreported_steps(spools, kept, self.progress.step):
+        for figures in unreported_steps(spools, kept, self.progress.step):
             self.reporter.write(figures)
         if self.state.measured_at:
             metrics = self.state.metrics
@@ -217,13 +215,11 @@ class Trainer:
         self.page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
         if self.comm_metrics is not None:
             self.comm_metrics.begin_step()
-        if self.profiler is not None:
-            self.profiler.begin_step(step)
+        self.profiler.begin_step(step)
         began = time.perf_counter()
         feed = self.prefetcher.at(self.progress.step + 1 if first is None else first)
         wait_s = time.perf_counter() - began
-        if self.profiler is not None:
-            self.profiler.data_came()
+        self.profiler.data_came()
         batch = Batch(feed, began, wait_s)
         faultpoint(FaultPoint.DATA_LOADED, step, batch)
         return batch
@@ -255,7 +251,7 @@ class Trainer:
         scale = strategy.update.loss_scale()
         self.page.enter(RankPhase.COMPUTE, self._time_of(step))
         began = time.perf_counter()
-        strategy.gradients.backward(batch.feed.shares, scale, seed_share, before_exchange)
+        strategy.gradients.backward(Pass(batch.feed.shares, scale, seed_share, before_exchange))
         if self.comm_metrics is not None:
             alone_until.append(time.perf_counter())  # where nothing was exchanged
             self.comm_metrics.computed(alone_until[0] - began)
@@ -304,8 +300,7 @@ class Trainer:
         )
         if self.rank == 0:
             self.triggers.step_took(step, time.perf_counter() - batch.began)
-        if self.profiler is not None:
-            self.profiler.end_step(step)
+        self.profiler.end_step(step)
         faultpoint(FaultPoint.STEP_ENDS, step, self)
 
     def _batch_metrics(self) -> dict[str, float]:
@@ -324,22 +319,13 @@ class Trainer:
 
     def tell(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
         """Report a step of which the process before this one may not have seen the end."""
-        lr = self._lr_of(step, step)
+        lr = self._rates.of(step, step)
         epoch = self.calendar.epoch_of(step)
         self.reporter.tell(step, epoch, lr, loss.item(), grad_norm.item())
 
     def _lr_at(self, step: int) -> float:
         """Of the batch that ends with this step and is not committed yet."""
-        return self._lr_of(self.progress.step + 1, step)
-
-    def _lr_of(self, first: int, last: int) -> float:
-        """The rate for the batch of these steps."""
-        total, options = self.calendar.total_steps, self.options
-        lr = lr_at(last, total_steps=total, lr=self.lr, schedule=options.schedule)
-        if options.batch_range is None:
-            return lr
-        size = samples_of(first, last, len(self.workload.train), options.samples_per_step)
-        return lr * rate_factor(size, options)
+        return self._rates.of(self.progress.step + 1, step)
 
     # Evaluation and checkpoint after a step: metrics first, so that no checkpoint is ahead of them.
 
@@ -361,19 +347,12 @@ class Trainer:
         state.metrics = measured | {"train/loss": self.reporter.last_loss}
         state.measured_at = step
         self.divergence.evaluated(self.rank, step, measured["val/loss"])
-        more = {}
-        if self.comm_metrics is not None and self.world_size > 1:
-            more = self.comm_metrics.of_all(self._sum_of_all)
+        more = self.comm_metrics.of_all(self.device, self.world_size) if self.comm_metrics else {}
         if self.rank == 0:
             more |= self.strategy.evaluation_metrics()
             api.report(step, measured | more | {"perf/eval_time_s": time.perf_counter() - began})
             print(result.of_evaluation(self.calendar, step, state.metrics))  # noqa: T201
         self.reporter.restart_clock()
-
-    def _sum_of_all(self, own: float) -> float:
-        total = torch.tensor([own], dtype=torch.float64, device=self.device)
-        process_group.add_up(total, self.world_size)
-        return total.item()
 
     def saves_after(self, step: int) -> bool:
         """By the calendar, at an early end, and on rank 0 by its own measure, of which the others
@@ -439,8 +418,7 @@ class Trainer:
         metrics = self.state.metrics
         self.divergence.check_end(metrics.get("val/loss", math.nan))
         trained = self.strategy.trained()
-        if self.profiler is not None:
-            self.profiler.finish(step)
+        self.profiler.finish(step)
         if self.rank == 0:
             assert trained is not None
             self.checkpoints.wait()
@@ -457,8 +435,7 @@ class Trainer:
         if self.rank == NOWHERE:
             return
         self.checkpoints.hold()
-        if self.profiler is not None:
-            self.profiler.break_off()
+        self.profiler.break_off()
         self.strategy.leave_group()
         if self.prefetcher is not None:
             self.prefetcher.close()
@@ -470,22 +447,3 @@ class Trainer:
         self.checkpoints.tidy()
         if self.rank != NOWHERE and self.prefetcher is not None:
             self.prefetcher.close()
-
-
-def _calendar_of(spec: JobSpec, workload: Workload) -> Calendar:
-    if spec.federated is not None:
-        rounds = rounds_of(spec.federated)
-        return Calendar.of_rounds(rounds, spec.federated.evaluate_every, spec.checkpoint)
-    train = spec.train
-    num_steps = steps_per_epoch(len(workload.train), train.samples_per_step)
-    return Calendar.of(train, spec.checkpoint, num_steps)
-
-
-def _check_same_data(fingerprint: str, device: torch.device, world_size: int) -> None:
-    """DataError unless all ranks, which may be on several nodes, have read the same."""
-    mine = int(fingerprint[:15], 16)
-    if not process_group.all_same(mine, device, world_size):
-        raise DataError(
-            "the ranks have read different data from the same source; its content here hashes to "
-            f"{fingerprint}. Don't change a source while a job starts"
-        )

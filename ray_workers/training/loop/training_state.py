@@ -14,10 +14,9 @@ from ray_workers.shared.heartbeat import UnreportedStep
 from ray_workers.training.checkpoint import checkpoint_files, resuming
 from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, LoadedCheckpoint
 from ray_workers.training.checkpoint.manager import CheckpointManager
-from ray_workers.training.core.early_stopping import EarlyStoppingState
 from ray_workers.training.core.errors import BrokenCheckpointError, DataError
 from ray_workers.training.core.progress import NO_STATE, Progress
-from ray_workers.training.core.schedule import Calendar
+from ray_workers.training.core.schedule import Calendar, EarlyStoppingState
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.sampler import position_after
 from ray_workers.training.loop.step_reporter import StepReporter

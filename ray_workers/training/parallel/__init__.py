@@ -2,59 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import assert_never
 
-from dray.spec import AllReduce, AutoSync, Gossip, ParameterServer
-from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, plain_ddp
-from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
-from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
-from ray_workers.training.parallel.data_parallel.zero1 import zero1
+from dray.spec import AllReduce, AutoSync, Federated, Gossip, JobSpec, ParameterServer
+from ray_workers.training.core.schedule import Calendar
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.sampler import steps_per_epoch
+from ray_workers.training.parallel.data_parallel.ddp import Ddp
+from ray_workers.training.parallel.data_parallel.deterministic_ddp import DeterministicDdp
+from ray_workers.training.parallel.data_parallel.load_balance import LoadBalancedDdp
+from ray_workers.training.parallel.data_parallel.local_sgd import LocalSgd
+from ray_workers.training.parallel.data_parallel.zero1 import Zero1
 from ray_workers.training.parallel.federated.aggregation.privacy import rounds_of
 from ray_workers.training.parallel.federated.outside.strategy import OutsideStrategy
 from ray_workers.training.parallel.federated.silos.aggregator import SiloAggregator
 from ray_workers.training.parallel.federated.simulation.strategy import FederatedStrategy
-from ray_workers.training.parallel.gossip.asynchronous import asynchronous_gossip
-from ray_workers.training.parallel.gossip.synchronous import synchronous_gossip
-from ray_workers.training.parallel.model_parallel.model_parallel import sharded
+from ray_workers.training.parallel.gossip.asynchronous import AsynchronousGossip
+from ray_workers.training.parallel.gossip.synchronous import SynchronousGossip
+from ray_workers.training.parallel.model_parallel.model_parallel import Sharded
 from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
 
-__all__ = [
-    "DataPart",
-    "FederatedStrategy",
-    "Strategy",
-    "StrategyContext",
-    "rounds_of",
-    "strategy_of",
-]
+__all__ = ["DataPart", "Strategy", "StrategyContext", "calendar_of", "strategy_of"]
+
+
+def calendar_of(spec: JobSpec, workload: Workload) -> Calendar:
+    """The steps of the job: optimizer steps, or rounds."""
+    if spec.federated is not None:
+        rounds = rounds_of(spec.federated)
+        return Calendar.of_rounds(rounds, spec.federated.evaluate_every, spec.checkpoint)
+    num_steps = steps_per_epoch(len(workload.train), spec.train.samples_per_step)
+    return Calendar.of(spec.train, spec.checkpoint, num_steps)
 
 
 def strategy_of(given: StrategyContext) -> Strategy:
-    """The one that the job document asks for."""
-    spec = given.spec
+    """The strategy that the job document asks for."""
+    return _class_of(given.spec)(given)
+
+
+def _class_of(spec: JobSpec) -> Callable[[StrategyContext], Strategy]:
     if spec.is_divided:
-        return zero1(given) if spec.parallel.zero == 1 else sharded(given)
+        return Zero1 if spec.parallel.zero == 1 else Sharded
     if spec.federated is not None:
-        if spec.federated.silos is not None:
-            return SiloAggregator(given)
-        is_outside = spec.federated.http is not None
-        return OutsideStrategy(given) if is_outside else FederatedStrategy(given)
+        return _of_federated(spec.federated)
     match spec.sync:
         case None | AllReduce() | AutoSync():  # of a document that no service has resolved
-            return _all_reduce(given)
+            return _all_reduce(spec)
         case Gossip():
-            is_asynchronous = spec.sync.mode == "ad_psgd"
-            return asynchronous_gossip(given) if is_asynchronous else synchronous_gossip(given)
+            return AsynchronousGossip if spec.sync.mode == "ad_psgd" else SynchronousGossip
         case ParameterServer():
-            return ParameterServerWorker(given)
+            return ParameterServerWorker
         case unknown:
             assert_never(unknown)
 
 
-def _all_reduce(given: StrategyContext) -> Strategy:
-    spec = given.spec
+def _of_federated(options: Federated) -> Callable[[StrategyContext], Strategy]:
+    if options.silos is not None:
+        return SiloAggregator
+    return FederatedStrategy if options.http is None else OutsideStrategy
+
+
+def _all_reduce(spec: JobSpec) -> Callable[[StrategyContext], Strategy]:
     if spec.takes_local_steps:
-        return local_sgd(given)
+        return LocalSgd
     if spec.parallel.balance == "auto":
-        return load_balanced_ddp(given)
-    return deterministic_ddp(given) if spec.is_exact else plain_ddp(given)
+        return LoadBalancedDdp
+    return DeterministicDdp if spec.is_exact else Ddp

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,19 +47,49 @@ def roots_of(share: Share, root: Tensor) -> Iterator[Tensor]:
     return (root if share.counts(piece) else nothing for piece in range(len(share.micro_batches)))
 
 
+class EngineParts(NamedTuple):
+    """The model of a `GradientEngine`, and how its loss is computed."""
+
+    model: nn.Module
+    loss_sum: LossSum
+    autocast: Autocast
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The work of a backward pass."""
+
+    shares: Sequence[Share]
+    """This rank's."""
+    scale: Tensor | None = None
+    """Multiplies the gradients, and the loss that is carried; None for 1."""
+    prepare: Callable[[int], None] = lambda _: None
+    """Called with the number of a share before it is computed."""
+    before_exchange: Callable[[], None] = lambda: None
+    """Called ahead of the micro-batch with which gradients are exchanged, the last one."""
+
+    @property
+    def share(self) -> Share:
+        """The only one."""
+        (mine,) = self.shares
+        return mine
+
+
 class GradientEngine:
     """Computes the exact gradient of a global batch, the same on every rank.
 
     The engine outlives the groups of its rank: `form` wraps the model for one, `disband` ends that.
     """
 
+    uses_ddp = True
+    """Whether torch's DDP exchanges the gradients."""
     has_samples = True
     """Whether the last gradient is of any samples. If not, the rank takes no step: momentum and
     decay would move its weights."""
 
-    def __init__(self, model: nn.Module, loss_sum: LossSum, autocast: Autocast) -> None:
-        self._world_size = 1
-        self._objective = Objective(model, loss_sum, autocast)
+    def __init__(self, parts: EngineParts) -> None:
+        self._world_size, model = 1, parts.model
+        self._objective = Objective(*parts)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buffers = list(model.buffers())
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
@@ -68,7 +100,7 @@ class GradientEngine:
     def form(self, world_size: int) -> None:
         """Take part in the group that the process is in now."""
         self._world_size = world_size
-        if world_size > 1:
+        if world_size > 1 and self.uses_ddp:
             self._ddp = self._wrapped()
 
     def _wrapped(self) -> DistributedDataParallel:
@@ -96,27 +128,18 @@ class GradientEngine:
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             buffer.copy_(kept)
 
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
+    def backward(self, work: Pass) -> None:
         """Leave in `.grad` the sum over all shares, on whatever rank, of their weight times the
         gradients of their samples.
 
-        shares: this rank's. With a weight of one over the size of the global batch that is its
-        mean, however the shares differ in size. `prepare` is called with the number of a share
-        before it is computed. Gradients are exchanged with the last micro-batch only, and
-        `before_exchange` is called ahead of it. `scale` multiplies them all, and the loss that is
-        carried.
+        With a weight of one over the size of the global batch that is its mean, however the shares
+        differ in size. Gradients are exchanged with the last micro-batch only.
         """
-        (mine,) = shares
+        mine = work.share
         if self._world_size > 1:
             self.keep_buffers()
-        prepare(mine.batch.number)
-        self._exchange(mine, mine.batch.weight, scale, before_exchange)
+        work.prepare(mine.batch.number)
+        self._exchange(mine, mine.batch.weight, work.scale, work.before_exchange)
         self._in_backward = False
 
     def _exchange(

@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dray.spec import JobSpec
@@ -18,8 +20,17 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
 from ray_workers.training.data.sampler import DistributedBatchSampler
-from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
+from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
+from ray_workers.training.parallel.meta_init import materialise
 
+if TYPE_CHECKING:
+    from ray_workers.training.elastic.rendezvous import RendezvousHandler
+    from ray_workers.training.loop.trainer import Trainer
+
+Numbers = NDArray[np.int64]
+"""Of samples, in a split."""
+TrainingLoop: TypeAlias = "Callable[[Trainer, RendezvousHandler], None]"
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -46,6 +57,14 @@ class StrategyContext:
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of the forward pass."""
         return autocast(self.spec.train.precision, self.device)
+
+    def engine_parts(self, model: nn.Module | None = None) -> EngineParts:
+        """A model, by default the workload's, which gets its first numbers on the device and its
+        blocks as the document wants them, with its loss."""
+        model = self.workload.model if model is None else model
+        materialise(model, self.device, self.spec.train.seed)
+        prepare_blocks(model, self.spec.train)
+        return EngineParts(model, self.workload.loss_sum, self.autocast)
 
 
 @dataclass(frozen=True)
@@ -86,8 +105,14 @@ class Strategy(ABC):
 
     In each group that the rank comes into the loop calls `join_group`, `sync_progress`, `load` or
     nothing, and `prepare`; these, `after_step`, `consolidate`, `judging` and `predict` are
-    collectives. `leave_group` follows when the group breaks."""
+    collectives. `leave_group` follows when the group breaks.
 
+    A subclass overrides what it does differently, and calls the method of its base class."""
+
+    saves_alone = True
+    """Whether rank 0 has all of a checkpoint without asking the others."""
+    clients: Sequence[Numbers] | None = None
+    """The validation samples of each client, where clients are measured one by one."""
     gradients: GradientEngine
     update: Update
     model: nn.Module
@@ -101,6 +126,11 @@ class Strategy(ABC):
         self.given = given
         self.options = given.spec.train
         self.device = given.device
+
+    def run(self, trainer: Trainer, rendezvous: RendezvousHandler, train: TrainingLoop) -> None:
+        """Train to the end of the job. train: the loop of ranks that meet in groups. Preempted if
+        the rank was asked to leave."""
+        train(trainer, rendezvous)
 
     def join_group(self, rank: int, world_size: int) -> None:
         """Take a place in a group that was just formed."""
@@ -149,31 +179,34 @@ class Strategy(ABC):
         """After a handover: CopiesDifferError if ranks that should have equal weights and optimizer
         states have different ones. A collective. Nothing where each rank has its own."""
 
-    @abstractmethod
     def prepare(self, feed: Feed, step: int) -> None:
         """Be ready for the step after `step`; all ranks have the state of that."""
+        self.gradients.form(self.world_size)
+        if step:
+            self.gradients.settle_buckets(lambda: feed.at(1).shares)
 
     def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
         """The shares of each optimizer step that this rank takes in a step of the calendar: one,
         unless ranks go at paces of their own."""
         yield shares
 
-    @abstractmethod
     def leave_group(self) -> None:
         """Leave a broken group as if the step that it was in had not begun."""
+        self.gradients.disband()
 
     def after_step(self, step: int) -> None:
         """Do what is due on all ranks together after the optimizer's step."""
         return
 
     @property
-    @abstractmethod
     def preemption_requested(self) -> bool:
         """Whether this rank is to leave now, with a checkpoint, because some rank was asked to."""
+        return self.given.page.is_asked_to_leave
 
-    @abstractmethod
     def predict(self, inputs: Tensor) -> Tensor | None:
         """The outputs of the model that is evaluated; None on a rank that has none."""
+        outputs: Tensor = self.update.weights(inputs)
+        return outputs
 
     @contextmanager
     def judging(self) -> Iterator[None]:
@@ -203,16 +236,16 @@ class Strategy(ABC):
         """The state for a checkpoint, on rank 0 after `consolidate`."""
 
     @abstractmethod
-    def peer_state_dict(self) -> dict[str, Any]:
-        """The state for a rank that joins the group and holds the same parts."""
-
-    @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
         """Take a whole state, as `state` gave it."""
 
-    @abstractmethod
+    def peer_state_dict(self) -> dict[str, Any]:
+        """The state for a rank that joins the group and holds the same parts."""
+        return self.state()
+
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
         """Take the result of a peer's `peer_state_dict`."""
+        self.load(state)
 
     @abstractmethod
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
@@ -222,11 +255,6 @@ class Strategy(ABC):
         """The whole model's tensors by name; only their shapes count."""
         return self.model.state_dict()
 
-    @abstractmethod
     def trained(self) -> nn.Module | None:
         """The whole model for the result, on rank 0. A collective."""
-
-    @property
-    def saves_alone(self) -> bool:
-        """Whether rank 0 has all of a checkpoint without asking the others."""
-        return True
+        return self.update.weights

@@ -18,8 +18,13 @@ from ray_workers.shared.frames import ErrorReport
 from ray_workers.training.core import elastic_error
 from ray_workers.training.core.error_chain import chain_of
 from ray_workers.training.core.exits import Left, status_of, words_of
-from ray_workers.training.core.failure_reason import MAX_CHARS, is_ours, reason_of, traceback_of
-from ray_workers.training.core.missing_module import advised
+from ray_workers.training.core.failure_reason import (
+    MAX_CHARS,
+    advised,
+    is_ours,
+    reason_of,
+    traceback_of,
+)
 
 MAX_TRACEBACK_CHARS = 32_000
 CONSEQUENCE = "a consequence: another rank ended, hung or could not be reached"

@@ -27,12 +27,11 @@ from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.clients.silo_ranks import is_silo, run_silo
 from ray_workers.training.core import compat_torch, elastic_error, gpu_memory_cap
-from ray_workers.training.core.errors import cause_of
+from ray_workers.training.core.errors import Preempted, cause_of
 from ray_workers.training.core.exits import children_leave
 from ray_workers.training.devices import is_gpu, module_of
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop.run import run
-from ray_workers.training.loop.trainer import Preempted
 from ray_workers.training.parallel.parameter_server import server
 from ray_workers.training.process import job_environment
 from ray_workers.training.process.ending import RankEnd, flush_output

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import ray
@@ -22,44 +21,42 @@ from ray_workers.node import compat_ray
 from ray_workers.node.end_actor import end_actor
 from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import spool_reader
+from ray_workers.shared.commands import Command
 from ray_workers.shared.contracts import (
     AttemptSpec,
     Cause,
-    Drill,
     Frame,
-    Grant,
     Outcome,
     Phase,
     PollReply,
     ProcessKind,
-    Recall,
     SilentProcess,
-    namespace,
-    supervisor_name,
 )
+from ray_workers.shared.names import namespace, supervisor_name
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.machine_pace import OVERLOADED, USUAL, said_of
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.supervisor import Supervisor
-from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
+from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray import launch_once, prestart
-from service.cluster.ray.node_agents import RELEASED, STARTS, GatewayConfig, NodeAgents
+from service.cluster.ray.described_nodes import (
+    CONTROL_RESOURCE,
+    HEAD_RESOURCE,
+    described,
+    is_head_or_control,
+)
+from service.cluster.ray.node_agents import GatewayConfig, NodeAgents
 from service.cluster.ray.unowned_slots import UnownedSlots
-from service.config.node_types import SILO_LABEL, labels_in, without_labels
+from service.config.node_types import labels_in, without_labels
 
 logger = logging.getLogger(__name__)
 
-CONTROL_RESOURCE = "dray_control"
-HEAD_RESOURCE = "node:__internal_head__"
-NODE_ID_LABEL = "ray.io/node-id"
 AGENT_WAIT_S = 20.0
 """How long an agent has for a deletion before it is passed over; it is asked again later."""
 SLIVER = 0.001
 """Amount of a marker resource that ties an actor to the nodes that have it."""
-
-
 SUPERVISOR_SLACK_S = 10.0
 """Time for a supervisor to ask its nodes, on top of the wait that a poll asks for."""
 ANSWER_LIMIT_S = 5.0
@@ -117,8 +114,8 @@ class RayCluster:
         available = await asyncio.to_thread(compat_ray.available_by_node)
         drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
-        heads = {node["NodeID"] for node in alive if _is_head_or_control(node)}
         there = [node["NodeID"] for node in alive]
+        heads = {node["NodeID"] for node in alive if is_head_or_control(node)}
         self._agents.meet(there, heads, wants_news=self._prestarter.awaits_news)
         for node in alive:
             if node["NodeID"] in self._agents:
@@ -129,35 +126,12 @@ class RayCluster:
             dashboard_url=self._dashboard_url,
             shared=self._config.shared,
             nodes=tuple(
-                self._describe(node, available, drained.get(node["NodeID"])) for node in alive
+                described(
+                    *(node, available.get(node["NodeID"], {}), drained.get(node["NodeID"])),
+                    self._agents.get(node["NodeID"]) if node["NodeID"] in self._agents else None,
+                )
+                for node in alive
             ),
-        )
-
-    def _describe(
-        self,
-        node: Mapping[str, Any],
-        available: Mapping[str, Mapping[str, float]],
-        drained_by: float | None,
-    ) -> ClusterNode:
-        node_id = node["NodeID"]
-        joined = self._agents.get(node_id) if node_id in self._agents else None
-        refused = RELEASED if joined is None else joined.refused
-        problem = refused if drained_by is None else _leaving(drained_by)
-        return ClusterNode(
-            node_id=node_id,
-            hostname=node["NodeManagerHostname"],
-            alive=True,
-            resources=_schedulable(node["Resources"]),
-            available=_schedulable(available.get(node_id, {})),
-            accepted=problem is None,
-            problem=problem,
-            full=None if joined is None else joined.full,
-            quarantined=None if joined is None else joined.quarantined,
-            drained_by=drained_by,
-            labels=_labels(node, has_silo_source=joined is not None and joined.has_silo_source),
-            is_starting=problem == STARTS,
-            is_released=joined is None,
-            is_never_released=_is_head_or_control(node),
         )
 
     def _keep_warm(self, node: Mapping[str, Any]) -> None:
@@ -374,30 +348,10 @@ class RayCluster:
     def _is_given_up(self, ref: AttemptRef, node_id: str) -> bool:
         return self._silence.seconds((ref, node_id)) > self._limits.last_reports_s
 
-    async def stop_attempt(self, ref: AttemptRef) -> None:
+    async def send(self, ref: AttemptRef, command: Command) -> None:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.stop.remote())
-
-    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
-        with contextlib.suppress(ValueError, ActorDiedError):
-            supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.preempt.remote(grace_s))
-
-    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
-        with contextlib.suppress(ValueError, ActorDiedError):
-            supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.drill.remote(drill))
-
-    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
-        with contextlib.suppress(ValueError, ActorDiedError):
-            supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.grow.remote(grant))
-
-    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
-        with contextlib.suppress(ValueError, ActorDiedError):
-            supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.recall.remote(recall))
+            await result_within(ANSWER_LIMIT_S, supervisor.carry_out.remote(command))
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         try:
@@ -474,10 +428,6 @@ class RayCluster:
         return [node.agent for node in self._agents.joined if node.refused is None]
 
 
-def _is_head_or_control(node: Mapping[str, Any]) -> bool:
-    return bool({HEAD_RESOURCE, CONTROL_RESOURCE} & node["Resources"].keys())
-
-
 def _ended(cursor: Mapping[str, int], outcome: Outcome) -> PollReply:
     return replace(_nothing_new(cursor, Phase.ENDED), outcome=outcome)
 
@@ -486,30 +436,6 @@ def _nothing_new(
     cursor: Mapping[str, int], phase: Phase | None, silent: tuple[SilentProcess, ...] = ()
 ) -> PollReply:
     return PollReply(dict(cursor), phase, {}, frames=(), more=False, outcome=None, silent=silent)
-
-
-def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
-    """The resources without Ray's own: object store, node markers, placement group shadows."""
-    return {
-        name: amount
-        for name, amount in resources.items()
-        if name in ("CPU", "GPU", "memory") or name.startswith("accelerator_type:")
-    }
-
-
-def _labels(node: Mapping[str, Any], *, has_silo_source: bool) -> dict[str, str]:
-    """Ray's labels of a node without its id, and the one of nodes with a silo's source."""
-    labels = {SILO_LABEL: "true"} if has_silo_source else {}
-    labels |= node.get("Labels") or {}
-    return {key: value for key, value in labels.items() if key != NODE_ID_LABEL}
-
-
-def _leaving(drained_by: float) -> str:
-    told = "it is drained: Ray was asked to remove the node"
-    try:
-        return f"{told} at {datetime.fromtimestamp(drained_by, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError):  # at no time that anybody will see
-        return told
 
 
 def as_unavailable(error: Exception) -> ClusterUnavailable:

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, Recall
+from ray_workers.shared.commands import Command
+from ray_workers.shared.contracts import AttemptSpec, PollReply
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
@@ -121,20 +122,8 @@ class GatewayCluster:
     async def give_up(self, ref: AttemptRef) -> None:
         await self._call("give_up", ref)
 
-    async def stop_attempt(self, ref: AttemptRef) -> None:
-        await self._call("stop_attempt", ref)
-
-    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
-        await self._call("preempt", ref, grace_s)
-
-    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
-        await self._call("drill", ref, drill)
-
-    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
-        await self._call("grow", ref, grant)
-
-    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
-        await self._call("recall", ref, recall)
+    async def send(self, ref: AttemptRef, command: Command) -> None:
+        await self._call("send", ref, command)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         await self._call("acknowledge", ref)

@@ -9,7 +9,7 @@ as the attempts do; each takes about a hundred bytes.
 from __future__ import annotations
 
 from ray_workers.node import compat_ray
-from ray_workers.shared.contracts import namespace, supervisor_name
+from ray_workers.shared.names import namespace, supervisor_name
 
 
 class LaunchedBefore(Exception):

@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from ray_workers.shared.commands import Command, Stop
 from ray_workers.shared.contracts import Cause, Frame, Outcome, Phase, PollReply
 from service.checkpoints import unreported
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
@@ -27,7 +28,6 @@ from service.db.notifications import ATTEMPTS, QUEUE, Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.ingest.attempt_results import Received
-from service.loops.attempts.commands import Command, Commands
 from service.loops.attempts.reply_writer import ReplyWriter
 from service.loops.attempts.unstorable_replies import Leniency
 from service.loops.shared import queue_view
@@ -74,7 +74,9 @@ class Reconciler:
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
         # Threads of its own: a storage that hangs must not use up those of everybody.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
-        self._commands = Commands(cluster)
+        self._sent: set[tuple[str, int, str]] = set()
+        """Commands that the cluster took, by attempt and name. Only this process remembers: after a
+        restart of the service they are sent again, which is harmless."""
         self._unowned_at = self._deleted_at = 0.0
 
     async def run(self) -> None:
@@ -108,8 +110,9 @@ class Reconciler:
             self._refs[key] = ref = _ref(attempt)
             if key not in self._followers:
                 self._begin_to_follow(attempt, cursors[key])
-            for command in self._commands.due(attempt, ref):
-                self._begin(command.key, self._pass_on(command))
+            for command in attempt.commands:
+                if (*key, command.name) not in self._sent:
+                    self._begin((*key, command.name), self._send(ref, command))
         if asyncio.get_running_loop().time() >= self._unowned_at:
             self._begin(("orphans",), self._end_unowned())
         if asyncio.get_running_loop().time() >= self._deleted_at:
@@ -146,14 +149,15 @@ class Reconciler:
         task.add_done_callback(lambda _: self._chores.pop(what, None))
         return None
 
-    async def _pass_on(self, command: Command) -> None:
+    async def _send(self, ref: AttemptRef, command: Command) -> None:
+        which = (ref.job_id, ref.attempt, command.name)
         try:
-            await command.call()
+            await self._cluster.send(ref, command)
         except ClusterUnavailable as error:
-            logger.info("can't tell %s attempt %d to %s yet: %s", *command.key, error)
+            logger.info("%s attempt %d did not get the command %s yet: %s", *which, error)
             await self._pause()
         else:
-            self._commands.done(command)
+            self._sent.add(which)
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._timings.unavailable_pause_s)
@@ -243,8 +247,9 @@ class Reconciler:
     async def _close(self, ref: AttemptRef) -> None:
         """Let the cluster forget an attempt whose end is stored. If the cluster does not answer,
         the search for orphans does it."""
-        self._closed.add((ref.job_id, ref.attempt))
-        self._commands.forget(ref.job_id, ref.attempt)
+        key = (ref.job_id, ref.attempt)
+        self._closed.add(key)
+        self._sent = {which for which in self._sent if which[:2] != key}
         self._launches.ended(ref.job_id, ref.attempt)
         try:
             await self._cluster.acknowledge(ref)
@@ -269,7 +274,7 @@ class Reconciler:
                 if key not in owned:
                     logger.warning("ending %s attempt %d, which nobody owns", *key)
                     with contextlib.suppress(ClusterUnavailable):  # the supervisor may be stopped
-                        await self._cluster.stop_attempt(ref)
+                        await self._cluster.send(ref, Stop())
                     await self._cluster.acknowledge(ref)
         except ClusterUnavailable:
             await self._pause()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
-from dray.spec import JobSpec
 from ray_workers.shared.contracts import WORKER_MTBF_S, Cause
 from service.db.repositories import attempts as repository
 from service.domain.attempts.reliability import Seen, worker_mtbf_s
@@ -23,9 +22,9 @@ slow: nothing of it was lost."""
 LOOK_BACK = timedelta(days=30)
 
 
-def asks(spec: JobSpec) -> bool:
+def asks(document: Mapping[str, Any]) -> bool:
     """Whether the job saves by how often workers are lost."""
-    return spec.checkpoint.every_steps == "auto"
+    return bool(document["checkpoint"]["every_steps"] == "auto")
 
 
 def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:

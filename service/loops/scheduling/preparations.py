@@ -24,19 +24,17 @@ from dray.spec import Environment
 from dray.spec.program.code import RemoteCode
 from ray_workers.shared.node_needs import (
     BuildState,
-    EnvironmentPolicy,
     JobNeed,
     NodeEnvironment,
     NodeNeeds,
-    RemoteCodeRef,
 )
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
+from service.config import node_policies
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
 from service.domain.scheduling import policy
 from service.domain.text import clean
-from service.jobs import data_policy
 from service.lifecycle import environment_events
 from service.loops.shared.fencing import LoopDatabase
 
@@ -69,26 +67,6 @@ IS_PREPARED: Mapping[JobNeed, str] = {
 }
 
 
-def policy_of(settings: Settings, owner: str | None = None) -> EnvironmentPolicy:
-    """The operator's settings, as nodes get them for a job of this owner."""
-    folder = settings.secrets_dir
-    return EnvironmentPolicy(
-        secrets_dir=None if folder is None else str(folder.absolute()),
-        limit_bytes=settings.environment_limit_bytes,
-        build_limit_s=settings.environment_build_limit_s,
-        owner=owner,
-    )
-
-
-def code_of(code: RemoteCode, settings: Settings) -> RemoteCodeRef:
-    """The reference by which nodes fetch code themselves."""
-    return RemoteCodeRef(
-        **code.model_dump(),
-        policy=data_policy.policy_of(settings),
-        limit_bytes=settings.code_limit_bytes,
-    )
-
-
 def needs_of(document: Mapping[str, Any], owner: str, settings: Settings) -> NodeNeeds | None:
     """The part of a job's document that nodes prepare; None if there is nothing to prepare."""
     script = document.get("script") or {}
@@ -97,13 +75,15 @@ def needs_of(document: Mapping[str, Any], owner: str, settings: Settings) -> Nod
         source = script.get("code")
         code = None
         if isinstance(source, Mapping):
-            code = code_of(RemoteCode.model_validate(source), settings)
+            code = node_policies.code_of(RemoteCode.model_validate(source), settings)
     except ValidationError:
         return None  # of another release; the claim refuses the document
     if environment is None and code is None:
         return None
     keeps_all = document.get("script") is None
-    return NodeNeeds(environment, keeps_all, policy_of(settings, owner), code)
+    return NodeNeeds(
+        environment, keeps_all, node_policies.environment_policy(settings, owner), code
+    )
 
 
 def _environment_of(found: object) -> dict[str, Any] | None:

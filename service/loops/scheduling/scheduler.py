@@ -18,6 +18,7 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
+from ray_workers.shared.contracts import AttemptSpec
 from service.cluster.port import Cluster, ClusterSnapshot
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
@@ -32,7 +33,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.placement.slots import count, is_part_of_gpu
 from service.domain.scheduling.policy.batch_changes import batch_changes
 from service.lifecycle import preemption, resizing, transitions
-from service.lifecycle.claims import Claimed, Wanted
+from service.lifecycle.claims import Wanted
 from service.loops.scheduling import preparations
 from service.loops.scheduling.autoscaler import Autoscaler
 from service.loops.scheduling.cluster_watcher import ClusterWatcher
@@ -303,7 +304,7 @@ class Scheduler:
         if changes and not self._halted.is_set():
             await self._database.write(change)
 
-    async def _claimed(self, wanted: Sequence[Wanted], claimed: Sequence[Claimed]) -> None:
+    async def _claimed(self, wanted: Sequence[Wanted], claimed: Sequence[AttemptSpec]) -> None:
         self._used.claimed((each.job_id, each.attempt) for each in claimed)
         if len(claimed) < len(wanted):
             there = {each.job_id for each in claimed}

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RoleSlots
-from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
-from ray_workers.supervision.rules.recovery_rules import may_recover
+from ray_workers.shared.contracts import AttemptSpec
 from service.cluster.port import Cluster, ClusterUnavailable
-from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.db.notifications import ATTEMPTS, Signals
-from service.jobs import data_policy
 from service.lifecycle import claims
-from service.lifecycle.claims import Claimed, Wanted
-from service.loops.scheduling import mtbf, preparations
+from service.lifecycle.claims import Deployment, Wanted
+from service.loops.scheduling import mtbf
 from service.loops.shared.batches import together_or_alone
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.launches import Launches
@@ -54,7 +50,7 @@ class Starter:
         self,
         wanted: Sequence[Wanted],
         cluster_session: str,
-        seen: Callable[[Sequence[Claimed]], Awaitable[None]],
+        seen: Callable[[Sequence[AttemptSpec]], Awaitable[None]],
     ) -> int:
         """Claim these jobs for new attempts and launch those; answers how many were claimed.
 
@@ -70,7 +66,7 @@ class Starter:
             await seen(claimed)
             at_once = asyncio.Semaphore(MAX_LAUNCHES)
 
-            async def launch(each: Claimed) -> None:
+            async def launch(each: AttemptSpec) -> None:
                 async with at_once:
                     try:
                         await self._launch(each)
@@ -87,11 +83,11 @@ class Starter:
                 self._launches.answered(job_id, attempt)
             self._signals.publish(ATTEMPTS)
 
-    async def _claim(self, wanted: Sequence[Wanted], cluster_session: str) -> list[Claimed]:
-        async def claim(some: Sequence[Wanted]) -> Sequence[Claimed | None]:
-            return await self._database.write(
-                lambda s, at: claims.claim(s, some, cluster_session, at)
-            )
+    async def _claim(self, wanted: Sequence[Wanted], cluster_session: str) -> list[AttemptSpec]:
+        deployment = Deployment(self._deployment_id, cluster_session, self._settings)
+
+        async def claim(some: Sequence[Wanted]) -> Sequence[AttemptSpec | None]:
+            return await self._database.write(lambda s, at: claims.claim(s, some, deployment, at))
 
         claimed = []
         for one, answer in zip(wanted, await together_or_alone(wanted, claim), strict=True):
@@ -101,37 +97,11 @@ class Starter:
                 claimed.append(answer)
         return claimed
 
-    async def _launch(self, claimed: Claimed) -> None:
-        await self._note_ready(claimed.job_id, claimed.attempt)
-        bundle = claimed.wanted.bundle
-        spec = AttemptSpec(
-            deployment_id=self._deployment_id,
-            job_id=claimed.job_id,
-            attempt=claimed.attempt,
-            spec=claimed.document,
-            slices=claimed.wanted.slices,
-            bundle=without_labels(bundle),
-            roles=tuple(map(_without_labels, claimed.wanted.roles)),
-            storage_url=self._settings.storage_url,
-            resume_from=claimed.resume_from,
-            init_from=claimed.init_from,
-            code=_code_of(claimed, self._settings),
-            start_timeout_s=self._settings.start_timeout_s,
-            max_runtime_s=claimed.max_runtime_s,
-            data_policy=data_policy.policy_of(self._settings),
-            environment_policy=preparations.policy_of(self._settings, claimed.owner),
-            spool_limit_bytes=self._settings.spool_limit_bytes,
-            output_limit_bytes=self._settings.output_limit_bytes,
-            furthest_step=claimed.furthest_step,
-            min_workers=claimed.min_workers,
-            recovers_in_place=_recovers_in_place(claimed, bundle),
-            worker_mtbf_s=await self._worker_mtbf_s(claimed),
-            silence_limit_s=self._settings.silence_limit_s,
-            system_metrics_s=self._settings.system_metrics_s or None,
-            array_index=claimed.array_index,
-            parameters=claimed.parameters,
-            silo_sources=claimed.silo_sources,
-        )
+    async def _launch(self, spec: AttemptSpec) -> None:
+        await self._note_ready(spec.job_id, spec.attempt)
+        if mtbf.asks(spec.spec):
+            found = await self._database.read(lambda s, at: mtbf.worker_mtbf(s, spec.job_id, at))
+            spec = replace(spec, worker_mtbf_s=found)
         try:
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
@@ -140,28 +110,3 @@ class Starter:
             logger.warning(
                 "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
             )
-
-    async def _worker_mtbf_s(self, claimed: Claimed) -> float:
-        if not mtbf.asks(claimed.spec):
-            return WORKER_MTBF_S
-        return await self._database.read(lambda s, now: mtbf.worker_mtbf(s, claimed.job_id, now))
-
-
-def _without_labels(role: RoleSlots) -> RoleSlots:
-    return replace(role, bundle=without_labels(role.bundle))
-
-
-def _recovers_in_place(claimed: Claimed, bundle: Mapping[str, float]) -> bool:
-    # As many as it asks for: an elastic group that begins with one may have more later.
-    num_workers = claimed.spec.resources.num_workers
-    return may_recover(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
-
-
-def _code_of(claimed: Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | None:
-    row, remote = claimed.code, claimed.spec.remote_code
-    if remote is not None:
-        return preparations.code_of(remote, settings)
-    if row is None:
-        return None
-    url = f"{settings.storage_url.rstrip('/')}/{row.manifest_key}"
-    return CodeRef(row.id, url, row.manifest_sha256)

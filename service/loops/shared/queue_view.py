@@ -15,8 +15,10 @@ from typing import Any
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
+from dray.drills import DrillKind
 from dray.views import JobState
-from ray_workers.shared.contracts import Drill, DrillKind, Grant, Recall, RoleSlots, Slice
+from ray_workers.shared.commands import Command, Drill, Leave, Stop
+from ray_workers.shared.contracts import RoleSlots, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs
@@ -40,20 +42,13 @@ class FollowedAttempt:
 
     job_id: str
     attempt: int
-    job_state: JobState
     cluster_session: str
     age_s: float
     """Seconds since the claim."""
     node_ids: tuple[str, ...]
     """Nodes that may have files or processes of the attempt, also those that it left."""
-    preempt_grace_s: float | None
-    """Set once the attempt was asked to leave its slots."""
-    drills: tuple[Drill, ...]
-    """Faults that are to be injected and were not yet."""
-    grant: Grant | None
-    """Slots that the attempt holds and has not confirmed yet."""
-    recall: Recall | None
-    """Slots that it was asked to give back, and still holds."""
+    commands: tuple[Command, ...]
+    """Commands to it that it has not confirmed yet."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -134,17 +129,24 @@ def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
         FollowedAttempt(
             job_id=row.job_id,
             attempt=row.attempt,
-            job_state=row.job_state,
             cluster_session=row.cluster_session,
             age_s=(now - row.created_at).total_seconds(),
             node_ids=resizing.carriers(row),
-            preempt_grace_s=row.preempt_grace_s,
-            drills=tuple(drills.get((row.job_id, row.attempt), ())),
-            grant=resizing.granted(row),
-            recall=resizing.recalled(row),
+            commands=_commands(row, drills.get((row.job_id, row.attempt), ())),
         )
         for row in attempts
     )
+
+
+def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
+    """Commands to the attempt of this row. A job that is being cancelled gets no others, and a
+    group that leaves its slots neither gets nor gives any."""
+    if row.job_state is JobState.CANCELLING:
+        return (Stop(),)
+    if row.preempt_grace_s is not None:
+        return Leave(row.preempt_grace_s), *drills
+    resize = resizing.granted(row) or resizing.recalled(row)
+    return (*drills,) if resize is None else (resize, *drills)
 
 
 def _live(

@@ -15,8 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from dray.input.validation import Fault, check_as
-from dray.spec import AutoSync, JobSpec, Sync
-from service.domain.topologies import name_of_sync
+from dray.spec import AllReduce, AutoSync, JobSpec, Sync
 from service.planning.model.choice import human, spoken
 from service.planning.model.meshes import document_with
 from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
@@ -92,15 +91,13 @@ def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
     for cost, gain, (found, against) in zip(costs, gains, tried, strict=True):
         why = against or _why(cost, gain, best, first, facts)
         options.append(
-            SyncCandidate(
-                name_of_sync(_SYNC.validate_python(cost.sync)), found, cost.sync, cost, why
-            )
+            SyncCandidate(_SYNC.validate_python(cost.sync).label, found, cost.sync, cost, why)
         )
     return SyncChoice(tuple(options), options[costs.index(best)], _sentences(facts, spec))
 
 
 def _only_all_reduce(spec: JobSpec, why: str) -> SyncCandidate:
-    return SyncCandidate(name_of_sync(None), _as_all_reduce(spec), ALL_REDUCE, None, why)
+    return SyncCandidate(AllReduce().label, _as_all_reduce(spec), ALL_REDUCE, None, why)
 
 
 def _as_all_reduce(spec: JobSpec) -> JobSpec:

@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 
 from api.problems import STATUS
 from dray import views
+from dray.filters import JobFilter
 from dray.input import validation
 from dray.input.validation import Fault
 from dray.spec import JobSpec
@@ -20,7 +21,6 @@ from ray_workers.shared.contracts import AttemptSpec
 from service.db.models import JobRow
 from service.domain.documents import read
 from service.domain.errors import DomainError
-from service.jobs.listing import JobQuery
 from service.runtime import Runtime
 from tests.generated.documents.drawing import SCHEMA, leaves, parts_of, step
 from tests.unit.service.loops.world import World, eventually, trains
@@ -139,7 +139,7 @@ class Followed:
 
     async def _end_all(self, job: views.Job, number: int) -> None:
         assert job.array_id is not None
-        jobs = (await self.runtime.jobs.list(JobQuery(array=job.array_id))).items
+        jobs = (await self.runtime.jobs.list(JobFilter(array=job.array_id))).items
         assert len(jobs) == number
         for one in jobs:
             ended = await self._ends(one.id)

@@ -15,7 +15,8 @@ from dray import train
 from dray.train import reporting
 from ray_workers.node.found_metrics.finder import MetricFinder
 from ray_workers.shared import spool_reader
-from ray_workers.shared.contracts import Frame, attempt_prefix
+from ray_workers.shared.contracts import Frame
+from ray_workers.shared.names import attempt_prefix
 from tests.generated.names.drawing import Case, is_odd
 from tests.unit.api.serving import LiveServer
 from tests.wire import rank_task

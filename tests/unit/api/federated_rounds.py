@@ -21,8 +21,9 @@ from dray.views import JobState
 from ray_workers.datasets.formats import toy_datasets
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import spool_reader
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, attempt_prefix
+from ray_workers.shared.contracts import Cause, Frame, FrameKind
 from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.names import attempt_prefix
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.loop.run import run
 from tests.unit.api.serving import DEADLINE_S, LiveServer

@@ -23,7 +23,8 @@ from api.context import Context
 from api.http import connections
 from api.http.connections import Limits
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, attempt_prefix
+from ray_workers.shared.contracts import Cause, Frame, FrameKind
+from ray_workers.shared.names import attempt_prefix
 from service.config.settings import Settings
 from service.db.notifications import events_of
 from service.db.repositories import jobs

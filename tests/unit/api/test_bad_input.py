@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ray_workers.shared.contracts import attempt_prefix
+from ray_workers.shared.names import attempt_prefix
 from tests.unit.api.matrix import GOOD, TOKEN, check, get_raw, held, post
 from tests.unit.api.serving import LiveServer
 from tests.unit.service.helpers import metrics

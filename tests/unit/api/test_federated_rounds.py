@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from dray._http import federation
+from dray._sync import federation
 from dray.views import JobState
 from ray_workers.shared import round_files
 from ray_workers.shared.contracts import Cause
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.clients.outside_client import LocalUpdate, MaskedAnswer, OutsideClient
-from ray_workers.training.loop.trainer import Preempted
+from ray_workers.training.core.errors import Preempted
 from ray_workers.training.parallel.federated.outside import masked_collector, update_collector
 from ray_workers.training.parallel.federated.outside.strategy import OutsideEngine
 from ray_workers.training.parallel.federated.outside.update_collector import UpdateCollector

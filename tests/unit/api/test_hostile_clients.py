@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dray import Client
-from dray._http import federation
+from dray._sync import federation
 from dray.secure_aggregation import client as masking
 from dray.secure_aggregation.messages import MaskingSettings
 from dray.views import JobState

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.machine import BenchmarkError
 from benchmarks.serving import jobs, load, metrics, onlookers, plain, scale, start_up, status_get
+from dray.filters import JobFilter
 from service.config.settings import Settings
 from service.db.session import Database
-from service.jobs.listing import JobQuery
 from service.jobs.service import Jobs
 from service.jobs.status_cache import StatusCache
 from service.storage.storage import Storage
@@ -67,7 +67,7 @@ async def test_the_jobs_are_there_and_the_plain_route_answers_as_dray_does(
     database = Database(settings.database_url)
     try:
         service = Jobs(database, Storage(settings.storage_url), database.signals, settings)
-        page = await service.list(JobQuery(labels={"team": "a"}), limit=100)
+        page = await service.list(JobFilter(label=("team=a",)), limit=100)
         assert [job.id for job in page.items[1:]] == ids[::-1]
         ours = json.loads(await StatusCache(database).read(ids[7]))
         transport = httpx.ASGITransport(plain.create_app(tmp_path / "dray.db"))

@@ -47,6 +47,12 @@ def test_both_clients_have_the_same_methods_and_parameters() -> None:
     assert blocking == asynchronous
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_each_method_has_a_docstring(kind: type) -> None:
+    methods = inspect.getmembers(kind, inspect.isfunction)
+    assert not [name for name, one in methods if not name.startswith("_") and not one.__doc__]
+
+
 def test_a_job_is_submitted_as_a_mapping_a_spec_or_a_file(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("recipe: image_classification\nname: from-file\n")

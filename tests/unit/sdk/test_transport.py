@@ -1,4 +1,4 @@
-"""The seam driven by hand: no network, no sleeping."""
+"""Calls that are repeated: no network, no sleeping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from dray import errors
 from dray._http.problems import from_response
-from dray._http.transport import Call, Connection, Flow, Retry, Send, Sleep, exchange, segment
+from dray._http.transport import Call, Connection, Retry, segment
+from dray._sync.calls import Calls
 
 URL = "http://server:1"
 
@@ -19,34 +20,42 @@ URL = "http://server:1"
 class Clock:
     """Time passes by sleeping alone."""
 
-    now = 0.0
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    @property
+    def now(self) -> float:
+        return sum(self.slept)
 
     def __call__(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
 
-def drive(flow: Flow[Any], clock: Clock, answers: list[Any]) -> tuple[Any, list[float]]:
-    """Feed `answers` (responses or errors) to a flow's sends; its result, and its sleeps."""
-    slept: list[float] = []
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr("dray._sync.calls.time", found)
+    return found
+
+
+def send(call: Call, retry: Retry, answers: list[Any]) -> httpx.Response:
+    """The result of a call that gets these answers (responses or errors) one after the other."""
     remaining = iter(answers)
-    try:
-        effect = next(flow)
-        while True:
-            if isinstance(effect, Sleep):
-                slept.append(effect.seconds)
-                clock.now += effect.seconds
-                effect = flow.send(None)
-                continue
-            assert isinstance(effect, Send)
-            answer = next(remaining)
-            if isinstance(answer, Exception):
-                effect = flow.throw(answer)
-            else:
-                answer.request = httpx.Request(effect.call.method, URL + effect.call.path)
-                effect = flow.send(answer)
-    except StopIteration as stop:
-        assert list(remaining) == []
-        return stop.value, slept
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        one = next(remaining)
+        if isinstance(one, Exception):
+            raise one
+        assert isinstance(one, httpx.Response)
+        return one
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as http:
+        response = Calls(Connection(URL, {}, 30.0, retry), http)._send(call)
+    assert list(remaining) == []
+    return response
 
 
 def retry(clock: Clock, **more: Any) -> Retry:
@@ -62,65 +71,59 @@ GET = Call("GET", "/x")
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 520])
-def test_what_says_later_is_tried_again_with_growing_pauses(status: int) -> None:
-    clock = Clock()
+def test_what_says_later_is_tried_again_with_growing_pauses(clock: Clock, status: int) -> None:
     answers = [problem(status), problem(status), httpx.Response(200)]
-    response, slept = drive(exchange(GET, retry(clock), base_url=URL), clock, answers)
+    response = send(GET, retry(clock), answers)
     assert response.status_code == 200
-    assert slept == [0.2, 0.4]
+    assert clock.slept == [0.2, 0.4]
 
 
 @pytest.mark.parametrize(
     "error", [httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.ReadTimeout("slow")]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_a_call_without_an_answer_is_sent_again(method: str, error: Exception) -> None:
-    clock = Clock()
+def test_a_call_without_an_answer_is_sent_again(
+    clock: Clock, method: str, error: Exception
+) -> None:
     answers = [error, httpx.Response(200)]
     headers = {"Idempotency-Key": "k"} if method == "POST" else {}
-    flow = exchange(Call(method, "/x", (), headers), retry(clock), base_url=URL)
-    response, slept = drive(flow, clock, answers)
-    assert (response.status_code, len(slept)) == (200, 1)
+    response = send(Call(method, "/x", (), headers), retry(clock), answers)
+    assert (response.status_code, len(clock.slept)) == (200, 1)
 
 
 @pytest.mark.parametrize("answer", [httpx.ReadError("reset"), problem(503)])
-def test_what_may_have_been_done_is_not_done_twice(answer: Any) -> None:
-    clock = Clock()
+def test_what_may_have_been_done_is_not_done_twice(clock: Clock, answer: Any) -> None:
     with pytest.raises(errors.DrayError):
-        drive(exchange(Call("POST", "/x"), retry(clock), base_url=URL), clock, [answer])
+        send(Call("POST", "/x"), retry(clock), [answer])
     assert clock.now == 0
 
 
-def test_what_never_arrived_is_sent_again_whatever_it_is() -> None:
-    clock = Clock()
+def test_what_never_arrived_is_sent_again_whatever_it_is(clock: Clock) -> None:
     answers = [httpx.ConnectError("refused"), httpx.Response(200)]
-    drive(exchange(Call("POST", "/x"), retry(clock), base_url=URL), clock, answers)
+    send(Call("POST", "/x"), retry(clock), answers)
     assert clock.now > 0
 
 
-def test_a_submit_in_flight_is_waited_for_and_other_conflicts_are_not() -> None:
-    clock = Clock()
+def test_a_submit_in_flight_is_waited_for_and_other_conflicts_are_not(clock: Clock) -> None:
     call = Call("POST", "/v1/jobs", (), {"Idempotency-Key": "k"})
     answers = [problem(409, "idempotency_in_flight", **{"Retry-After": "1"}), httpx.Response(201)]
-    response, slept = drive(exchange(call, retry(clock), base_url=URL), clock, answers)
-    assert (response.status_code, slept) == (201, [1.2])
+    response = send(call, retry(clock), answers)
+    assert (response.status_code, clock.slept) == (201, [1.2])
     with pytest.raises(errors.JobLive):
-        drive(exchange(call, retry(clock), base_url=URL), clock, [problem(409, "job_live")])
+        send(call, retry(clock), [problem(409, "job_live")])
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 501, 507])
-def test_what_would_fail_again_is_not_tried_again(status: int) -> None:
-    clock = Clock()
+def test_what_would_fail_again_is_not_tried_again(clock: Clock, status: int) -> None:
     with pytest.raises(errors.ApiError):
-        drive(exchange(GET, retry(clock), base_url=URL), clock, [problem(status)])
+        send(GET, retry(clock), [problem(status)])
     assert clock.now == 0
 
 
-def test_patience_ends() -> None:
-    clock = Clock()
+def test_patience_ends(clock: Clock) -> None:
     answers = [problem(503, "unavailable")] * 99
     with pytest.raises(errors.Unavailable):
-        drive(exchange(GET, retry(clock), base_url=URL), clock, answers)
+        send(GET, retry(clock), answers)
     assert 1.0 < clock.now <= 3.0
 
 
@@ -130,25 +133,23 @@ def test_pauses_are_drawn_from_nothing_up_to_a_growing_bound() -> None:
     assert [high.delay_s(tries, None) for tries in (1, 2, 3, 99)] == [0.2, 0.4, 0.8, 5.0]
 
 
-def test_the_pause_that_the_server_asks_for_is_kept() -> None:
-    clock = Clock()
+def test_the_pause_that_the_server_asks_for_is_kept(clock: Clock) -> None:
     answers = [problem(429, **{"Retry-After": "2"}), httpx.Response(200)]
-    assert drive(exchange(GET, retry(clock), base_url=URL), clock, answers)[1] == [2.2]
+    send(GET, retry(clock), answers)
+    assert clock.slept == [2.2]
 
 
-def test_a_call_that_was_refused_untouched_is_sent_again_though_it_has_no_key() -> None:
-    clock = Clock()
+def test_a_call_that_was_refused_untouched_is_sent_again_though_it_has_no_key(clock: Clock) -> None:
     answers = [problem(429), httpx.Response(200)]
     post = Call("POST", "/x")
-    response, _ = drive(exchange(post, retry(clock), base_url=URL), clock, answers)
+    response = send(post, retry(clock), answers)
     assert response.status_code == 200
 
 
-def test_a_pause_longer_than_patience_is_not_slept() -> None:
-    clock = Clock()
+def test_a_pause_longer_than_patience_is_not_slept(clock: Clock) -> None:
     answers = [problem(429, **{"Retry-After": "60"})]
     with pytest.raises(errors.ApiError) as caught:
-        drive(exchange(GET, retry(clock), base_url=URL), clock, answers)
+        send(GET, retry(clock), answers)
     assert (clock.now, caught.value.retry_after_s) == (0, 60.0)
 
 
@@ -164,29 +165,25 @@ def test_a_retry_after_may_be_a_date_and_nonsense_is_none() -> None:
     assert asked("soon") is asked("-1") is asked("") is None
 
 
-def test_a_delete_whose_answer_was_lost_is_done_when_the_job_is_gone() -> None:
-    clock = Clock()
+def test_a_delete_whose_answer_was_lost_is_done_when_the_job_is_gone(clock: Clock) -> None:
     call = Call("DELETE", "/v1/jobs/x")
     answers = [httpx.ReadError("reset"), problem(404, "job_not_found")]
-    drive(exchange(call, retry(clock), base_url=URL), clock, answers)
+    send(call, retry(clock), answers)
     with pytest.raises(errors.JobNotFound):
-        drive(exchange(call, retry(clock), base_url=URL), clock, [problem(404, "job_not_found")])
+        send(call, retry(clock), [problem(404, "job_not_found")])
 
 
-def test_a_refused_connection_says_how_to_start_a_server() -> None:
-    clock = Clock()
+def test_a_refused_connection_says_how_to_start_a_server(clock: Clock) -> None:
     answers = [httpx.ConnectError("[Errno 111] Connection refused")] * 99
     with pytest.raises(errors.ServerUnreachable, match=r"is it running.*`make run`") as caught:
-        drive(exchange(GET, retry(clock), base_url=URL), clock, answers)
+        send(GET, retry(clock), answers)
     assert isinstance(caught.value, ConnectionError)
     assert URL in str(caught.value)
 
 
-def test_an_answer_that_comes_too_late_is_a_timeout() -> None:
-    clock = Clock()
-    flow = exchange(GET, retry(clock, patience_s=0.0), base_url=URL)
+def test_an_answer_that_comes_too_late_is_a_timeout(clock: Clock) -> None:
     with pytest.raises(errors.RequestTimeout) as caught:
-        drive(flow, clock, [httpx.ReadTimeout("")])
+        send(GET, retry(clock, patience_s=0.0), [httpx.ReadTimeout("")])
     assert isinstance(caught.value, TimeoutError)
 
 

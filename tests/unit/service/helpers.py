@@ -16,6 +16,7 @@ from dray.requests import JobChangeRequest, QueueRequest
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import (
     SUPERVISOR_RANK,
+    AttemptSpec,
     Cause,
     Frame,
     FrameKind,
@@ -23,8 +24,8 @@ from ray_workers.shared.contracts import (
     Phase,
     PollReply,
     Slice,
-    attempt_prefix,
 )
+from ray_workers.shared.names import attempt_prefix
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.reports import Costs
@@ -144,6 +145,7 @@ class Service:
         self.database = database
         self.storage = storage
         self.settings = Settings(home=home, **settings)
+        self.deployment = claims.Deployment("d", "session-1", self.settings)
         self.now = START
         self.jobs = Jobs(database, storage, database.signals, self.settings, clock=lambda: self.now)
         self.reading = Queries(database, storage, database.signals, self.settings)
@@ -173,13 +175,13 @@ class Service:
 
     def claim(
         self, job_id: str, attempt_seen: int = 0, *, workers: int = 1, queue: str | None = None
-    ) -> claims.Claimed | None:
-        def work(session: Session) -> list[claims.Claimed | None]:
+    ) -> AttemptSpec | None:
+        def work(session: Session) -> list[AttemptSpec | None]:
             row = jobs.get(session, job_id)
             seen = queue or (row.queue if row else "")
             slices = (Slice("node-a", workers),)
             wanted = claims.Wanted(job_id, attempt_seen, seen, slices, {"CPU": 1.0})
-            return claims.claim(session, [wanted], "session-1", self.now)
+            return claims.claim(session, [wanted], self.deployment, self.now)
 
         (claimed,) = self.database.write_sync(work)
         return claimed

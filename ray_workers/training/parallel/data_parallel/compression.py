@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     bf16_compress_hook,
     fp16_compress_hook,
@@ -22,10 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from dray import spec
 from ray_workers.training.core import compat_torch
 from ray_workers.training.core.compat_torch import GradBucket
-from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Share
 from ray_workers.training.data.sampler import derive_seed
-from ray_workers.training.parallel.gradients import Autocast, GradientEngine
+from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.strategy import StrategyContext
 
 FIRST_RATIO = 0.25
@@ -43,17 +42,10 @@ class CompressedGradientEngine(GradientEngine):
     """DDP with compressed gradients. The loss is exchanged uncompressed, apart from them."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_sum: LossSum,
-        autocast: Autocast,
-        options: spec.Compression,
-        *,
-        momentum: float,
-        seed: int,
+        self, parts: EngineParts, options: spec.Compression, *, momentum: float, seed: int
     ) -> None:
         """momentum: of the optimizer, which topk takes over (`takes_momentum`)."""
-        super().__init__(model, loss_sum, autocast)
+        super().__init__(parts)
         self._options = options
         self._hook_momentum = momentum
         self._seed = seed
@@ -98,24 +90,21 @@ class CompressedGradientEngine(GradientEngine):
         return 1 + sum(p.nbytes for p in self._parameters) // 2**20
 
     def take_loss(self) -> Tensor:
-        carried = self._objective.slot.grad
-        assert carried is not None
-        self._objective.slot.grad = None
+        carried = super().take_loss()
         if self._world_size > 1:
             dist.all_reduce(carried)
             carried /= self._world_size
         return carried
 
 
-def compressed_or_plain(given: StrategyContext, model: nn.Module) -> GradientEngine:
+def compressed_or_plain(given: StrategyContext, parts: EngineParts) -> GradientEngine:
     """Of a model that every rank has: with smaller messages where the document asks for it."""
-    parts = (model, given.workload.loss_sum, given.autocast)
     options = given.spec.compression
     if options is None:
-        return GradientEngine(*parts)
+        return GradientEngine(parts)
     train = given.spec.train
     seed = derive_seed("sync", train.seed)
-    return CompressedGradientEngine(*parts, options, momentum=train.optimizer.momentum, seed=seed)
+    return CompressedGradientEngine(parts, options, momentum=train.optimizer.momentum, seed=seed)
 
 
 def compress(

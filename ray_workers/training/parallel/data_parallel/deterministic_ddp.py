@@ -11,56 +11,45 @@ overlap with the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from ray_workers.training.core.workload import LossSum
-from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import process_group
-from ray_workers.training.parallel.gradients import Autocast, GradientEngine
+from ray_workers.training.parallel.data_parallel.ddp import Replicas
+from ray_workers.training.parallel.gradients import EngineParts, GradientEngine, Pass
+from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class DeterministicGradientEngine(GradientEngine):
     """Cuts a batch into `num_shares` shares, of which each rank has a contiguous part."""
 
-    def __init__(
-        self, model: nn.Module, loss_sum: LossSum, autocast: Autocast, num_shares: int
-    ) -> None:
-        super().__init__(model, loss_sum, autocast)
+    uses_ddp = False
+
+    def __init__(self, parts: EngineParts, num_shares: int) -> None:
+        super().__init__(parts)
         self._num_shares = num_shares
         self._slot = self._objective.slot
         """The loss is added up with the gradients, in the same order."""
         self._sizes = [p.numel() for p in (*self._parameters, self._slot)]
 
     def form(self, world_size: int) -> None:
-        self._world_size = world_size
+        super().form(world_size)
         # A slice for each rank: the last is filled up with zeros.
         self._slice = -(-sum(self._sizes) // world_size)
-        if world_size > 1:  # as DDP does: unlike machines may draw unlike weights
-            process_group.have_rank_0s([*self._parameters, *self._buffers])
 
-    def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
-        """There are none."""
-
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
+    def backward(self, work: Pass) -> None:
         self.keep_buffers()
+        shares = work.shares
         terms = self._slot.new_zeros(len(shares), self._slice * self._world_size)
         # Backwards, so that what rank 0 is left with are the buffers of the first share.
         for row in reversed(range(len(shares))):
             self.restore_buffers()
-            self._compute(shares[row], scale, prepare)
+            self._compute(shares[row], work)
             self._take_gradients(terms[row])
-        before_exchange()
+        work.before_exchange()
         total = self._add_up(terms)
         parts = torch.split(total[: sum(self._sizes)], self._sizes)
         for parameter, part in zip((*self._parameters, self._slot), parts, strict=True):
@@ -69,11 +58,11 @@ class DeterministicGradientEngine(GradientEngine):
             process_group.have_rank_0s(self._buffers)
         self._in_backward = False
 
-    def _compute(self, mine: Share, scale: Tensor | None, prepare: Callable[[int], None]) -> None:
-        prepare(mine.batch.number)
+    def _compute(self, mine: Share, work: Pass) -> None:
+        work.prepare(mine.batch.number)
         root = torch.full((), mine.batch.weight, device=self._slot.device)
-        if scale is not None:
-            root *= scale
+        if work.scale is not None:
+            root *= work.scale
         for inputs, targets in mine.micro_batches:
             torch.autograd.backward(self._objective(inputs, targets), root)
 
@@ -108,6 +97,18 @@ class DeterministicGradientEngine(GradientEngine):
         total = terms.new_empty(world_size * size)
         dist.all_gather_into_tensor(total, _in_order(received.view(self._num_shares, size)))
         return total
+
+
+class DeterministicDdp(Replicas):
+    """Replicas whose results are the same at any world size."""
+
+    def __init__(self, given: StrategyContext) -> None:
+        self.num_shares = num_shares = given.spec.resources.num_workers
+        super().__init__(given, DeterministicGradientEngine(given.engine_parts(), num_shares))
+
+    def prepare(self, feed: Feed, step: int) -> None:
+        super().prepare(feed, step)
+        self._begin_alike()
 
 
 def _in_order(rows: Tensor) -> Tensor:

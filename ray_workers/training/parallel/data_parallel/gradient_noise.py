@@ -9,7 +9,7 @@ before it is exchanged, and one number that is exchanged besides it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ray_workers.shared.contracts import NOISE_SCALE
 from ray_workers.training.core.compat_torch import GradBucket
-from ray_workers.training.data.prefetcher import Share
 from ray_workers.training.data.sampler import share
-from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.gradients import EngineParts, GradientEngine, Pass
 
 EVERY = 10
 """Steps from one measurement to the next: on a GPU each waits for the device."""
@@ -69,8 +68,8 @@ class GradientNoise:
 class NoiseMeasuringGradientEngine(GradientEngine):
     """DDP that measures the noise of its gradients now and then, and leaves them as they are."""
 
-    def __init__(self, *parts: object) -> None:
-        super().__init__(*parts)  # type: ignore[arg-type]
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
         self._noise = GradientNoise()
         self._num_steps = 0
         """In this group: ranks measure in the same steps."""
@@ -102,23 +101,16 @@ class NoiseMeasuringGradientEngine(GradientEngine):
         summed: torch.futures.Future[Tensor] = allreduce_hook(None, bucket)  # type: ignore[arg-type]
         return summed
 
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
+    def backward(self, work: Pass) -> None:
         self._is_measured = False
-        (mine,) = shares
-        batch = mine.batch
+        batch = work.share.batch
         measures = self._num_steps % EVERY == 0 and 1 < self._world_size <= batch.num_global
         self._num_steps += 1
         if not measures:
-            super().backward(shares, scale, prepare, before_exchange)
+            super().backward(work)
             return
         self._own_square = torch.zeros((), device=self._objective.slot.device)
-        super().backward(shares, scale, prepare, before_exchange)
+        super().backward(work)
         own_squares, self._own_square = self._own_square, None
         dist.all_reduce(own_squares)
         ends = [share(batch.num_global, rank, self._world_size) for rank in range(self._world_size)]

@@ -10,23 +10,18 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from dray import train
 from ray_workers.shared.frames import StragglersReport
 from ray_workers.training import devices
-from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
-from ray_workers.training.parallel.data_parallel.ddp import (
-    Ddp,
-    ReplicaSync,
-    engine_parts,
-    optimizer_step_of,
-)
-from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.data.prefetcher import Feed, Prefetcher
+from ray_workers.training.parallel.data_parallel.ddp import Replicas
+from ray_workers.training.parallel.gradients import EngineParts, GradientEngine, Pass
 from ray_workers.training.parallel.strategy import StrategyContext
 
 FIRST_AFTER, EVERY = 5, 20
@@ -38,14 +33,15 @@ STRAGGLES, KEEPS_UP = 1.25, 1.1
 takes less than KEEPS_UP times as long."""
 
 
-class LoadBalancing(ReplicaSync):
+class LoadBalancedDdp(Replicas):
     """Makes each rank's share as large as the rank is fast."""
 
-    def __init__(self, given: StrategyContext, gradients: TimedGradientEngine) -> None:
-        super().__init__(given)
-        self._timed = gradients
+    def __init__(self, given: StrategyContext) -> None:
+        self._timed = TimedGradientEngine(given.engine_parts())
+        super().__init__(given, self._timed)
 
     def prepare(self, feed: Feed, step: int) -> None:
+        super().prepare(feed, step)
         assert isinstance(feed, Prefetcher)
         self._feed, self._begun_after = feed, step
         self._parts = [1 / self.world_size] * self.world_size
@@ -58,7 +54,7 @@ class LoadBalancing(ReplicaSync):
             return
         own = self._timed.seconds_per_sample
         num_steps = len(own)
-        seconds = _everyones(statistics.median(own) if own else math.inf, self.given.device)
+        seconds = _everyones(statistics.median(own) if own else math.inf, self.device)
         own.clear()
         if math.inf in seconds:
             return  # the speed of a rank that had nothing to do is not known
@@ -80,7 +76,7 @@ class LoadBalancing(ReplicaSync):
             return
         self._reported = slow
         taken = [
-            part * each * self.given.spec.train.global_batch_size
+            part * each * self.options.global_batch_size
             for part, each in zip(self._parts, seconds, strict=True)
         ]
         lost_s = max(taken) - statistics.median_low(taken)
@@ -97,18 +93,12 @@ class LoadBalancing(ReplicaSync):
 class TimedGradientEngine(GradientEngine):
     """Knows how long a sample took in each step, without the wait for other ranks."""
 
-    def __init__(self, *parts: object) -> None:
-        super().__init__(*parts)  # type: ignore[arg-type]
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
         self.seconds_per_sample: list[float] = []
 
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
-        (mine,) = shares
+    def backward(self, work: Pass) -> None:
+        mine = work.share
         # In forward passes of a sample, of which its backward pass takes about two: those of the
         # last micro-batch come after.
         num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
@@ -120,18 +110,12 @@ class TimedGradientEngine(GradientEngine):
             self._wait_for_device()
             if not mine.batch.is_empty:
                 self.seconds_per_sample.append(3 * (time.perf_counter() - began) / num_passes)
-            before_exchange()
+            work.before_exchange()
 
-        super().backward(shares, scale, prepare, timed)
+        super().backward(replace(work, before_exchange=timed))
 
     def _wait_for_device(self) -> None:
         devices.synchronize(self._objective.slot.device)
-
-
-def load_balanced_ddp(given: StrategyContext) -> Ddp:
-    gradients = TimedGradientEngine(*engine_parts(given))
-    update = optimizer_step_of(given, gradients)
-    return Ddp(given, gradients, update, LoadBalancing(given, gradients))
 
 
 def in_proportion(seconds: Sequence[float]) -> list[float]:

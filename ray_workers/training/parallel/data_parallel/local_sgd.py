@@ -9,7 +9,7 @@ and evaluations come right after an agreement, and a checkpoint holds every rank
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,10 @@ from torch import Tensor
 
 from dray.spec import AllReduce
 from ray_workers.shared.contracts import CONSENSUS_DISTANCE
-from ray_workers.training.data.prefetcher import Feed, Share
+from ray_workers.training.data.prefetcher import Feed
 from ray_workers.training.elastic import process_group, state_transfer
-from ray_workers.training.parallel.data_parallel.ddp import (
-    Ddp,
-    ReplicaSync,
-    engine_parts,
-    optimizer_step_of,
-)
-from ray_workers.training.parallel.gradients import GradientEngine
-from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
+from ray_workers.training.parallel.data_parallel.ddp import Replicas
+from ray_workers.training.parallel.gradients import GradientEngine, Pass
 from ray_workers.training.parallel.strategy import StrategyContext
 
 
@@ -39,29 +33,19 @@ class LocalGradientEngine(GradientEngine):
     that times the number of samples over that of an equal share.
     """
 
+    uses_ddp = False
     _scale: Tensor | None = None
     _part = 1.0
     """The samples of the share over those of an equal one."""
     _last_loss: Tensor | None = None
 
-    def form(self, world_size: int) -> None:
-        self._world_size = world_size
-        if world_size > 1:  # unlike machines may draw unlike weights
-            process_group.have_rank_0s([*self._parameters, *self._buffers])
-
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
+    def backward(self, work: Pass) -> None:
         """Of this rank's share alone; `before_exchange` is not called."""
-        (mine,) = shares
-        prepare(mine.batch.number)
-        self.has_samples, self._scale = not mine.batch.is_empty, scale
+        mine = work.share
+        work.prepare(mine.batch.number)
+        self.has_samples, self._scale = not mine.batch.is_empty, work.scale
         self._part = self._world_size * len(mine.batch.indices) * mine.batch.weight
-        self._exchange(mine, mine.batch.weight, scale, lambda: None)
+        self._exchange(mine, mine.batch.weight, work.scale, lambda: None)
 
     def take_loss(self) -> Tensor:
         """The mean over the share; of a rank without samples the one of its last share."""
@@ -72,16 +56,15 @@ class LocalGradientEngine(GradientEngine):
         return carried if self._last_loss is None else self._last_loss * scale
 
 
-class PeriodicAveraging(ReplicaSync):
+class LocalSgd(Replicas):
     """After some steps the ranks agree on weights; a checkpoint holds the inner states of all."""
 
     saves_alone = False
 
-    def __init__(self, given: StrategyContext, update: OptimizerStep) -> None:
-        super().__init__(given)
-        options, model = given.spec.sync, given.workload.model
+    def __init__(self, given: StrategyContext) -> None:
+        super().__init__(given, LocalGradientEngine(given.engine_parts()))
+        options, model = given.spec.sync, self.model
         assert isinstance(options, AllReduce)
-        self._update = update
         self._every = options.every
         self._weights = [p.detach() for p in model.parameters() if p.requires_grad]
         self._means = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
@@ -103,6 +86,8 @@ class PeriodicAveraging(ReplicaSync):
         return self._is_asked_to_leave
 
     def prepare(self, feed: Feed, step: int) -> None:
+        super().prepare(feed, step)
+        self._begin_alike()
         torch._foreach_copy_(self.agreed, self._weights)
 
     def after_step(self, step: int) -> None:
@@ -143,29 +128,24 @@ class PeriodicAveraging(ReplicaSync):
         return {} if self._distance is None else {CONSENSUS_DISTANCE: self._distance}
 
     def consolidate(self) -> None:
-        self._others = state_transfer.gather(self._update.state_dict, self.given.device)
+        self._others = state_transfer.gather(self.update.state_dict, self.device)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """With the inner states that `consolidate` found, once."""
         inner, self._others = self._others, []
         outer = {} if self._outer is None else self._outer.state_dict()
-        return {"local": {"outer": outer, "inner": inner}}
+        return {**super().state(), "local": {"outer": outer, "inner": inner}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Take the inner state that this rank had; a rank beyond those takes another's."""
+        super().load(state)
         local = state["local"]
         if self._outer is not None and local["outer"]:
             self._outer.load_state_dict(local["outer"])
         inner = local["inner"]
         place = self.rank % (len(inner) + 1)
         if place:
-            self._update.load_state_dict(inner[place - 1])
-
-
-def local_sgd(given: StrategyContext) -> Ddp:
-    gradients = LocalGradientEngine(*engine_parts(given))
-    update = optimizer_step_of(given, gradients)
-    return Ddp(given, gradients, update, PeriodicAveraging(given, update))
+            self.update.load_state_dict(inner[place - 1])
 
 
 def _means(tensors: Sequence[Tensor], world_size: int) -> list[Tensor]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 with warnings.catch_warnings():
     # torch compiles its functional optimizers by a way that it has deprecated itself.
@@ -23,40 +23,18 @@ with warnings.catch_warnings():
 
 from ray_workers.training import devices
 from ray_workers.training.core import compat_torch
-from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.data_parallel.compression import (
     compressed_or_plain,
     takes_momentum,
 )
-from ray_workers.training.parallel.meta_init import materialise
-from ray_workers.training.parallel.model_parallel.context_parallel import Context
-from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
-from ray_workers.training.parallel.model_parallel.model_parallel import Division, ModelParallel
+from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.model_parallel.device_mesh import Context, Mesh
+from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
 from ray_workers.training.parallel.optim.optimizer_step import (
     OptimizerStep,
     load_named_state,
     named_state,
 )
-from ray_workers.training.parallel.strategy import StrategyContext
-
-
-def zero1(given: StrategyContext) -> ModelParallel:
-    """The ranks of a `shard` group have parts of the optimizer's state alone."""
-    return ModelParallel(given, _divided_state)
-
-
-def _divided_state(given: StrategyContext, mesh: Mesh, context: Context | None) -> Division:
-    model = copy.deepcopy(given.workload.model)
-    prepare_blocks(model, given.spec.train)
-    materialise(model, given.device, given.spec.train.seed)
-    gradients = compressed_or_plain(given, model)
-    update = Zero1Step(
-        *(model, gradients, given.spec.train, given.device),
-        has_momentum=not takes_momentum(given.spec.compression),
-        group=mesh.holders,
-        is_asked_to_leave=lambda: given.page.is_asked_to_leave,
-    )
-    return Division(model, gradients, update, Zero1Sync(update, mesh), is_whole=True)
 
 
 class Zero1Step(OptimizerStep):
@@ -115,25 +93,40 @@ class Zero1Step(OptimizerStep):
         load_named_state(self._local_optimizer, self._names, state, part)
 
 
-class Zero1Sync:
-    """The part of the strategy that brings the optimizer's state together; the update knows the
-    rest."""
+class Zero1(ModelParallel):
+    """The ranks of a `shard` group have parts of the optimizer's state alone. The update knows what
+    the ranks agree on."""
 
-    def __init__(self, update: Zero1Step, mesh: Mesh) -> None:
-        self._update = update
-        self._mesh = mesh
+    is_whole = True
+    update: Zero1Step
+
+    def divide(
+        self, mesh: Mesh, context: Context | None
+    ) -> tuple[nn.Module, GradientEngine, Zero1Step]:
+        given = self.given
+        model = copy.deepcopy(given.workload.model)
+        gradients = compressed_or_plain(given, given.engine_parts(model))
+        update = Zero1Step(
+            *(model, gradients, given.spec.train, given.device),
+            has_momentum=not takes_momentum(given.spec.compression),
+            group=mesh.holders,
+            is_asked_to_leave=lambda: given.page.is_asked_to_leave,
+        )
+        return model, gradients, update
 
     @property
     def preemption_requested(self) -> bool:
-        return self._update.preemption_requested
+        return self.update.preemption_requested
 
-    @property
-    def is_torn(self) -> bool:
-        return self._update.is_torn
+    def leave_group(self) -> None:
+        if self._is_built:
+            self._is_torn |= self.update.is_torn
+        super().leave_group()
 
     def consolidate(self) -> None:
-        if self._mesh.at["data"] == 0:  # its groups have all there is
-            self._update.consolidate()
+        if self.mesh.at["data"] == 0:  # its groups have all there is
+            self.update.consolidate()
+        super().consolidate()
 
 
 def _spread_over(

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from dray import spec
 from ray_workers.training.core.schedule import lr_at
-from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Piece
-from ray_workers.training.parallel.gradients import Autocast
+from ray_workers.training.parallel.gradients import EngineParts
 from ray_workers.training.parallel.optim.optimizer_step import clip_gradients
 from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
 
@@ -93,20 +92,12 @@ class Flat:
 class ClientTraining:
     """Plays one client after the other, on a model of its own."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_sum: LossSum,
-        autocast: Autocast,
-        options: spec.Train,
-        federated: spec.Federated,
-    ) -> None:
+    def __init__(self, parts: EngineParts, options: spec.Train, federated: spec.Federated) -> None:
         has_buffers = federated.privacy is None
-        self._server = Flat(model, has_buffers=has_buffers)
-        self._model = copy.deepcopy(model)
+        self._server = Flat(parts.model, has_buffers=has_buffers)
+        self._model = copy.deepcopy(parts.model)
         self._own = Flat(self._model, has_buffers=has_buffers)
-        self._loss_sum = loss_sum
-        self._autocast = autocast
+        self._loss_sum, self._autocast = parts.loss_sum, parts.autocast
         self._max_grad_norm = options.max_grad_norm
         self._optimizer = build_optimizer(self._model, options.optimizer)
         self._mu = 0.0

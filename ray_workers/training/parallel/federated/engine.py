@@ -10,18 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ray_workers.training.data.prefetcher import Share
-from ray_workers.training.elastic import process_group
-from ray_workers.training.parallel.data_parallel.ddp import engine_parts
 from ray_workers.training.parallel.federated.aggregation.aggregators import (
     FixedPointSum,
     robust,
     rows_of_all,
 )
-from ray_workers.training.parallel.federated.aggregation.control_variates import (
-    ControlChange,
-    ControlVariates,
-)
+from ray_workers.training.parallel.federated.aggregation.algorithms import ALGORITHMS
 from ray_workers.training.parallel.federated.aggregation.privacy import (
     Accountant,
     ClippingNorm,
@@ -36,7 +30,7 @@ from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import Flat, client_lr
 from ray_workers.training.parallel.federated.masking_values import SecureSum
 from ray_workers.training.parallel.federated.rounds import Participant
-from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.gradients import GradientEngine, Pass
 from ray_workers.training.parallel.strategy import StrategyContext
 
 
@@ -78,7 +72,8 @@ class RoundEnd:
     """The values of its integer buffers, as `Flat.integer_values`; None if they stay."""
     loss: float
     metrics: Mapping[str, float]
-    controls: ControlChange | None
+    findings: Any
+    """The findings of the algorithm, if the round counts."""
     clip_norm: float | None
     """That of the next round."""
 
@@ -91,22 +86,22 @@ class FederatedEngine(GradientEngine):
     can be played again.
     """
 
+    uses_ddp = False
+
     def __init__(self, given: StrategyContext) -> None:
-        model, loss_sum, autocast = engine_parts(given)
-        super().__init__(model, loss_sum, autocast)
+        parts = given.engine_parts()
+        super().__init__(parts)
         assert given.spec.federated is not None
         self._given = given
         self._train = given.spec.train
         self._options = options = given.spec.federated
         self.rank = 0
-        self._flat = Flat(model, has_buffers=options.privacy is None)
-        self._controls: ControlVariates | None = None
-        if options.algorithm == "scaffold":
-            self._controls = ControlVariates(self._flat, options.clients, given.device)
+        self._flat = Flat(parts.model, has_buffers=options.privacy is None)
+        self.algorithm = ALGORITHMS[options.algorithm](options, self._flat, given.device)
         self._clipping: ClippingNorm | None = None
         self._accountant: Accountant | None = None
         if options.privacy is not None:
-            check_statistics(model)
+            check_statistics(parts.model)
             self._clipping = ClippingNorm(options, options.privacy, self._train.seed)
             self._accountant = Accountant(options, options.privacy)
         self._last_loss = 0.0
@@ -116,34 +111,20 @@ class FederatedEngine(GradientEngine):
     def num_update_elements(self) -> int:
         return self._flat.num_elements
 
-    def form(self, world_size: int) -> None:
-        self._world_size = world_size
-        if world_size > 1:  # unlike machines may draw unlike weights
-            process_group.have_rank_0s([*self._parameters, *self._buffers])
-
-    def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
-        """There are none."""
-
     def disband(self) -> None:
         self._end = None
-        self.forget_gradients()
+        super().disband()
 
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
+    def backward(self, work: Pass) -> None:
         """Play a round; `prepare` is called with the place of each client among the participants
         before it trains."""
-        (mine,) = shares
+        mine = work.share
         assert isinstance(mine, RoundShare)
         size = self._flat.num_elements
         added = FixedPointSum(size, self._options.max_update_norm, self._given.device)
         table = UpdateTable(mine.plan, self._given.device)
         kept: list[Tensor] = []
-        for each in self._updates(mine, prepare):
+        for each in self._updates(mine, work.prepare):
             update, verdict = each.update, each.verdict
             if self._needs_each:
                 has_shape = verdict is not Verdict.WRONG_SHAPE
@@ -153,7 +134,7 @@ class FederatedEngine(GradientEngine):
                     self._clipping.clip(update, each.norm)
                 added.add(update, self._weight(each.participant, mine))
             table.note(each.place, verdict, each.norm, each.loss)
-        before_exchange()
+        work.before_exchange()
         received = table.of_all(self._world_size)
         if self._needs_each:
             rows = rows_of_all(kept, mine.owners, torch.empty(size, device=self._given.device))
@@ -187,7 +168,7 @@ class FederatedEngine(GradientEngine):
     @property
     def _needs_each(self) -> bool:
         """Whether a round needs each update, and not their mean alone."""
-        return self._controls is not None or self._options.aggregator.name != "mean"
+        return self.algorithm.needs_each or self._options.aggregator.name != "mean"
 
     def _weight(self, participant: Participant, mine: RoundShare) -> float:
         """The weights of all participants add up to 1."""
@@ -253,11 +234,14 @@ class FederatedEngine(GradientEngine):
         parameters, buffers = self._flat.split(mean.float())
         for parameter, part in zip(self._flat.parameters, parameters, strict=True):
             parameter.grad = -part
-        controls, number = None, mine.plan.number
-        if counts and self._controls is not None:
-            assert rows is not None
+        findings, number = None, mine.plan.number
+        if counts:
             sent = [mine.plan.participants[at] for at in accepted]
-            controls = self._controls.change(sent, rows[accepted], self._lr(number))
+            of_each = None
+            if self.algorithm.needs_each:
+                assert rows is not None
+                of_each = rows[accepted]
+            findings = self.algorithm.aggregate(sent, of_each, self._lr(number))
         metrics, clip_norm = self._metrics(mine, received, counts=counts), None
         if self._clipping is not None and self._accountant is not None:
             if counts:
@@ -265,7 +249,7 @@ class FederatedEngine(GradientEngine):
             metrics["federated/clip_norm"] = self._clipping.value
             if self.rank == 0:
                 metrics["federated/epsilon"] = self._accountant.epsilon(number)
-        self._end = RoundEnd(counts, buffers, integers, result.loss, metrics, controls, clip_norm)
+        self._end = RoundEnd(counts, buffers, integers, result.loss, metrics, findings, clip_norm)
         if self.rank == 0:
             received.name_refused(self._options.max_update_norm, self._options.silos)
 
@@ -303,8 +287,8 @@ class FederatedEngine(GradientEngine):
         """Make final what the round changes besides the model, after the server's step."""
         end = self._end
         assert end is not None
-        if self._controls is not None and end.controls is not None:
-            self._controls.commit(end.controls)
+        if end.findings is not None:
+            self.algorithm.commit(end.findings)
         if self._clipping is not None and end.clip_norm is not None:
             self._clipping.value = end.clip_norm
         if math.isfinite(end.loss):
@@ -312,16 +296,13 @@ class FederatedEngine(GradientEngine):
 
     def state_dict(self) -> dict[str, Any]:
         """Its part of a checkpoint."""
-        state: dict[str, Any] = {"loss": self._last_loss}
+        state: dict[str, Any] = {"loss": self._last_loss, **self.algorithm.state_dict()}
         if self._clipping is not None:
             state["clip_norm"] = self._clipping.value
-        if self._controls is not None:
-            state["controls"] = self._controls.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._last_loss = state["loss"]
         if self._clipping is not None:
             self._clipping.value = state["clip_norm"]
-        if self._controls is not None:
-            self._controls.load_state_dict(state["controls"])
+        self.algorithm.load_state_dict(state)

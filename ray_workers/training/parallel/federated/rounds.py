@@ -1,4 +1,5 @@
-"""Which clients take part in a round, how far each one gets, and which rank plays it.
+"""Which clients take part in a round, how far each one gets, which rank plays it, and when a round
+ends whose clients are outside of the cluster.
 
 All of it is a function of the document, the round and the sizes of the clients' data sets, so that
 a round that is played again is the same round, on any number of ranks.
@@ -7,8 +8,9 @@ a round that is played again is the same round, on any number of ranks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 
 import numpy as np
@@ -132,3 +134,43 @@ def deal(participants: Sequence[Participant], num_ranks: int) -> list[int]:
         dealt[place] = rank
         heapq.heappush(ranks, (num_steps + participants[place].num_steps, rank))
     return dealt
+
+
+class Next(Enum):
+    """The next thing to be done about an open round."""
+
+    WAIT = auto()
+    ASK_ALL = auto()
+    """Open the round to all clients: those that were asked do not make a quorum in time."""
+    END = auto()
+
+
+@dataclass(frozen=True)
+class Collection:
+    """An open round, and what has come in."""
+
+    asked: Set[int]
+    """Clients that are asked for an update."""
+    asks_all: bool
+    """Whether these are all clients of the job."""
+    quorum: int
+    accepted: Set[int]
+    """Clients whose updates count."""
+    refused: Set[int]
+    """Clients whose updates do not: they can't send another one in the round."""
+
+
+def next_of(collection: Collection, *, is_late: bool) -> Next:
+    """is_late: the deadline is over.
+
+    A round ends once nobody is left to wait for, or at its deadline with a quorum. Without one it
+    goes on after that, and the update that makes the quorum ends it: a night in which no client is
+    there costs no round.
+    """
+    is_enough = len(collection.accepted) >= collection.quorum
+    all_came = collection.asked <= collection.accepted | collection.refused
+    if is_enough and (is_late or all_came):
+        return Next.END
+    if collection.asks_all:
+        return Next.END if all_came else Next.WAIT
+    return Next.ASK_ALL if is_late or all_came else Next.WAIT

@@ -24,15 +24,14 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_workers.training.core import compat_torch
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic import process_group
-from ray_workers.training.parallel.data_parallel.ddp import Ddp, engine_parts
 from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
-from ray_workers.training.parallel.gossip.copies import GossipSync, weights_of
+from ray_workers.training.parallel.gossip.copies import GossipReplicas, weights_of
 from ray_workers.training.parallel.gossip.graphs import sides_of
 from ray_workers.training.parallel.gossip.mixing import FlatCopy
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
@@ -264,21 +263,15 @@ class AveragedStep(OptimizerStep):
         return norm
 
 
-class AsynchronousGradientEngine(LocalGradientEngine):
-    """Computes the gradient of a share that came to this rank."""
-
-    def form(self, world_size: int) -> None:
-        self._world_size = world_size  # each rank goes on with its own copy
-
-
-class AsynchronousGossip(GossipSync):
-    """The copies of ranks that go at paces of their own."""
+class AsynchronousGossip(GossipReplicas):
+    """AD-PSGD: the copies of ranks that go at paces of their own."""
 
     is_on_demand = True
 
-    def __init__(self, given: StrategyContext, update: OptimizerStep, copy: SharedCopy) -> None:
-        super().__init__(given, update)
-        self._copy = copy
+    def __init__(self, given: StrategyContext) -> None:
+        gradients = LocalGradientEngine(given.engine_parts())
+        self._copy = SharedCopy(weights_of(given.workload.model))
+        super().__init__(given, gradients, AveragedStep(given, gradients, self._copy))
         self._averaging: Averaging | None = None
         self._turns: SharedTurns | None = None
         self._staleness = torch.zeros(0)
@@ -288,7 +281,7 @@ class AsynchronousGossip(GossipSync):
     @property
     def preemption_requested(self) -> bool:
         if self._turns is None:
-            return self.given.page.is_asked_to_leave
+            return super().preemption_requested
         return self._turns.leaves_after == self._step
 
     def prepare(self, feed: Feed, step: int) -> None:
@@ -298,7 +291,7 @@ class AsynchronousGossip(GossipSync):
         if self.world_size > 1:
             store = compat_torch.store_of_group()
             self._turns = SharedTurns(store, self.rank, self.world_size, last_step=step)
-            sides = sides_of(self.options, self.rank, self.world_size)
+            sides = sides_of(self.graph_options, self.rank, self.world_size)
             self._averaging = Averaging(self._copy, self.rank, sides)
 
     def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
@@ -315,16 +308,18 @@ class AsynchronousGossip(GossipSync):
             self._averaging.want()
 
     def leave_group(self) -> None:
-        if self._averaging is None:
-            return  # before `prepare` the copy is not this group's; alone it is the model's
-        self._averaging.abandon()
-        self._averaging = None
-        self._copy.refresh()
+        # Before `prepare` the copy is not this group's; alone it is the model's.
+        if self._averaging is not None:
+            self._averaging.abandon()
+            self._averaging = None
+            self._copy.refresh()
+        super().leave_group()
 
-    def settle(self) -> None:
-        super().settle()
+    def trained(self) -> nn.Module | None:
+        trained = super().trained()
         if self._averaging is not None:
             self._averaging.end()
+        return trained
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -348,11 +343,3 @@ class AsynchronousGossip(GossipSync):
     def evaluation_metrics(self) -> dict[str, float]:
         counts = {stale: int(number) for stale, number in enumerate(self._staleness.tolist())}
         return super().evaluation_metrics() | staleness_metrics(counts)
-
-
-def asynchronous_gossip(given: StrategyContext) -> Ddp:
-    """By AD-PSGD."""
-    gradients = AsynchronousGradientEngine(*engine_parts(given))
-    copy = SharedCopy(weights_of(given.workload.model))
-    update = AveragedStep(given, gradients, copy)
-    return Ddp(given, gradients, update, AsynchronousGossip(given, update, copy))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,44 +13,54 @@ from torch import Tensor, nn
 
 from dray.spec import Gossip
 from ray_workers.shared.contracts import CONSENSUS_DISTANCE
+from ray_workers.training.core.progress import NOTHING
 from ray_workers.training.data.prefetcher import Feed
-from ray_workers.training.elastic import process_group, state_transfer
-from ray_workers.training.parallel.data_parallel.ddp import ReplicaSync
+from ray_workers.training.elastic import state_transfer
+from ray_workers.training.parallel.data_parallel.ddp import Replicas
 from ray_workers.training.parallel.gossip.graphs import without_missing
 from ray_workers.training.parallel.gossip.mixing import FlatCopy
+from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.parallel.strategy import StrategyContext
 
 
-class GossipSync(ReplicaSync):
+class GossipReplicas(Replicas):
     """The copies of all ranks. Evaluations and the result use their mean, and leave them as they
     are; a checkpoint has all of them, and their mean as its model."""
 
     saves_alone = False
-    keeps_copies = True
     push_weight = 1.0
     """How much of a copy this rank holds (`Mixing`)."""
 
-    def __init__(self, given: StrategyContext, update: OptimizerStep) -> None:
-        super().__init__(given)
+    def __init__(
+        self, given: StrategyContext, gradients: GradientEngine, update: OptimizerStep
+    ) -> None:
+        super().__init__(given, gradients, update)
         options = given.spec.sync
         assert isinstance(options, Gossip)
         self._document = options
-        self.options = options
+        self.graph_options = options
         """The graph of the ranks that are in the group."""
-        self._model, self._update = given.workload.model, update
-        buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
-        self._weights, self._buffers = weights_of(self._model), FlatCopy(buffers)
+        self._is_new = True
+        """Whether the rank came into the group without a copy."""
+        buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        self._weights, self._buffers = weights_of(self.model), FlatCopy(buffers)
         self._distance = 0.0
         self._consolidated: dict[str, Any] = {}
 
+    def sync_progress(
+        self, progress: int, state: Callable[[], Mapping[str, Any]]
+    ) -> tuple[int, dict[str, Any] | None]:
+        self._is_new = progress == NOTHING
+        return super().sync_progress(progress, state)
+
     def prepare(self, feed: Feed, step: int) -> None:
-        if step == 0 and self.world_size > 1:  # unlike machines may draw unlike weights
-            process_group.have_rank_0s([*self._model.parameters(), *self._model.buffers()])
-        given, place = self.given, (self.given.device, self.world_size)
-        seats = state_transfer.everyones(given.seat, *place)
-        num_places = given.spec.resources.num_workers
-        self.options = without_missing(self._document, seats, num_places)
+        super().prepare(feed, step)
+        if step == 0:
+            self._begin_alike()
+        seats = state_transfer.everyones(self.given.seat, self.device, self.world_size)
+        num_places = self.given.spec.resources.num_workers
+        self.graph_options = without_missing(self._document, seats, num_places)
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -58,7 +68,13 @@ class GossipSync(ReplicaSync):
         yield
 
     @contextmanager
-    def judged(self) -> Iterator[None]:
+    def judging(self) -> Iterator[None]:
+        with self._as_mean(), super().judging():
+            yield
+
+    @contextmanager
+    def _as_mean(self) -> Iterator[None]:
+        """Within it the model is the mean of all copies. A collective."""
         with self.still():
             weights, buffers = self._weights.read(), self._buffers.read()
             try:
@@ -68,51 +84,56 @@ class GossipSync(ReplicaSync):
                 self._weights.write(weights)
                 self._buffers.write(buffers)
 
-    def settle(self) -> None:
+    def trained(self) -> nn.Module | None:
         with self.still():
             self._take_mean(self._weights.read(), self._buffers.read())
         self.push_weight = 1.0
+        return super().trained()
 
     def consolidate(self) -> None:
         mean: dict[str, Any] = {}
         with self.still():
             others = state_transfer.gather(
-                lambda: {**self._own_copy(), **self._update.state_dict()}, self.given.device
+                lambda: {**self._own_copy(), **self.update.state_dict()}, self.device
             )
             # The mean comes last: no rank is through before rank 0 has all copies, so if one dies,
             # none of the others takes the checkpoint for done.
-            with self.judged():
+            with self._as_mean():
                 if self.rank == 0:
-                    mean = _cloned(self._model.state_dict())
+                    mean = _cloned(self.model.state_dict())
         if self.rank == 0:
             # Clones: a copy changes before the optimizer's step, which waits for a checkpoint.
-            own = {**self._own_copy(), "model": _cloned(self._model.state_dict())}
+            own = {**self._own_copy(), "model": _cloned(self.model.state_dict())}
             self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state that `consolidate` found; it is handed out once."""
+    def state(self) -> dict[str, Any]:
+        """With what `consolidate` found, which is handed out once."""
         found, self._consolidated = self._consolidated, {}
-        return found
+        return super().state() | found
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Take the copy that this rank had. With another number of ranks each begins with the mean
-        of all copies, which the model has already, and with some rank's state of the optimizer."""
+        of all copies, which is the state's model, and with some rank's state of the optimizer."""
+        super().load(state)
         copies = state["gossip"]["copies"]
         place = self.rank % len(copies)
         if len(copies) == self.world_size:
-            self._model.load_state_dict(copies[place]["model"])
+            self.model.load_state_dict(copies[place]["model"])
             self.push_weight = copies[place]["push_weight"]
         if place:
-            self._update.load_state_dict(copies[place])
+            self.update.load_state_dict(copies[place])
 
     def peer_state_dict(self) -> dict[str, Any]:
-        return {}
+        return super().state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """A newcomer has the copy of a peer, and a push weight of its own."""
+        """A newcomer takes the copy of a peer, with a push weight of its own. Other ranks keep
+        theirs."""
+        if self._is_new:
+            super().load(state)
 
     def _own_copy(self) -> dict[str, Any]:
-        return {"model": self._model.state_dict(), "push_weight": self.push_weight}
+        return {"model": self.model.state_dict(), "push_weight": self.push_weight}
 
     @torch.no_grad()
     def _take_mean(self, weights: list[Tensor], buffers: list[Tensor]) -> None:

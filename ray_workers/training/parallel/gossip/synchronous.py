@@ -10,20 +10,16 @@ The ranks meet all together only for evaluations, checkpoints and the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from dray.spec import Gossip
 from ray_workers.shared.heartbeat import HeartbeatPage
-from ray_workers.training.core.workload import LossSum
-from ray_workers.training.data.prefetcher import Feed, Share
-from ray_workers.training.parallel.data_parallel.ddp import Ddp, engine_parts
+from ray_workers.training.data.prefetcher import Feed
 from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
-from ray_workers.training.parallel.gossip.copies import GossipSync, weights_of
+from ray_workers.training.parallel.gossip.copies import GossipReplicas, weights_of
 from ray_workers.training.parallel.gossip.graphs import Graph, all_have_heard, graph_of
 from ray_workers.training.parallel.gossip.mixing import Mixing
-from ray_workers.training.parallel.gradients import Autocast
+from ray_workers.training.parallel.gradients import EngineParts, Pass
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.parallel.strategy import StrategyContext
 
@@ -32,40 +28,24 @@ class MixingGradientEngine(LocalGradientEngine):
     """Computes the gradient of this rank's own share, and mixes its copy of the weights: ahead of
     that with sgp, and at the end with d_psgd."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_sum: LossSum,
-        autocast: Autocast,
-        mixing: Mixing,
-        page: HeartbeatPage,
-    ) -> None:
-        super().__init__(model, loss_sum, autocast)
+    def __init__(self, parts: EngineParts, mixing: Mixing, page: HeartbeatPage) -> None:
+        super().__init__(parts)
         self._mixing = mixing
         self._page = page
 
-    def form(self, world_size: int) -> None:
-        self._world_size = world_size  # each rank goes on with its own copy
-
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
+    def backward(self, work: Pass) -> None:
         self.keep_buffers()
         self._mixing.begin()
         if self._mixing.pushes:
-            self._mix(before_exchange)
+            self._mix(work)
             self._page.compute()
-        super().backward(shares, scale, prepare, before_exchange)
+        super().backward(work)
         if not self._mixing.pushes:
-            self._mix(before_exchange)
+            self._mix(work)
         self._in_backward = False
 
-    def _mix(self, before_exchange: Callable[[], None]) -> None:
-        before_exchange()
+    def _mix(self, work: Pass) -> None:
+        work.before_exchange()
         self._mixing.finish()
         self._mixing.apply()  # from here on the step needs no other rank to be ended
 
@@ -84,12 +64,15 @@ class PushSumStep(OptimizerStep):
         return super().step(lr / self._mixing.push_weight)
 
 
-class SynchronousGossip(GossipSync):
-    """The copies of ranks that take the same steps."""
+class SynchronousGossip(GossipReplicas):
+    """D-PSGD or SGP: the copies of ranks that take the same steps."""
 
-    def __init__(self, given: StrategyContext, update: OptimizerStep, mixing: Mixing) -> None:
-        super().__init__(given, update)
-        self.mixing = mixing
+    def __init__(self, given: StrategyContext) -> None:
+        parts, options = given.engine_parts(), given.spec.sync
+        assert isinstance(options, Gossip)
+        self.mixing = Mixing(weights_of(given.workload.model), pushes=options.mode == "sgp")
+        gradients = MixingGradientEngine(parts, self.mixing, given.page)
+        super().__init__(given, gradients, PushSumStep(given, gradients, self.mixing))
         self._graph: Graph | None = None
 
     @property
@@ -108,8 +91,7 @@ class SynchronousGossip(GossipSync):
         super().prepare(feed, step)
         self._graph = None
         if self.world_size > 1:
-            seed = self.given.spec.train.seed
-            self._graph = graph_of(self.options, self.world_size, seed)
+            self._graph = graph_of(self.graph_options, self.world_size, self.options.seed)
         self.mixing.make_whole(self.world_size)
         self.mixing.form(self._graph, self.rank, step + 1)
 
@@ -121,13 +103,3 @@ class SynchronousGossip(GossipSync):
         if self.given.page.is_asked_to_leave and mixing.leaves_after is None:
             heard_at = step if graph is None else all_have_heard(graph, self.rank, step + 1)
             mixing.leaves_after = heard_at
-
-
-def synchronous_gossip(given: StrategyContext) -> Ddp:
-    """By D-PSGD or SGP."""
-    parts, options = engine_parts(given), given.spec.sync
-    assert isinstance(options, Gossip)
-    mixing = Mixing(weights_of(given.workload.model), pushes=options.mode == "sgp")
-    gradients = MixingGradientEngine(*parts, mixing, given.page)
-    update = PushSumStep(given, gradients, mixing)
-    return Ddp(given, gradients, update, SynchronousGossip(given, update, mixing))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -22,17 +22,16 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dray.spec import Parallel
-from dray.train.prepared.copies import digest, tensors_in
+from dray.train.prepared.copies import changed, digest, tensors_in
 from ray_workers.training.core.errors import CopiesDifferError, PartsLostError
 from ray_workers.training.core.progress import NOTHING, TORN, Progress
 from ray_workers.training.data.prefetcher import Feed, Piece
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import listed_parts, prepare_blocks
 from ray_workers.training.parallel.dtensor import Apart, local, part_of, whole_of
-from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
-from ray_workers.training.parallel.model_parallel.context_parallel import Context
-from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
+from ray_workers.training.parallel.model_parallel.device_mesh import Context, Mesh
 from ray_workers.training.parallel.model_parallel.pipeline import (
     Pipeline,
     PipelineGradientEngine,
@@ -63,53 +62,6 @@ class ParallelizableModel(Protocol):
         """Compute this rank's part of the places of each sample."""
 
 
-class PartSync(Protocol):
-    """The part of a strategy that the ranks of a mesh do together besides exchanging gradients."""
-
-    @property
-    def preemption_requested(self) -> bool:
-        """Whether any rank had been asked to leave at the last step: all save together."""
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether an update began and this rank has only a part of its result."""
-
-    def consolidate(self) -> None:
-        """Make the state of `update` ready to be gathered. A collective."""
-
-
-class ShardedSync:
-    """The sync of sharded parts, which the gradients carry. A step changes a rank's parts alone."""
-
-    is_torn = False
-
-    def __init__(self, gradients: ShardedGradientEngine) -> None:
-        self._gradients = gradients
-
-    @property
-    def preemption_requested(self) -> bool:
-        return self._gradients.preemption_requested
-
-    def consolidate(self) -> None:
-        """The parts are gathered one by one, as DTensors."""
-
-
-@dataclass(frozen=True)
-class Division:
-    """A rank's part of the model in one group, and the parts of the strategy that train it."""
-
-    model: nn.Module
-    gradients: GradientEngine
-    update: OptimizerStep
-    sync: PartSync
-    pipeline: Pipeline | None = None
-    is_whole: bool = False
-    """Every rank has all parameters."""
-
-
-Divide = Callable[[StrategyContext, Mesh, Context | None], Division]
-
-
 class ModelParallel(Strategy):
     """A rank's part of the model, made anew by `divide` for every group that it comes into.
 
@@ -117,13 +69,14 @@ class ModelParallel(Strategy):
     was replaced.
     """
 
+    saves_alone = False
+    is_whole = False
+    """Whether every rank has all parameters."""
     update: OptimizerStep
     mesh: Mesh
-    _division: Division
 
-    def __init__(self, given: StrategyContext, divide: Divide) -> None:
+    def __init__(self, given: StrategyContext) -> None:
         super().__init__(given)
-        self._divide = divide
         self._bones = given.workload.model  # without numbers
         self._whole: dict[str, Any] | None = None  # on rank 0, until it is saved
         self._context: Context | None = None
@@ -134,14 +87,18 @@ class ModelParallel(Strategy):
         self._is_torn = False
         """Whether a group broke in the midst of an update, and no peer gave its state since."""
 
+    @abstractmethod
+    def divide(
+        self, mesh: Mesh, context: Context | None
+    ) -> tuple[nn.Module, GradientEngine, OptimizerStep]:
+        """This rank's part of the model, and what trains it. A collective."""
+
     def join_group(self, rank: int, world_size: int) -> None:
         super().join_group(rank, world_size)
         self.mesh = mesh = Mesh(self.given.spec.parallel, rank, world_size, self.device)
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
-        self._division = division = self._divide(self.given, mesh, self._context)
-        self.model, self.gradients = division.model, division.gradients
-        self.update = division.update
+        self.model, self.gradients, self.update = self.divide(mesh, self._context)
         # As they are between steps; in the middle of one FSDP has others in their places.
         self._parameters = dict(self.model.named_parameters())
         self._is_built = True
@@ -158,10 +115,6 @@ class ModelParallel(Strategy):
             range(number, number + 1),
             num_shares,
             is_even=True,
-            # A pipeline cuts its share by itself.
-            micro_batch_size=None
-            if self._division.pipeline is None
-            else self.options.global_batch_size,
             weight=counts / sizes["context"],
         )
 
@@ -190,7 +143,7 @@ class ModelParallel(Strategy):
     def compare_copies(self) -> None:
         """Twins compare the parts that they hold. Where each rank has all parameters, as in ZeRO 1,
         all ranks compare those."""
-        if self.mesh.num_replicas == 1 and not self._division.is_whole:
+        if self.mesh.num_replicas == 1 and not self.is_whole:
             return
         state = self.peer_state_dict()
         weights = digest(tensors_in(state["parts"])) % 2**62
@@ -198,7 +151,7 @@ class ModelParallel(Strategy):
         of_parts = state_transfer.everyones(weights, self.device, self.world_size)
         of_updates = state_transfer.everyones(updates, self.device, self.world_size)
         first_twins = [self._twins_of(rank)[0] for rank in range(self.world_size)]
-        holders = [0] * self.world_size if self._division.is_whole else first_twins
+        holders = [0] * self.world_size if self.is_whole else first_twins
         if any(of_parts[rank] != of_parts[first] for rank, first in enumerate(holders)) or any(
             of_updates[rank] != of_updates[first] for rank, first in enumerate(first_twins)
         ):
@@ -215,32 +168,21 @@ class ModelParallel(Strategy):
     def prepare(self, feed: Feed, step: int) -> None:
         if self._parts is not None:
             self.load_peer_state(self._parts)
-        self.gradients.form(self.world_size)
-        if step:
-            self.gradients.settle_buckets(lambda: feed.at(1).shares)
+        super().prepare(feed, step)
 
     def leave_group(self) -> None:
         if self._is_built:  # else the group broke while it was being formed
-            self._is_torn |= self._division.sync.is_torn
             self._parts = self.peer_state_dict()
-            self.gradients.disband()
+            super().leave_group()
         self._is_built = False
 
-    @property
-    def preemption_requested(self) -> bool:
-        return self._division.sync.preemption_requested
-
-    def narrowed(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return _narrowed(samples, self._context)
-
-    def predict(self, inputs: Tensor) -> Tensor | None:
-        if self._division.pipeline is not None:
-            return self._division.pipeline.predict(inputs)
-        outputs: Tensor = self.update.weights(inputs)
-        return outputs
+    def narrowed(self, samples: Piece) -> Piece:
+        if self._context is None:
+            return samples
+        inputs, targets = samples
+        return self._context.part(inputs), self._context.part(targets)
 
     def consolidate(self) -> None:
-        self._division.sync.consolidate()
         self._whole = self._gathered({"model": self.model.state_dict(), **self.update.state_dict()})
 
     def _gathered(self, own: dict[str, Any]) -> dict[str, Any] | None:
@@ -289,7 +231,7 @@ class ModelParallel(Strategy):
         return self._bones.state_dict()
 
     def trained(self) -> nn.Module | None:
-        if self._division.is_whole:
+        if self.is_whole:
             return copy.deepcopy(self.update.weights) if self.rank == 0 else None
         whole = self._gathered({"model": self.model.state_dict()})
         if whole is None:
@@ -299,35 +241,47 @@ class ModelParallel(Strategy):
         model.load_state_dict(on_host, assign=True)
         return model
 
+
+class Sharded(ModelParallel):
+    """Parameters, gradients and optimizer state in parts, along all axes of the mesh. The gradients
+    carry what the ranks agree on."""
+
+    gradients: ShardedGradientEngine
+    _pipeline: Pipeline | None = None
+
+    def divide(
+        self, mesh: Mesh, context: Context | None
+    ) -> tuple[nn.Module, ShardedGradientEngine, OptimizerStep]:
+        given = self.given
+        per_rank = given.spec.parallel.stages_per_rank if mesh.sizes["pipeline"] > 1 else 1
+        num_stages = mesh.sizes["pipeline"] * per_rank
+        numbers = [mesh.at["pipeline"] + n * num_stages // per_rank for n in range(per_rank)]
+        stages = [_sharded_stage(given, mesh, context, number, num_stages) for number in numbers]
+        model = stages[0] if num_stages == 1 else Stages(stages)
+        parts = EngineParts(model, given.workload.loss_sum, given.autocast)
+        rest = (mesh, lambda: given.page.is_asked_to_leave, self.narrowed)
+        if num_stages == 1:
+            gradients = ShardedGradientEngine(parts, *rest)
+        else:
+            own = dict(zip(numbers, stages, strict=True))
+            self._pipeline = Pipeline(own, num_stages, mesh, given)
+            gradients = PipelineGradientEngine(self._pipeline, parts, *rest)
+        update = ShardedOptimizerStep(model, gradients, given.spec.train, given.device)
+        return model, gradients, update
+
+    def data_part(self) -> DataPart:
+        part = super().data_part()
+        if self._pipeline is None:
+            return part
+        # A pipeline cuts its share by itself.
+        return replace(part, micro_batch_size=self.options.global_batch_size)
+
     @property
-    def saves_alone(self) -> bool:
-        return False
+    def preemption_requested(self) -> bool:
+        return self.gradients.preemption_requested
 
-
-def sharded(given: StrategyContext) -> ModelParallel:
-    """Parameters, gradients and optimizer state in parts, along all axes of the mesh."""
-    return ModelParallel(given, _sharded_division)
-
-
-def _sharded_division(given: StrategyContext, mesh: Mesh, context: Context | None) -> Division:
-    per_rank = given.spec.parallel.stages_per_rank if mesh.sizes["pipeline"] > 1 else 1
-    num_stages = mesh.sizes["pipeline"] * per_rank
-    numbers = [mesh.at["pipeline"] + n * num_stages // per_rank for n in range(per_rank)]
-    stages = [_sharded_stage(given, mesh, context, number, num_stages) for number in numbers]
-    loss_sum, page = given.workload.loss_sum, given.page
-    narrow = partial(_narrowed, context=context)
-    rest = (given.autocast, mesh, lambda: page.is_asked_to_leave, narrow)
-    pipeline: Pipeline | None = None
-    if num_stages == 1:
-        (model,) = stages
-        gradients = ShardedGradientEngine(model, loss_sum, *rest)
-    else:
-        model = Stages(stages)
-        own = dict(zip(numbers, stages, strict=True))
-        pipeline = Pipeline(own, num_stages, mesh, given)
-        gradients = PipelineGradientEngine(pipeline, loss_sum, model, *rest)
-    update = ShardedOptimizerStep(model, gradients, given.spec.train, given.device)
-    return Division(model, gradients, update, ShardedSync(gradients), pipeline)
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        return super().predict(inputs) if self._pipeline is None else self._pipeline.predict(inputs)
 
 
 def _sharded_stage(
@@ -359,14 +313,6 @@ def _shard(model: nn.Module, mesh: Mesh, exchanging: DeviceMesh, parallel: Paral
     fully_shard(model, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
 
 
-def _narrowed(samples: Piece, context: Context | None) -> Piece:
-    """This rank's part of (inputs, targets)."""
-    if context is None:
-        return samples
-    inputs, targets = samples
-    return context.part(inputs), context.part(targets)
-
-
 def _policy(parallel: Parallel) -> MixedPrecisionPolicy:
     """The types that the document asks for; None keeps the model's own."""
     param = AUTOCAST.get(parallel.param_dtype)
@@ -380,35 +326,28 @@ def _whole(state: Any, *, keep: bool) -> Any:
     keep: False for None in the place of every tensor, on a rank that has no use for them.
     """
 
-    def whole(tensor: Tensor | Apart) -> Tensor | None:
-        if isinstance(tensor, Apart):
-            tensor = tensor.brought()
-        if isinstance(tensor, DTensor):
-            tensor = whole_of(tensor)
-            return tensor.cpu() if keep else None
-        return tensor if keep else None
+    def whole(one: Any) -> Any:
+        if isinstance(one, Apart):
+            one = one.brought()
+        if not isinstance(one, Tensor):
+            return one
+        if isinstance(one, DTensor):
+            one = whole_of(one)
+            return one.cpu() if keep else None
+        return one if keep else None
 
-    return _each_tensor(state, whole)
+    return changed(state, whole)
 
 
 def _local(state: Any) -> Any:
     """A nested state with this rank's plain tensors where it has parts."""
 
-    def own(tensor: Tensor | Apart) -> Tensor:
-        return tensor.part if isinstance(tensor, Apart) else local(tensor)
+    def own(one: Any) -> Any:
+        if isinstance(one, Apart):
+            return one.part
+        return local(one) if isinstance(one, Tensor) else one
 
-    return _each_tensor(state, own)
-
-
-def _each_tensor(state: Any, changed: Callable[[Tensor | Apart], Tensor | None]) -> Any:
-    """A nested state with what is made of each of its tensors."""
-    if isinstance(state, Tensor | Apart):
-        return changed(state)
-    if isinstance(state, Mapping):
-        return {key: _each_tensor(value, changed) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)([_each_tensor(value, changed) for value in state])
-    return state
+    return changed(state, own)
 
 
 def _merged(states: list[dict[str, Any]]) -> dict[str, Any]:

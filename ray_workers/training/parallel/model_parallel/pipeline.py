@@ -6,7 +6,7 @@ of one shape; where it does not divide evenly, the last is filled up with sample
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 )
 
 from ray_workers.training.core.workload import LossSum
-from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.parallel.gradients import EngineParts, Pass
 from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
 from ray_workers.training.parallel.model_parallel.sharded_gradients import ShardedGradientEngine
 from ray_workers.training.parallel.strategy import StrategyContext
@@ -143,24 +143,17 @@ class _Losses:
 class PipelineGradientEngine(ShardedGradientEngine):
     """Computes the gradient of the stages that this rank holds."""
 
-    def __init__(self, pipeline: Pipeline, loss_sum: LossSum, *parts: Any) -> None:
-        """parts: the other arguments of a `ShardedGradientEngine`, in its order."""
-        model, *rest = parts
-        super().__init__(model, loss_sum, *rest)
-        self._loss_sum = loss_sum
+    def __init__(self, pipeline: Pipeline, parts: EngineParts, *more: Any) -> None:
+        """more: the other arguments of a `ShardedGradientEngine`, in its order."""
+        super().__init__(parts, *more)
+        self._loss_sum = parts.loss_sum
         self._pipeline = pipeline
         self._carried: Tensor | None = None
 
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
-        (mine,) = shares
-        prepare(mine.batch.number)
-        before_exchange()
+    def backward(self, work: Pass) -> None:
+        mine, scale = work.share, work.scale
+        work.prepare(mine.batch.number)
+        work.before_exchange()
         (piece,) = map(self._narrow, mine.micro_batches)
         weight = self._weight_of(mine) if scale is None else scale * self._weight_of(mine)
         self._carried = self._pipeline.train(*piece, self._loss_sum, weight)

@@ -3,69 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Piece, Share
 from ray_workers.training.parallel.dtensor import local
-from ray_workers.training.parallel.gradients import Autocast, GradientEngine, roots_of
+from ray_workers.training.parallel.gradients import (
+    EngineParts,
+    GradientEngine,
+    Pass,
+    roots_of,
+)
 from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
 
 
 class ShardedGradientEngine(GradientEngine):
     """Computes the gradient of this rank's part of the model."""
 
+    uses_ddp = False
+
     def __init__(
         self,
-        model: nn.Module,
-        loss_sum: LossSum,
-        autocast: Autocast,
+        parts: EngineParts,
         mesh: Mesh,
         is_asked_to_leave: Callable[[], bool],
         narrow: Callable[[Piece], Piece],
     ) -> None:
         """narrow: (inputs, targets) -> this rank's part of them."""
-        super().__init__(model, loss_sum, autocast)
+        super().__init__(parts)
         self._mesh = mesh
         self._narrow = narrow
-        self._sharded = model if isinstance(model, FSDPModule) else None
+        self._sharded = parts.model if isinstance(parts.model, FSDPModule) else None
         self._is_asked_to_leave = is_asked_to_leave
         self._shares: dict[tuple[float, ...], Tensor] = {}
         self.preemption_requested = False
         """Whether any rank had been asked to leave at the last step: all save together."""
 
-    def form(self, world_size: int) -> None:
-        self._world_size = world_size
-
-    def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
-        """There are none."""
-
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
-        (mine,) = shares
-        prepare(mine.batch.number)
+    def backward(self, work: Pass) -> None:
+        mine, scale = work.share, work.scale
+        work.prepare(mine.batch.number)
         root = torch.full((), self._weight_of(mine), device=self._objective.slot.device)
         if scale is not None:
             root *= scale
         roots = roots_of(mine, root)
-        *parts, last = map(self._narrow, mine.micro_batches)
+        *pieces, last = map(self._narrow, mine.micro_batches)
         self._exchange_gradients(False)
-        for piece in parts:
+        for piece in pieces:
             torch.autograd.backward(self._objective(*piece), next(roots))
         self._exchange_gradients(True)
         loss = self._objective(*last)
-        before_exchange()
+        work.before_exchange()
         torch.autograd.backward(loss, next(roots))
         self._settle_gradients()
 
@@ -89,10 +81,7 @@ class ShardedGradientEngine(GradientEngine):
                 parameter.grad = grad.redistribute(placements=parameter.placements)
 
     def take_loss(self) -> Tensor:
-        carried = self._objective.slot.grad
-        assert carried is not None
-        self._objective.slot.grad = None
-        return self._added_up(carried)
+        return self._added_up(super().take_loss())
 
     def _added_up(self, carried: Tensor) -> Tensor:
         """The loss over all ranks. The same message carries whether any rank was asked to leave,

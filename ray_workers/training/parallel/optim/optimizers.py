@@ -1,15 +1,136 @@
-"""The optimizers a job document can name."""
+"""The optimizers a job document can name.
+
+LARS and LAMB are for large batches: with a batch that is many times larger, the learning rate grows
+as well, and then it is too large for the layers whose gradients are large against their weights.
+Both give each layer a rate of its own by the ratio of the two norms. Biases and scales of norms,
+which are 1-D, are stepped plainly, as the authors do.
+"""
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, assert_never, overload
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from dray import spec
-from ray_workers.training.parallel.optim.lars_lamb import Lamb, Lars
+
+Groups = Sequence[dict[str, Any]]
+
+
+class _Layerwise(Optimizer, ABC):
+    """An optimizer whose groups are each stepped at once, over all their tensors."""
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._step_group(group, parameters, [p.grad for p in parameters])
+        return loss
+
+    @abstractmethod
+    def _step_group(
+        self, group: dict[str, Any], parameters: list[Tensor], grads: list[Tensor]
+    ) -> None:
+        """Change the group's parameters by their gradients."""
+
+    def _states(self, parameters: list[Tensor], name: str) -> list[Tensor]:
+        """A tensor of each parameter's state, zero at first."""
+        for parameter in parameters:
+            if name not in self.state[parameter]:
+                self.state[parameter][name] = torch.zeros_like(parameter)
+        return [self.state[parameter][name] for parameter in parameters]
+
+
+def _is_layer(parameter: Tensor) -> bool:
+    return parameter.ndim >= 2
+
+
+class Lars(_Layerwise):
+    """You, Gitman, Ginsburg 2017, arXiv:1708.03888, algorithm 1.
+
+    rate = lr * trust * |w| / (|g| + decay * |w|); v = momentum * v + rate * (g + decay * w);
+    w = w - v. A layer whose weights are all zero is stepped with lr.
+    """
+
+    def __init__(self, groups: Groups, lr: float, momentum: float, trust: float) -> None:
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "trust": trust})
+
+    def _step_group(
+        self, group: dict[str, Any], parameters: list[Tensor], grads: list[Tensor]
+    ) -> None:
+        decay = group["weight_decay"]
+        updates = torch._foreach_add(grads, parameters, alpha=decay)
+        weights, slopes = torch._foreach_norm(parameters), torch._foreach_norm(grads)
+        rates = [
+            _ratio(group["trust"] * weight, slope + decay * weight) if _is_layer(p) else 1.0
+            for p, weight, slope in zip(parameters, weights, slopes, strict=True)
+        ]
+        velocities = self._states(parameters, "velocity")
+        torch._foreach_mul_(velocities, group["momentum"])
+        for velocity, update, rate in zip(velocities, updates, rates, strict=True):
+            velocity.add_(update * rate, alpha=group["lr"])
+        torch._foreach_sub_(parameters, velocities)
+
+
+class Lamb(_Layerwise):
+    """You et al. 2019, arXiv:1904.00962, algorithm 2, with Adam's correction of the bias.
+
+    r = m / (sqrt(v) + eps) + decay * w; w = w - lr * |w| / |r| * r.
+    """
+
+    def __init__(self, groups: Groups, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
+
+    def _step_group(
+        self, group: dict[str, Any], parameters: list[Tensor], grads: list[Tensor]
+    ) -> None:
+        first_beta, second_beta = group["betas"]
+        steps = self._count(group, parameters)
+        means = self._states(parameters, "mean")
+        squares = self._states(parameters, "square")
+        torch._foreach_lerp_(means, grads, 1 - first_beta)
+        torch._foreach_mul_(squares, second_beta)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - second_beta)
+        below = torch._foreach_div(squares, [1 - second_beta**step for step in steps])
+        torch._foreach_sqrt_(below)
+        torch._foreach_add_(below, group["eps"])
+        updates = torch._foreach_div(means, [1 - first_beta**step for step in steps])
+        torch._foreach_div_(updates, below)
+        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        weights, lengths = torch._foreach_norm(parameters), torch._foreach_norm(updates)
+        for parameter, update, weight, length in zip(
+            parameters, updates, weights, lengths, strict=True
+        ):
+            rate = _ratio(weight, length) if _is_layer(parameter) else 1.0
+            parameter.sub_(update * rate, alpha=group["lr"])
+
+    def _count(self, group: dict[str, Any], parameters: list[Tensor]) -> list[int]:
+        """The number of this step, for each parameter: ranks may have the state of some each."""
+        once_counted = group.get("step", 0)  # by the group, in states that dray once wrote
+        for parameter in parameters:
+            state = self.state[parameter]
+            state["step"] = state.get("step", once_counted) + 1
+        return [self.state[parameter]["step"] for parameter in parameters]
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    """1 where either is zero. Does not read the values, which would wait for a GPU."""
+    usable = (above > 0) & (below > 0)
+    return torch.where(usable, above / torch.where(usable, below, 1.0), 1.0)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from dray.train.kv.connection import (
     unpacked,
 )
 from ray_workers.training.core.compat_torch import Store
-from ray_workers.training.core.finished import FINISHED_KEY
+from ray_workers.training.core.progress import FINISHED_KEY
 from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 

@@ -18,7 +18,7 @@ from dray.train.kv.connection import ConnectionLost, TensorConnection, listening
 from ray_workers.shared.contracts import SENT_BYTES
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.core.compat_torch import Store
-from ray_workers.training.core.finished import FINISHED_KEY
+from ray_workers.training.core.progress import FINISHED_KEY
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 from ray_workers.training.parallel.parameter_server.replication import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +17,28 @@ from torch import Tensor, nn
 from dray import spec
 from ray_workers.shared.contracts import ALL_SENT_BYTES
 from ray_workers.training.core.compat_torch import Store
-from ray_workers.training.core.errors import DataError
+from ray_workers.training.core.errors import DifferentDataError
 from ray_workers.training.core.progress import NOTHING, Progress
 from ray_workers.training.data.prefetcher import Feed
-from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.gradients import GradientEngine
-from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.optim.optimizer_step import clip_gradients, named_state
 from ray_workers.training.parallel.optim.optimizers import build_optimizer
 from ray_workers.training.parallel.parameter_server.client import Servers
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches
+from ray_workers.training.parallel.parameter_server.worker_loop import train_served
 from ray_workers.training.parallel.staleness_metrics import staleness_metrics
-from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
+from ray_workers.training.parallel.strategy import (
+    DataPart,
+    Strategy,
+    StrategyContext,
+    TrainingLoop,
+)
+
+if TYPE_CHECKING:
+    from ray_workers.training.elastic.rendezvous import RendezvousHandler
+    from ray_workers.training.loop.trainer import Trainer
 
 
 class WorkerGradients(GradientEngine):
@@ -82,11 +90,9 @@ class ParameterServerWorker(Strategy):
         sync = given.spec.sync
         assert isinstance(sync, spec.ParameterServer)
         self.model = model = given.workload.model
-        materialise(model, given.device, given.spec.train.seed)
-        prepare_blocks(model, given.spec.train)
         self.is_synchronous = sync.mode == "synchronous"
         self.num_workers = given.spec.resources.num_workers - sync.servers
-        self.gradients = self._own = WorkerGradients(model, given.workload.loss_sum, given.autocast)
+        self.gradients = self._own = WorkerGradients(given.engine_parts())
         self.update = RemoteUpdate(self)
         self._layout = FlatLayout(model, sync.servers)
         self._sync = sync
@@ -111,15 +117,15 @@ class ParameterServerWorker(Strategy):
         self._sent_a_step: float | None = None
         self._buffers = torch.empty(0)
 
+    def run(self, trainer: Trainer, rendezvous: RendezvousHandler, train: TrainingLoop) -> None:
+        train_served(trainer, self, rendezvous)
+
     def connect(self, store: Store, worker: int, limit: timedelta) -> None:
         """Connect to all servers; DataError if this worker has read other data than another."""
         fingerprint = self.given.workload.fingerprint
         self.servers = Servers.connect(store, self._layout, worker, fingerprint, limit, self._sync)
         if not self.servers.is_same_data:
-            raise DataError(
-                "the workers have read different data from the same source; its content here "
-                f"hashes to {fingerprint}. Don't change a source while a job starts"
-            )
+            raise DifferentDataError("workers", fingerprint)
 
     def data_part(self) -> DataPart:
         if self.is_synchronous:
@@ -299,14 +305,3 @@ class ParameterServerWorker(Strategy):
 
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(whole)
-
-    @property
-    def preemption_requested(self) -> bool:
-        return self.given.page.is_asked_to_leave
-
-    def predict(self, inputs: Tensor) -> Tensor | None:
-        outputs: Tensor = self.model(inputs)
-        return outputs
-
-    def trained(self) -> nn.Module | None:
-        return self.model

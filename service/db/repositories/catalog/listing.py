@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import datetime
 from itertools import islice
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, aliased
 
+from dray.filters import JobFilter
 from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow
 from service.db.repositories.catalog import search
@@ -26,61 +26,55 @@ from service.domain.tracking.search import SearchNode
 
 def page(
     session: Session,
+    wanted: JobFilter,
     *,
-    states: Sequence[JobState],
-    queue: str | None,
-    owner: str | None,
-    project: str | None,
-    name: str | None,
-    name_glob: str | None,
-    text: str | None,
-    id_prefix: str | None,
-    array: str | None,
-    array_index: int | None,
-    collapse_arrays: bool,
-    job_labels: Mapping[str, str],
-    created_after: datetime | None,
-    created_before: datetime | None,
     where: SearchNode | None,
     before_id: str | None,
     limit: int,
 ) -> list[JobRow]:
-    """Newest first, `created_after` included and `created_before` not; ids below `before_id`."""
-    query, order = _labelled(job_labels)
+    """Newest first, `created_after` included and `created_before` not; ids below `before_id`.
+    where: that of the filter, parsed."""
+    query, order = _labelled(wanted.labels)
     if where is None:
         query = query.where(JobRow.deleted_at.is_(None))
     else:
         # The last column of a wide row: a search that passes many jobs over does not read it.
         deleted = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
         query = query.where(JobRow.id.not_in(deleted), search.condition(session, where))
-    for column, wanted in (
-        (JobRow.queue, queue),
-        (JobRow.owner, owner),
-        (JobRow.project, project),
-        (JobRow.name, name),
-        (JobRow.array_index, array_index),
+    for column, value in (
+        (JobRow.queue, wanted.queue),
+        (JobRow.owner, wanted.owner),
+        (JobRow.project, wanted.project),
+        (JobRow.name, wanted.name),
+        (JobRow.array_index, wanted.array_index),
     ):
-        if wanted is not None:
-            query = query.where(column == wanted)
-    if name_glob is not None:
-        query = query.where(_matches(session, name_glob))
-    if text is not None:  # no index has this: the walk goes on until a page is full
-        query = query.where(JobRow.name.icontains(text, autoescape=True))
-    if id_prefix is not None:
-        query = query.where(order >= id_prefix, order <= last_id(id_prefix))
-    if array is not None:
-        query = query.where(JobRow.array_id >= array, JobRow.array_id <= last_id(array))
-    if created_after is not None:
-        query = query.where(order >= ids_since(created_after), JobRow.created_at >= created_after)
-    if created_before is not None:
-        query = query.where(order < ids_up_to(created_before), JobRow.created_at < created_before)
+        if value is not None:
+            query = query.where(column == value)
+    if wanted.name_glob is not None:
+        query = query.where(_matches(session, wanted.name_glob))
+    if wanted.text is not None:  # no index has this: the walk goes on until a page is full
+        query = query.where(JobRow.name.icontains(wanted.text, autoescape=True))
+    if wanted.id_prefix is not None:
+        query = query.where(order >= wanted.id_prefix, order <= last_id(wanted.id_prefix))
+    if wanted.array is not None:
+        query = query.where(
+            JobRow.array_id >= wanted.array, JobRow.array_id <= last_id(wanted.array)
+        )
+    if wanted.created_after is not None:
+        query = query.where(
+            order >= ids_since(wanted.created_after), JobRow.created_at >= wanted.created_after
+        )
+    if wanted.created_before is not None:
+        query = query.where(
+            order < ids_up_to(wanted.created_before), JobRow.created_at < wanted.created_before
+        )
     if before_id is not None:
         query = query.where(order < before_id)
     query = query.order_by(order.desc()).limit(limit)
-    distinct = sorted(set(states))
-    alone = query.where(JobRow.array_id.is_(None)) if collapse_arrays else query
+    distinct = sorted(set(wanted.state))
+    alone = query.where(JobRow.array_id.is_(None)) if wanted.collapse_arrays else query
     queries = [alone.where(JobRow.state == state) for state in distinct] or [alone]
-    if collapse_arrays:
+    if wanted.collapse_arrays:
         queries.append(_heads(query, distinct))
     with nullcontext() if where is None else search.limited(session):
         heads = [list(session.scalars(one)) for one in queries]
@@ -108,12 +102,12 @@ def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
 
 
 def _labelled(
-    job_labels: Mapping[str, str],
+    labels: Sequence[tuple[str, str]],
 ) -> tuple[Select[JobRow], ColumnElement[str]]:
     """Jobs with all the labels, and the id to order them by: that of the first label's index."""
     query = select(JobRow)
     order: ColumnElement[str] = JobRow.id.expression
-    for number, (key, value) in enumerate(job_labels.items()):
+    for number, (key, value) in enumerate(labels):
         label = aliased(JobLabelRow)
         same = (label.job_id == JobRow.id, label.key == key, label.value == value)
         if number == 0:

@@ -101,7 +101,7 @@ class Round:
         return stay
 
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
-        """What comes of a waiting job; position: its place in the queue, 1 being next."""
+        """Decide about a waiting job. position: its place in the queue, 1 being next."""
         kept_back = self._kept_back(job, gang, position)
         return kept_back or self._find_slots(job, gang, rank, position)
 

@@ -10,9 +10,10 @@ import pytest
 
 import dray
 from ray_workers.node.agent import NodeReport
-from ray_workers.shared.contracts import ProcessKind, SilentProcess, agent_name
+from ray_workers.shared.contracts import ProcessKind, SilentProcess
+from ray_workers.shared.names import agent_name
 from ray_workers.shared.processes.silence import AwakeClock, Silence
-from service.cluster.ray import driver, node_agents
+from service.cluster.ray import described_nodes, node_agents
 from service.cluster.ray.node_agents import GatewayConfig, JoinedNode, NodeAgents, refusal
 
 CONFIG = GatewayConfig(
@@ -90,7 +91,9 @@ async def test_a_node_is_known_as_a_silos_once_it_may_carry_ranks() -> None:
     node.asked = failed
     node.settle(CONFIG)
     assert node.has_silo_source
-    named = driver._labels({"Labels": {"rack": "a", "ray.io/node-id": "n"}}, has_silo_source=True)
+    named = described_nodes._labels(
+        {"Labels": {"rack": "a", "ray.io/node-id": "n"}}, has_silo_source=True
+    )
     assert named == {"rack": "a", "dray.io/silo": "true"}
 
 

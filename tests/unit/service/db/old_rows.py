@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy.orm import DeclarativeBase
 
 from dray.views import JobState
-from ray_workers.shared.contracts import attempt_prefix
 from ray_workers.shared.frames import HangReport
+from ray_workers.shared.names import attempt_prefix
 from ray_workers.shared.quarantine import Quarantined
 from service.checkpoints.init_from import InitFromCheckpoint
 from service.db import models

@@ -117,7 +117,7 @@ async def test_a_rollback_halves_the_rate_three_times_and_is_charged_to_nobody(
     for attempt in (1, 2, 3):
         claimed = service.claim(job_id, attempt - 1)
         assert claimed is not None
-        assert claimed.spec.train.optimizer.lr == 1e-3 * 0.5 ** (attempt - 1)
+        assert claimed.spec["train"]["optimizer"]["lr"] == 1e-3 * 0.5 ** (attempt - 1)
         service.report(job_id, attempt, [service.checkpoint(job_id, attempt, attempt)])
         service.end(job_id, attempt, Cause.DIVERGED, "training diverged")
         job = await service.jobs.get(job_id)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Cause, Outcome, Phase, attempt_prefix
+from ray_workers.shared.contracts import Cause, Outcome, Phase
+from ray_workers.shared.names import attempt_prefix
 from service.checkpoints import unreported
 from service.storage.storage import Storage
 from tests.unit.service.helpers import Service, events_of, resumed

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from dray import views
+from dray.filters import JobFilter
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.db.repositories import jobs as repository
 from service.domain.errors import ArrayNotFound, ArrayTooLarge, CheckpointInUse, JobLive, NotFound
 from service.jobs.idempotency import IdempotencyKey
-from service.jobs.listing import JobQuery
 from tests.unit.service.helpers import Service, events_of, spec
 from tests.unit.service.jobs.test_dependencies import array_of
 
@@ -21,7 +21,7 @@ NONE = "array-none"
 
 async def members(service: Service, array_id: str) -> list[views.Job]:
     """By their index."""
-    found = (await service.jobs.list(JobQuery(array=array_id), limit=500)).items
+    found = (await service.jobs.list(JobFilter(array=array_id), limit=500)).items
     return sorted(found, key=lambda job: job.array_index or 0)
 
 
@@ -178,8 +178,8 @@ async def test_what_is_no_array_is_not_found(service: Service) -> None:
                 await call
 
 
-def collapsed(**more: Any) -> JobQuery:
-    return JobQuery(collapse_arrays=True, **more)
+def collapsed(**more: Any) -> JobFilter:
+    return JobFilter(collapse_arrays=True, **more)
 
 
 async def test_a_list_has_each_array_once_if_it_is_asked_to(service: Service) -> None:
@@ -190,17 +190,17 @@ async def test_a_list_has_each_array_once_if_it_is_asked_to(service: Service) ->
     other, more = await array_of(service, 2)
     service.claim(jobs[1])
 
-    async def ids(query: JobQuery, limit: int = 50) -> list[str | None]:
+    async def ids(query: JobFilter, limit: int = 50) -> list[str | None]:
         found = (await service.jobs.list(query, limit=limit)).items
         return [job.array_id or job.id for job in found]
 
     assert await ids(collapsed()) == [other, alone, array_id]
-    assert await ids(collapsed(states=(JobState.STARTING,))) == [array_id]
+    assert await ids(collapsed(state=(JobState.STARTING,))) == [array_id]
     queued = (JobState.QUEUED, JobState.STARTING)
-    assert await ids(collapsed(states=queued)) == [other, alone, array_id]
+    assert await ids(collapsed(state=queued)) == [other, alone, array_id]
     assert await ids(collapsed(name="sweep")) == [array_id]
     assert await ids(collapsed(array=array_id[:10])) == [other, array_id]
-    assert await ids(JobQuery(array=array_id, array_index=2)) == [array_id]
+    assert await ids(JobFilter(array=array_id, array_index=2)) == [array_id]
     page = await service.jobs.list(collapsed(), limit=1)
     rest = await service.jobs.list(collapsed(), limit=5, cursor=page.next_cursor)
     assert [job.array_id or job.id for job in rest.items] == [alone, array_id]

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from dray.spec import JobSpec
 from ray_workers.shared.node_needs import DataPolicy
+from service.config import node_policies
 from service.config.settings import Settings
 from service.domain.errors import DataSourceForbidden
 from service.jobs import data_policy
@@ -178,12 +179,12 @@ async def test_files_within_the_folders_are_not() -> None:
 
 
 async def test_with_tokens_no_file_is_read_unless_folders_are_named(tmp_path: Path) -> None:
-    closed = data_policy.policy_of(Settings(home=tmp_path, tokens_file=tmp_path / "tokens"))
+    closed = node_policies.data_policy(Settings(home=tmp_path, tokens_file=tmp_path / "tokens"))
     with pytest.raises(DataSourceForbidden, match="files of the nodes may not be read here"):
         await data_policy.refuse_forbidden(job("file:///data/a"), closed)
     opened = Settings(home=tmp_path, tokens_file=tmp_path / "tokens", data_roots=("/data",))
-    await data_policy.refuse_forbidden(job("file:///data/a"), data_policy.policy_of(opened))
-    anybody = data_policy.policy_of(Settings(home=tmp_path))
+    await data_policy.refuse_forbidden(job("file:///data/a"), node_policies.data_policy(opened))
+    anybody = node_policies.data_policy(Settings(home=tmp_path))
     await data_policy.refuse_forbidden(job("file:///data/a"), anybody)
 
 
@@ -199,7 +200,7 @@ async def test_the_settings_become_the_policy(
     }.items():
         monkeypatch.setenv(f"DRAY_DATA_{name}", value)
     monkeypatch.setenv("DRAY_S3_ENDPOINT_URL", "https://minio.internal:9000")
-    policy = data_policy.policy_of(Settings(home=tmp_path))
+    policy = node_policies.data_policy(Settings(home=tmp_path))
     plain = vars(DataPolicy.open())
     assert all(value != plain[name] for name, value in vars(policy).items()), "one is forgotten"
     assert policy == DataPolicy(

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from dray.requests import DrillRequest
 from dray.views import DrillKind, DrillState, JobState
+from ray_workers.shared.commands import Drill, Leave
 from ray_workers.shared.contracts import Cause
 from service.db.repositories import jobs as repository
 from service.domain.errors import (
@@ -45,7 +46,7 @@ async def test_a_preemption_is_a_request_that_sql_keeps(service: Service) -> Non
     (asked,) = await events_of(service, job_id, "preempting")
     assert asked.data == {"grace_s": service.settings.preempt_grace_s}
     live = service.followed(job_id)
-    assert live.preempt_grace_s == service.settings.preempt_grace_s
+    assert live.commands == (Leave(service.settings.preempt_grace_s),)
     service.end(job_id, 1, Cause.PREEMPTED, "left its slots", [service.checkpoint(job_id, 1, 7)])
     job = await service.jobs.get(job_id)
     assert (job.state, job.reason.code, job.priority) == (
@@ -59,7 +60,7 @@ async def test_a_preemption_is_a_request_that_sql_keeps(service: Service) -> Non
     assert claimed is not None
     assert [ref.step for ref in claimed.resume_from] == [7]
     live = service.followed(job_id)
-    assert live.preempt_grace_s is None
+    assert live.commands == ()
 
 
 async def test_a_preempted_job_keeps_its_place(service: Service) -> None:
@@ -120,7 +121,7 @@ async def test_a_drill_that_is_mended_in_place_passes_by_what_is_told(service: S
     assert (drill.state, drill.kind, drill.attempt) == (DrillState.WAITING, DrillKind.KILL, 1)
     assert drill.message == "to be injected when 50 steps are done"
     live = service.followed(job_id)
-    assert [(d.id, d.rank, d.at_step) for d in live.drills] == [(drill.id, 1, 50)]
+    assert live.commands == (Drill(drill.id, DrillKind.KILL, 1, 50),)
     service.report(job_id, 1, [drilled(drill.id, "struck", step=50, message="killed rank 1")])
     struck = await service.faults.get_drill(job_id, drill.id)
     assert (struck.state, struck.step, struck.finished_at) == (DrillState.STRUCK, 50, None)
@@ -136,7 +137,7 @@ async def test_a_drill_that_is_mended_in_place_passes_by_what_is_told(service: S
     codes = [event.code for event in await events_of(service, job_id, "drill")]
     assert codes == ["drill_waiting", "drill_struck", "drill_passed"]
     live = service.followed(job_id)
-    assert live.drills == ()
+    assert live.commands == ()
 
 
 async def test_a_kill_of_a_script_that_recovers_in_place_passes_by_what_is_told(
@@ -160,7 +161,7 @@ async def test_a_script_that_reports_steps_is_drilled_at_one_of_them(service: Se
         await service.faults.drill(job_id, asking(at_step=12))
     drill = await service.faults.drill(job_id, asking(at_step=50))
     live = service.followed(job_id)
-    assert [(d.id, d.rank, d.at_step) for d in live.drills] == [(drill.id, 0, 50)]
+    assert live.commands == (Drill(drill.id, DrillKind.KILL, 0, 50),)
 
 
 @pytest.mark.parametrize("struck", [True, False])

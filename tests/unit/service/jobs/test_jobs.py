@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 
+from dray.filters import JobFilter
 from dray.views import Job, JobState
 from ray_workers.shared.contracts import Cause, Phase
 from service.cluster.port import ClusterSnapshot
@@ -25,7 +26,6 @@ from service.domain.errors import (
     Unsatisfiable,
 )
 from service.jobs.idempotency import IdempotencyKey
-from service.jobs.listing import JobQuery
 from service.loops.shared import queue_view
 from service.nodes import node_table
 from tests.unit.service.helpers import START, Service, log, metrics, spec
@@ -232,16 +232,16 @@ async def test_filters_must_all_hold(service: Service) -> None:
     wanted = await service.submit(labels={"team": "a", "kind": "x"}, queue="fast")
     await service.submit(labels={"team": "a"}, queue="fast")
     await service.submit(labels={"team": "a", "kind": "x"})
-    query = JobQuery(
-        states=(JobState.QUEUED, JobState.RUNNING),
+    query = JobFilter(
+        state=(JobState.QUEUED, JobState.RUNNING),
         queue="fast",
-        labels={"team": "a", "kind": "x"},
+        label=("team=a", "kind=x"),
         owner="ann",
         project="vision",
     )
     assert [job.id for job in (await service.jobs.list(query)).items] == [wanted]
-    assert (await service.jobs.list(JobQuery(states=(JobState.FAILED,)))).items == []
-    assert (await service.jobs.list(JobQuery(owner="bob"))).items == []
+    assert (await service.jobs.list(JobFilter(state=(JobState.FAILED,)))).items == []
+    assert (await service.jobs.list(JobFilter(owner="bob"))).items == []
 
 
 async def test_a_cursor_that_was_tampered_with_is_refused(service: Service) -> None:
@@ -444,12 +444,10 @@ async def test_text_that_no_row_can_hold_finds_nothing(service: Service, text: s
             await call(text)
     with pytest.raises(ArtifactNotFound):
         await service.reading.artifact(job_id, text)
-    for query in (
-        JobQuery(queue=text),
-        JobQuery(owner=text),
-        JobQuery(labels={text: "a"}),
-        JobQuery(labels={"a": text}),
-    ):
+    texts: list[dict[str, object]] = [{"queue": text}, {"owner": text}]
+    texts += [{"label": (f"{text}=a",)}, {"label": (f"a={text}",)}]
+    for given in texts:
+        query = JobFilter.model_construct(None, **given)
         assert (await service.jobs.list(query)).items == []
     assert (await service.reading.metrics(job_id, keys=[text])).series == {}
     assert (await service.reading.events(job_id, after_seq=10**30)).items == []

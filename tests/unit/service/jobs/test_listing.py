@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
+from dray.filters import JobFilter
 from dray.views import JobState
 from service.db.session import Database
 from service.domain.errors import BadCursor
 from service.domain.ids import ids_since, ids_up_to, new_job_id
 from service.jobs import listing
-from service.jobs.listing import JobQuery
 from tests.unit.service.helpers import START, Service
 
 
@@ -24,7 +24,7 @@ async def ids(service: Service, **wanted: Any) -> list[str]:
     found: list[str] = []
     cursor = None
     while True:
-        page = await service.jobs.list(JobQuery(**wanted), limit=2, cursor=cursor)
+        page = await service.jobs.list(JobFilter(**wanted), limit=2, cursor=cursor)
         found += [job.id for job in page.items]
         cursor = page.next_cursor
         if cursor is None:
@@ -60,9 +60,9 @@ async def test_pages_of_several_states_are_merged_newest_first(service: Service)
     made = [await service.submit() for _ in range(7)]
     for job_id in made[::3]:
         await service.jobs.cancel(job_id)
-    assert await ids(service, states=(JobState.QUEUED, JobState.CANCELLED)) == made[::-1]
-    assert await ids(service, states=(JobState.CANCELLED,)) == made[::3][::-1]
-    assert await ids(service, states=(JobState.CANCELLED, JobState.CANCELLED)) == made[::3][::-1]
+    assert await ids(service, state=(JobState.QUEUED, JobState.CANCELLED)) == made[::-1]
+    assert await ids(service, state=(JobState.CANCELLED,)) == made[::3][::-1]
+    assert await ids(service, state=(JobState.CANCELLED, JobState.CANCELLED)) == made[::3][::-1]
 
 
 async def test_pages_by_labels_hold_the_jobs_with_all_of_them(service: Service) -> None:
@@ -70,9 +70,9 @@ async def test_pages_by_labels_hold_the_jobs_with_all_of_them(service: Service) 
         await service.submit(labels={"all": "yes", "odd": str(n % 2), "n": str(n)})
         for n in range(6)
     ]
-    assert await ids(service, labels={"all": "yes"}) == made[::-1]
-    assert await ids(service, labels={"all": "yes", "odd": "1"}) == made[1::2][::-1]
-    assert await ids(service, labels={"odd": "1", "n": "2"}) == []
+    assert await ids(service, label=("all=yes",)) == made[::-1]
+    assert await ids(service, label=("all=yes", "odd=1")) == made[1::2][::-1]
+    assert await ids(service, label=("odd=1", "n=2")) == []
 
 
 async def test_jobs_are_found_by_name_and_by_how_their_id_begins(service: Service) -> None:
@@ -99,20 +99,20 @@ async def test_jobs_are_found_by_a_part_of_their_name(service: Service) -> None:
 async def test_a_cursor_is_no_place_in_a_listing_with_other_filters(service: Service) -> None:
     for _ in range(3):
         await service.submit(labels={"a": "1", "b": "2"})
-    first = JobQuery(
-        states=(JobState.QUEUED, JobState.RUNNING), labels={"a": "1", "b": "2"}, created_after=START
+    first = JobFilter(
+        state=(JobState.QUEUED, JobState.RUNNING), label=("a=1", "b=2"), created_after=START
     )
     cursor = (await service.jobs.list(first, limit=1)).next_cursor
-    same = JobQuery(
-        states=(JobState.RUNNING, JobState.QUEUED), labels={"b": "2", "a": "1"}, created_after=START
+    same = JobFilter(
+        state=(JobState.RUNNING, JobState.QUEUED), label=("b=2", "a=1"), created_after=START
     )
     assert len((await service.jobs.list(same, limit=1, cursor=cursor)).items) == 1
     for other in (
-        JobQuery(),
-        JobQuery(states=(JobState.QUEUED,), labels={"a": "1", "b": "2"}, created_after=START),
-        JobQuery(states=first.states, labels={"a": "1"}, created_after=START),
-        JobQuery(states=first.states, labels=first.labels, created_before=START),
-        JobQuery(states=first.states, labels=first.labels, created_after=START, name="a"),
+        JobFilter(),
+        JobFilter(state=(JobState.QUEUED,), label=("a=1", "b=2"), created_after=START),
+        JobFilter(state=first.state, label=("a=1",), created_after=START),
+        JobFilter(state=first.state, label=first.label, created_before=START),
+        JobFilter(state=first.state, label=first.label, created_after=START, name="a"),
     ):
         with pytest.raises(BadCursor):
             await service.jobs.list(other, limit=1, cursor=cursor)
@@ -128,22 +128,22 @@ def test_ids_of_one_moment_rise_and_lie_between_its_bounds() -> None:
 @pytest.mark.parametrize(
     ("wanted", "index"),
     [
-        (JobQuery(), "sqlite_autoindex_jobs_1"),
-        (JobQuery(states=(JobState.QUEUED, JobState.FAILED)), "ix_jobs_state_id"),
-        (JobQuery(queue="a"), "ix_jobs_queue_id"),
-        (JobQuery(owner="a"), "ix_jobs_owner_id"),
-        (JobQuery(project="a"), "ix_jobs_project_id"),
-        (JobQuery(name="a"), "ix_jobs_name_id"),
-        (JobQuery(id_prefix="job-01k"), "sqlite_autoindex_jobs_1"),
-        (JobQuery(labels={"a": "b"}), "ix_job_labels_key_value_job_id"),
-        (JobQuery(labels={"a": "b", "c": "d"}), "ix_job_labels_key_value_job_id"),
-        (JobQuery(created_after=START), "sqlite_autoindex_jobs_1"),
-        (JobQuery(created_before=START, queue="a"), "ix_jobs_queue_id"),
-        (JobQuery(created_before=START, labels={"a": "b"}), "ix_job_labels_key_value_job_id"),
+        (JobFilter(), "sqlite_autoindex_jobs_1"),
+        (JobFilter(state=(JobState.QUEUED, JobState.FAILED)), "ix_jobs_state_id"),
+        (JobFilter(queue="a"), "ix_jobs_queue_id"),
+        (JobFilter(owner="a"), "ix_jobs_owner_id"),
+        (JobFilter(project="a"), "ix_jobs_project_id"),
+        (JobFilter(name="a"), "ix_jobs_name_id"),
+        (JobFilter(id_prefix="job-01k"), "sqlite_autoindex_jobs_1"),
+        (JobFilter(label=("a=b",)), "ix_job_labels_key_value_job_id"),
+        (JobFilter(label=("a=b", "c=d")), "ix_job_labels_key_value_job_id"),
+        (JobFilter(created_after=START), "sqlite_autoindex_jobs_1"),
+        (JobFilter(created_before=START, queue="a"), "ix_jobs_queue_id"),
+        (JobFilter(created_before=START, label=("a=b",)), "ix_job_labels_key_value_job_id"),
     ],
 )
 def test_a_page_walks_one_index_and_never_sorts(
-    sqlite_url: str, wanted: JobQuery, index: str
+    sqlite_url: str, wanted: JobFilter, index: str
 ) -> None:
     """Sorting costs what all matching jobs cost, a walk only what the page costs."""
     database = Database(sqlite_url)
@@ -158,7 +158,7 @@ def test_a_page_walks_one_index_and_never_sorts(
     before_id = new_job_id(START)
     with Session(engine) as session:
         listing.page(session, wanted, limit=10, before_id=before_id)
-        assert len(statements) == max(1, len(wanted.states))
+        assert len(statements) == max(1, len(wanted.state))
         for statement, parameters in statements[:]:
             raw = session.connection().exec_driver_sql(
                 f"EXPLAIN QUERY PLAN {statement}", parameters

@@ -46,7 +46,8 @@ async def test_servers_keep_their_slots_from_the_document_to_the_attempt(service
     assert (request.bundle, request.roles) == (GPUS, SERVERS)
     slices = (Slice("node-a", 2), Slice("node-a", 1))
     wanted = claims.Wanted(job_id, 0, "default", slices, GPUS, SERVERS)
-    service.database.write_sync(lambda s: claims.claim(s, [wanted], "session-1", service.now))
+    at = service.deployment
+    service.database.write_sync(lambda s: claims.claim(s, [wanted], at, service.now))
     (live,) = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))[1]
     assert live.roles == SERVERS
     held = service.database.read_sync(lambda s: usage.of_users(s, []))

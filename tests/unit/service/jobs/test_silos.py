@@ -22,7 +22,7 @@ from service.lifecycle import claims, resizing
 from service.loops.shared import queue_view
 from service.nodes import node_table
 from tests.unit.service.helpers import Service
-from tests.wire import attempt_spec, cluster_node
+from tests.wire import cluster_node
 
 CANARIES = ("Kanarie-north", "Kanarie-south")
 NAMES = ("north", "south")
@@ -68,12 +68,8 @@ async def test_a_source_is_in_no_document_and_goes_to_its_rank_alone(service: Se
     assert "Kanarie" not in await everything_shown(service, job_id)
     claimed = service.claim(job_id, workers=3)
     assert claimed is not None
-    assert "Kanarie" not in json.dumps(dict(claimed.document))
-    slices = tuple(Slice(f"node-{number}", 1) for number in range(3))
-    attempt = attempt_spec(
-        spec=claimed.document, slices=slices, silo_sources=claimed.silo_sources, job_id=job_id
-    )
-    tasks = [RankTask.of(attempt, seat(rank)) for rank in range(3)]
+    assert "Kanarie" not in json.dumps(claimed.spec)
+    tasks = [RankTask.of(claimed, seat(rank)) for rank in range(3)]
     assert "Kanarie" not in tasks[0].to_json()
     for rank, own, other in ((1, *CANARIES), (2, *reversed(CANARIES))):
         assert own in tasks[rank].to_json()
@@ -215,7 +211,7 @@ async def test_a_stored_job_gets_its_homes_back(service: Service) -> None:
     assert request.homes == (("label:silo=north",), ("label:silo=south",))
     wanted = claims.Wanted(job_id, 0, "default", (Slice("node-a", 3),), {"CPU": 1.0})
     (claimed,) = service.database.write_sync(
-        lambda s: claims.claim(s, [wanted], "session-1", service.now)
+        lambda s: claims.claim(s, [wanted], service.deployment, service.now)
     )
     assert claimed is not None
     assert claimed.silo_sources == tuple(f"file:///{each}.npz" for each in CANARIES)

@@ -6,11 +6,11 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.contracts import AttemptSpec, Slice
 from service.db.repositories import jobs as repository
 from service.domain import documents
 from service.domain.documents import DocumentRefused, checked
-from service.lifecycle.claims import Claimed, Wanted, claim
+from service.lifecycle.claims import Wanted, claim
 from tests.unit.service.helpers import Service, spec
 
 
@@ -18,8 +18,8 @@ def wanted(job_id: str, attempt_seen: int = 0, queue: str = "default") -> Wanted
     return Wanted(job_id, attempt_seen, queue, (Slice("node-a", 1),), {"CPU": 1.0})
 
 
-def claimed(service: Service, *jobs: Wanted) -> list[Claimed | None]:
-    return service.database.write_sync(lambda s: claim(s, jobs, "session-1", service.now))
+def claimed(service: Service, *jobs: Wanted) -> list[AttemptSpec | None]:
+    return service.database.write_sync(lambda s: claim(s, jobs, service.deployment, service.now))
 
 
 async def test_each_job_of_a_round_gets_what_a_claim_of_it_alone_gives(service: Service) -> None:
@@ -29,9 +29,8 @@ async def test_each_job_of_a_round_gets_what_a_claim_of_it_alone_gives(service: 
     assert alone is not None
     for number, (job_id, one) in enumerate(zip(jobs, found, strict=True)):
         assert one is not None
-        assert (one.job_id, one.attempt, one.document["name"]) == (job_id, 1, f"n{number}")
-        assert one.spec.name == f"n{number}"
-        assert {**one.document, "name": "alone"} == alone.document
+        assert (one.job_id, one.attempt, one.spec["name"]) == (job_id, 1, f"n{number}")
+        assert {**one.spec, "name": "alone"} == alone.spec
         job = await service.jobs.get(job_id)
         assert (job.state, job.attempt, job.reason.code) == (JobState.STARTING, 1, "claimed")
         events = (await service.reading.events(job_id)).items
@@ -49,7 +48,7 @@ async def test_jobs_that_changed_since_they_were_seen_are_left_out(service: Serv
         *(wanted(jobs["held"]), wanted(jobs["cancelled"]), wanted(jobs["ran"], attempt_seen=1)),
         *(wanted(jobs["good"]), wanted("job-nobody")),
     )
-    assert [one and one.spec.name for one in found] == [None, None, None, "good", None]
+    assert [one and one.job_name for one in found] == [None, None, None, "good", None]
     assert (await service.jobs.get(jobs["held"])).state is JobState.QUEUED
 
 

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase, Recall, Slice
+from ray_workers.shared.commands import Grant, Recall
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.scheduling import policy
@@ -251,7 +252,7 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     job_id = await grown(service, B)
     attempt = live(service, job_id)
     assert attempt.slices == (Slice("node-a", 2), B)
-    assert service.followed(job_id).grant == Grant(1, (Slice("node-b", 1),), None)
+    assert service.followed(job_id).commands == (Grant(1, (Slice("node-b", 1),), None),)
     assert attempt.node_ids == ("node-a", "node-b")
     assert attempt.growing is None, "one grant at a time"
     assert (await service.jobs.get(job_id)).world_size == 2
@@ -260,7 +261,7 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     assert event.data == {"grant": 1, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     service.report(job_id, 1, [said(Slice("node-a", 2), B, grants=1)])
     attempt = live(service, job_id)
-    assert (service.followed(job_id).grant, attempt.slices) == (None, (Slice("node-a", 2), B))
+    assert (service.followed(job_id).commands, attempt.slices) == ((), (Slice("node-a", 2), B))
     assert attempt.growing is not None
     assert (await service.jobs.get(job_id)).world_size == 3
 
@@ -271,7 +272,7 @@ async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> 
     assert seen is not None
     given = (seen, (B,), service.now, 128)
     assert service.database.write_sync(lambda s: resizing.grant(s, *given))
-    assert service.followed(job_id).grant == Grant(1, (B,), 128)
+    assert service.followed(job_id).commands == (Grant(1, (B,), 128),)
     (event,) = await events_of(service, job_id, "growing")
     assert event.message == "is given 1 worker more, and has 2, with a global batch of 128"
     assert event.data is not None
@@ -279,13 +280,13 @@ async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> 
     service.report(job_id, 1, [said(A, B, grants=1)], phase=Phase.RUNNING)
     asked = replace(shrink(job_id, B), batch_size=64)
     assert service.database.write_sync(lambda s: resizing.recall(s, asked, 1, service.now))
-    assert service.followed(job_id).recall == Recall(2, (B,), 64)
+    assert service.followed(job_id).commands == (Recall(2, (B,), 64),)
     service.report(job_id, 1, [said(A, grants=2)])
     service.advance(GROWING_PAUSE.total_seconds())
     again = growing(service, job_id)
     assert again is not None
     assert give(service, again, B)
-    assert service.followed(job_id).grant == Grant(3, (B,), None), "a batch goes once"
+    assert service.followed(job_id).commands == (Grant(3, (B,), None),), "a batch goes once"
 
 
 async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) -> None:
@@ -305,8 +306,8 @@ async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) ->
     assert same_batch_s() == 400.0
     assert change()
     seen = live(service, job_id)
-    assert (service.followed(job_id).grant, seen.slices, seen.growing) == (
-        Grant(1, (), 256),
+    assert (service.followed(job_id).commands, seen.slices, seen.growing) == (
+        (Grant(1, (), 256),),
         (A,),
         None,
     )
@@ -316,7 +317,7 @@ async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) ->
     assert event.data == {"grant": 1, "batch_size": 256}
     service.advance(10.0)
     service.report(job_id, 1, [said(A, grants=1)], phase=Phase.RUNNING)
-    assert (service.followed(job_id).grant, same_batch_s()) == (None, 10.0)
+    assert (service.followed(job_id).commands, same_batch_s()) == ((), 10.0)
 
 
 async def test_a_loss_that_was_told_before_the_grant_does_not_free_it(service: Service) -> None:
@@ -324,7 +325,7 @@ async def test_a_loss_that_was_told_before_the_grant_does_not_free_it(service: S
     service.report(job_id, 1, [said(ONE_OF_A, lacking=1)])
     attempt = live(service, job_id)
     assert attempt.slices == (ONE_OF_A, B)
-    assert service.followed(job_id).grant == Grant(1, (Slice("node-b", 1),), None)
+    assert service.followed(job_id).commands == (Grant(1, (Slice("node-b", 1),), None),)
 
 
 async def test_after_slots_that_it_could_not_take_a_group_is_left_alone_for_a_while(
@@ -334,7 +335,7 @@ async def test_after_slots_that_it_could_not_take_a_group_is_left_alone_for_a_wh
     service.report(job_id, 1, [said(Slice("node-a", 2), grants=1)])
     attempt = live(service, job_id)
     assert (attempt.slices, attempt.growing) == ((Slice("node-a", 2),), None)
-    assert service.followed(job_id).grant is None
+    assert service.followed(job_id).commands == ()
     assert attempt.node_ids == ("node-a", "node-b"), "something may lie there"
     service.advance(GROWING_PAUSE.total_seconds())
     assert growing(service, job_id) is not None
@@ -365,7 +366,7 @@ async def test_the_end_of_an_attempt_clears_all_of_it(service: Service) -> None:
     assert (job.state, job.world_size) == (JobState.QUEUED, 4)
     assert service.claim(job_id, 1, workers=2) is not None
     attempt = service.followed(job_id)
-    assert (service.followed(job_id).grant, attempt.node_ids) == (None, ("node-a",))
+    assert (service.followed(job_id).commands, attempt.node_ids) == ((), ("node-a",))
 
 
 async def test_a_group_below_its_size_explains_what_it_waits_for(service: Service) -> None:
@@ -469,7 +470,7 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     assert ask_back(service, job_id, B)
     seen = live(service, job_id)
     assert (seen.slices, seen.growing) == ((A, B), None)
-    assert service.followed(job_id).recall == Recall(2, (B,), None)
+    assert service.followed(job_id).commands == (Recall(2, (B,), None),)
     assert seen.running is not None
     assert (seen.running.recalled, seen.running.spare) == ((B,), ())
     (event,) = await events_of(service, job_id, "shrinking")
@@ -482,7 +483,7 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     service.report(job_id, 1, [said(A, grants=2)])
     seen = live(service, job_id)
     assert (seen.slices, seen.growing) == ((A,), None)
-    assert service.followed(job_id).recall is None
+    assert service.followed(job_id).commands == ()
     assert size_told(service, job_id) == "", "it may be asked for others soon"
     service.advance(GROWING_PAUSE.total_seconds())
     assert growing(service, job_id) is not None
@@ -514,7 +515,7 @@ async def test_what_a_group_said_before_it_knew_of_a_recall_does_not_end_it(
     job_id = await spread(service)
     assert ask_back(service, job_id, B)
     service.report(job_id, 1, [said(A, B, grants=1)])
-    assert service.followed(job_id).recall == Recall(2, (B,), None)
+    assert service.followed(job_id).commands == (Recall(2, (B,), None),)
 
 
 async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_while(
@@ -523,7 +524,7 @@ async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_whil
     job_id = await spread(service)
     assert ask_back(service, job_id, B)
     service.report(job_id, 1, [said(A, B, grants=2)])
-    assert service.followed(job_id).recall is None
+    assert service.followed(job_id).commands == ()
     assert spare(service, job_id) == ()
     service.advance(GROWING_PAUSE.total_seconds())
     assert spare(service, job_id) == (), "it would keep them again"
@@ -564,7 +565,7 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
     assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     seen = live(service, job_id)
     assert (seen.slices, seen.is_recall_unanswered) == ((A, B), False)
-    assert service.followed(job_id).recall is None
+    assert service.followed(job_id).commands == ()
     assert seen.running is not None
     assert (seen.running.recalled, seen.running.spare) == ((), ())
     service.report(job_id, 1, [said(A, grants=2)])
@@ -600,4 +601,4 @@ async def test_an_attempt_that_ends_gives_nothing_back_any_more(service: Service
     assert ask_back(service, job_id, B)
     service.end(job_id, 1, Cause.NODE_LOST)
     assert service.claim(job_id, 1, workers=2) is not None
-    assert service.followed(job_id).recall is None
+    assert service.followed(job_id).commands == ()

@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
+from ray_workers.shared.commands import Stop
 from ray_workers.shared.contracts import Cause, Phase, Slice
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.db.models import AttemptRow
@@ -62,10 +63,13 @@ async def test_live_attempts_are_the_same_with_and_without_the_queue(service: Se
     alone = service.database.read_sync(lambda s: followed(s, service.now))
     waiting, beside_the_queue = service.database.read_sync(lambda s: snapshot(s, service.now))
     shown = [
-        [(a.job_id, a.attempt, a.job_state, a.cluster_session, a.node_ids) for a in attempts]
+        [(a.job_id, a.attempt, a.cluster_session, a.node_ids) for a in attempts]
         for attempts in (alone, beside_the_queue)
     ]
-    assert [attempt.job_id for attempt in alone] == [running, cancelled]
+    assert [(each.job_id, each.commands) for each in alone] == [
+        (running, ()),
+        (cancelled, (Stop(),)),
+    ]
     assert (shown[0], len(waiting)) == (shown[1], 1)
 
 
@@ -106,7 +110,7 @@ async def test_a_claim_says_what_the_launch_needs(service: Service) -> None:
     claimed = service.claim(job_id, workers=2)
     assert claimed is not None
     job = await service.jobs.get(job_id)
-    assert claimed.spec.model_dump(mode="json") == job.spec
+    assert claimed.spec == job.spec
     assert (claimed.resume_from, claimed.max_runtime_s) == ((), 60)
     assert (job.state, job.attempt, job.world_size) == (JobState.STARTING, 1, 2)
     assert job.reason.message == "starts 2 workers on 1 node"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from ray_workers.shared.contracts import attempt_prefix
+from ray_workers.shared.names import attempt_prefix
 from service.db.repositories import attempts
 from service.db.repositories import jobs as repository
 from service.db.session import Database

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Frame, FrameKind, attempt_prefix
+from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.names import attempt_prefix
 from service.__main__ import main
 from service.config.home_lock import HomeInUse, HomeLock
 from service.config.settings import Settings

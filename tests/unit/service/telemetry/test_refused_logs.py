@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import select
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, attempt_prefix
+from ray_workers.shared.contracts import Cause
+from ray_workers.shared.names import attempt_prefix
 from service.db.models import LogChunkRow
 from service.domain.errors import FolderSpoilt, StorageUnavailable
 from service.loops.retention import Retention

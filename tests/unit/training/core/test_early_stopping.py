@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dray.spec import EarlyStopping
-from ray_workers.training.core.early_stopping import EarlyStoppingState
+from ray_workers.training.core.schedule import EarlyStoppingState
 
 
 def stops_at(rule: EarlyStopping, values: list[float]) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers.training.core.missing_module import advised
+from ray_workers.training.core.failure_reason import advised
 
 PACKAGE = "If timm_of_mine is a package, add it to environment.python_packages or to the file of "
 PACKAGE += "--requirements; "

@@ -24,6 +24,7 @@ from ray_workers.training.data.sampler import share_by
 from ray_workers.training.loop.trainer import Batch
 from ray_workers.training.parallel.data_parallel import load_balance
 from ray_workers.training.parallel.data_parallel.load_balance import in_proportion
+from ray_workers.training.parallel.gradients import EngineParts, Pass
 from tests.marks import SOAK
 from tests.unit.training.jobs import series
 from tests.unit.training.parallel.test_model_parallel import EQUAL, furthest, images
@@ -80,11 +81,13 @@ def test_a_sample_takes_as_long_however_its_share_is_cut(
 ) -> None:
     monkeypatch.setattr(load_balance, "time", SimpleNamespace(perf_counter=lambda: _Costly.clock))
     engine = load_balance.TimedGradientEngine(
-        _CostlyModel(2, 2), lambda outputs, targets: (outputs - targets).sum(), nullcontext
+        EngineParts(
+            _CostlyModel(2, 2), lambda outputs, targets: (outputs - targets).sum(), nullcontext
+        )
     )
     batch = BatchOfShare(0, torch.arange(sum(pieces)), sum(pieces), is_empty=False)
     samples = [(torch.ones(size, 2), torch.zeros(size, 2)) for size in pieces]
-    engine.backward([Share(batch, samples)], None, lambda _: None, lambda: None)
+    engine.backward(Pass([Share(batch, samples)]))
     assert engine.seconds_per_sample == [3.0]
 
 

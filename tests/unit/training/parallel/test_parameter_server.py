@@ -28,7 +28,7 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, STALENESS_COUNT, Cause,
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
-from ray_workers.training.core.finished import FINISHED_KEY
+from ray_workers.training.core.progress import FINISHED_KEY
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.parallel.meta_init import materialise

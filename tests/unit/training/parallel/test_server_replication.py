@@ -24,7 +24,7 @@ from dray.spec import JobSpec
 from dray.train.kv.connection import ConnectionLost, connect, listening
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.training.core.compat_torch import TCPStore
-from ray_workers.training.core.finished import FINISHED_KEY
+from ray_workers.training.core.progress import FINISHED_KEY
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.parallel.parameter_server.replication import (
     ReplicaHolder,

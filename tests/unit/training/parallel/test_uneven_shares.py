@@ -13,6 +13,7 @@ from ray_workers.training.data.prefetcher import Share
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.devices import CPU
 from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
+from ray_workers.training.parallel.gradients import EngineParts, Pass
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 
 LR = 0.1
@@ -34,7 +35,7 @@ def step_of_rank(
 ) -> tuple[nn.Module, float]:
     """The model of a rank after its first step, whose global batch has these samples; its loss."""
     model = linear()
-    engine = LocalGradientEngine(model, loss_sum, nullcontext)
+    engine = LocalGradientEngine(EngineParts(model, loss_sum, nullcontext))
     engine._world_size = num_ranks  # `form` would have them meet
     options = Train.model_validate({"optimizer": {"name": "sgd", "lr": LR, **optimizer}})
     update = OptimizerStep(model, engine, options, CPU)
@@ -42,7 +43,7 @@ def step_of_rank(
     batches = DistributedBatchSampler(num_samples, samples_per_step=num_samples, **shares)  # type: ignore[arg-type]
     (batch,) = batches.at(1, 1)
     pieces = [(INPUTS[batch.indices], TARGETS[batch.indices])]
-    engine.backward([Share(batch, pieces)], None, lambda _: None, lambda: None)
+    engine.backward(Pass([Share(batch, pieces)]))
     loss = engine.take_loss()
     update.step(LR)
     return model, loss.item()

@@ -19,7 +19,7 @@ from dray.spec import JobSpec
 from dray.train import preparing
 from dray.train.prepared import saving
 from dray.train.prepared.batches import BatchPlan
-from ray_workers.supervision.rules.recovery_rules import may_recover
+from service.domain.attempts.group_traits import may_recover
 from tests.marks import SOAK
 from tests.unit.training.ranks import checkpoint_refs, frames, run_in_group, run_ranks
 

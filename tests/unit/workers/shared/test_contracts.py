@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import MISSING, fields
+from typing import get_args
 
 import pytest
 
-from dray import views
 from dray.train.checkpoints import CheckpointRef
 from ray_workers.node.agent import NodeReport
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
-from ray_workers.shared import contracts
-from ray_workers.shared.contracts import AttemptSpec, Outcome, PollReply, RankTask, Seat, Slice
+from ray_workers.shared import commands, contracts
+from ray_workers.shared import names as names_of
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    Outcome,
+    PollReply,
+    RankSpec,
+    RankTask,
+    Seat,
+    Slice,
+)
 from ray_workers.shared.frames import Report
 from ray_workers.shared.node_needs import (
     CodeProblem,
@@ -29,7 +38,6 @@ from ray_workers.shared.processes.procfs import Activity
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
 from service.cluster.ray.node_agents import GatewayConfig
-from service.lifecycle.claims import Claimed
 from tests.wire import attempt_spec, rank_task
 
 
@@ -61,12 +69,12 @@ CROSS = [
         PollReply,
         Outcome,
         contracts.Frame,
-        contracts.Drill,
+        *get_args(commands.Command),
     ),
     *(DataPolicy, EnvironmentPolicy, CodeRef, RemoteCodeRef, NodeNeeds, NodeEnvironment),
     *(CodeProblem, FolderPlan, FilesKept, Activity),
-    *(contracts.Grant, contracts.SilentProcess, AttemptResidue, NodeReport, RankExit),
-    *(ClusterNode, ClusterSnapshot, AttemptRef, Claimed, GatewayConfig, *Report.__subclasses__()),
+    *(contracts.SilentProcess, AttemptResidue, NodeReport, RankExit),
+    *(ClusterNode, ClusterSnapshot, AttemptRef, GatewayConfig, *Report.__subclasses__()),
 ]
 
 
@@ -100,7 +108,7 @@ def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
     seat = Seat(**{**own, "rank": 3, "page_prefix": "/p", "generation": contracts.AWAITING})
     task = RankTask.from_json(RankTask.of(attempt, seat).to_json())
     both = {f.name for f in fields(AttemptSpec)} & {f.name for f in fields(RankTask)}
-    assert both >= {"worker_mtbf_s", "furthest_step", "spool_limit_bytes", "data_policy"}
+    assert both == {f.name for f in fields(RankSpec)}
     for name in both:
         assert getattr(task, name) == getattr(attempt, name), name
         if name != "attempt":
@@ -113,22 +121,17 @@ def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
 
 def test_names_say_what_they_name_and_never_meet() -> None:
     names = [
-        contracts.supervisor_name("job-1", 1),
-        contracts.supervisor_name("job-1", 11),
-        contracts.rank_name("job-1", 1, "worker", 1, 0),
-        contracts.rank_name("job-1", 1, "worker", 11, 0),
-        contracts.rank_name("job-1", 11, "worker", 1, 0),
-        contracts.rank_name("job-1", 1, "worker", 1, 1),
-        contracts.agent_name("job-1"),
+        names_of.supervisor_name("job-1", 1),
+        names_of.supervisor_name("job-1", 11),
+        names_of.rank_name("job-1", 1, "worker", 1, 0),
+        names_of.rank_name("job-1", 1, "worker", 11, 0),
+        names_of.rank_name("job-1", 11, "worker", 1, 0),
+        names_of.rank_name("job-1", 1, "worker", 1, 1),
+        names_of.agent_name("job-1"),
     ]
     assert len(set(names)) == len(names)
     assert names[2] == "dray:job-1:1:worker:1:0"
-    assert contracts.repr_name("a: b", names[2]) == "a: b:1:worker:1:0"
-    assert contracts.repr_name("digits", names[1]) == "digits:11:supervisor"
-    prefixes = {contracts.attempt_prefix("job-1", n) + "/" for n in (1, 11)}
+    assert names_of.repr_name("a: b", names[2]) == "a: b:1:worker:1:0"
+    assert names_of.repr_name("digits", names[1]) == "digits:11:supervisor"
+    prefixes = {names_of.attempt_prefix("job-1", n) + "/" for n in (1, 11)}
     assert not any(a.startswith(b) for a in prefixes for b in prefixes - {a})
-
-
-def test_the_workers_and_the_users_words_for_drills_are_the_same() -> None:
-    assert [*contracts.DrillKind] == [*views.DrillKind]
-    assert [*contracts.DrillState] == [*views.DrillState]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,14 +19,18 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import SlotsUnavailable
 from tests.unit.workers.supervision.observed import Reports, observation
-from tests.wire import attempt_spec
+from tests.wire import attempt_spec, traits
 
 PATIENCE_S = 60.0
 SPEC = attempt_spec(
     spec={"recipe": "image_classification", "resources": {"num_workers": 2}},
     slices=(Slice("n", 2),),
-    recovers_in_place=True,
 )
+
+
+def of(document: dict[str, Any]) -> AttemptSpec:
+    """The same attempt of another job."""
+    return replace(SPEC, spec=document, traits=traits(document))
 
 
 QUICK = Timings(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from ray_workers.shared.contracts import Drill, DrillKind, DrillState, FrameKind
+from dray.drills import DrillKind, DrillState
+from ray_workers.shared.commands import Drill
+from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.frames import RegroupedReport
 from ray_workers.supervision.fault_injection import FaultInjector
 from tests.unit.workers.supervision.observed import Reports

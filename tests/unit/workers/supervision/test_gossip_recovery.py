@@ -32,7 +32,6 @@ GOSSIP = attempt_spec(
         "sync": {"kind": "gossip"},
     },
     slices=(Slice("n", 2),),
-    recovers_in_place=True,
 )
 
 
@@ -254,7 +253,7 @@ async def test_a_group_whose_rank_0_dies_while_it_leaves_is_asked_again() -> Non
     job = Recovering(spec=GOSSIP, group=group)
     job.nodes.seen = [observation(0), observation(1)]
     watching = job.watch()
-    job.monitor.leave(3600.0)
+    job.monitor.asked.leave(3600.0)
     await job.until(lambda: group.asked_to_leave == [0])
     ends(group.members[0])
     await job.until(lambda: len(group.asked_to_leave) == 2)

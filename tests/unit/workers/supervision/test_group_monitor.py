@@ -12,15 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from dray.drills import DrillKind, DrillState
 from dray.spec import JobSpec
 from ray_workers.node.forkserver.client import ForkFailed
+from ray_workers.shared.commands import Drill
 from ray_workers.shared.contracts import (
     LEFT_EXIT_CODE,
     AttemptSpec,
     Cause,
-    Drill,
-    DrillKind,
-    DrillState,
     Frame,
     FrameKind,
     Outcome,
@@ -34,8 +33,10 @@ from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.rules.failure_attribution import RankExit
-from ray_workers.supervision.rules.recovery_rules import MOST_RESTARTS, may_recover
+from ray_workers.supervision.rules.recovery_rules import MOST_RESTARTS
 from ray_workers.supervision.rules.timings import Timings
+from service.domain.attempts.group_traits import traits_of
+from service.domain.documents import CheckedDocument
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec
 
@@ -67,12 +68,12 @@ STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step
 def attempt(document: dict[str, Any]) -> AttemptSpec:
     workers = document["resources"]["num_workers"]
     has_gpus = "gpus_per_worker" in document["resources"]
-    recovers = may_recover(JobSpec.model_validate(document), num_workers=workers, has_gpus=has_gpus)
+    job = CheckedDocument.of(JobSpec.model_validate(document))
     return attempt_spec(
         spec=document,
         slices=(Slice("n", workers),),
         bundle={"CPU": 1.0} | ({"GPU": 1.0} if has_gpus else {}),
-        recovers_in_place=recovers,
+        traits=traits_of(job, has_gpus=has_gpus),
     )
 
 
@@ -464,7 +465,7 @@ def watched_and_asked_to_leave(grace_s: float) -> tuple[Leaving, asyncio.Future[
     group = Leaving(2)
     monitor = monitor_of(RECIPE, group, Reports())
     group.seen = [observation(rank) for rank in (0, 1)]
-    monitor.leave(grace_s)
+    monitor.asked.leave(grace_s)
     return group, asyncio.ensure_future(monitor.watch())
 
 
@@ -480,10 +481,10 @@ async def test_a_group_that_ends_before_it_trains_says_whether_it_was_stopped_or
 ) -> None:
     monitor = monitor_of(RECIPE, Standing(1), Reports())
     if is_stopped:
-        monitor.stop()
+        monitor.asked.stop()
     else:
-        monitor.leave(1.0)
-    assert await asyncio.wait_for(monitor.asked_to_end(), PATIENCE_S) == expected
+        monitor.asked.leave(1.0)
+    assert await asyncio.wait_for(monitor.asked.before_training(), PATIENCE_S) == expected
 
 
 async def test_a_fault_is_injected_into_a_rank_and_reported() -> None:

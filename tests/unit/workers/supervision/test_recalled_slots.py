@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import FrameKind, Grant, Recall, Slice
+from ray_workers.shared.commands import Grant, Recall
+from ray_workers.shared.contracts import FrameKind, Slice
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.recovery import RecoveryController
@@ -24,6 +25,7 @@ from tests.unit.workers.supervision.recovering import (
     SlowGroup,
     until,
 )
+from tests.wire import traits
 
 
 class SpreadGroup(SlowGroup):
@@ -162,7 +164,7 @@ async def test_a_group_that_stops_looks_no_longer_after_slots_that_are_going() -
     assert recovery._giving_rest.done()
 
 
-SCRIPT = {"spec": {"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 3}}}
+SCRIPT = {"traits": traits({"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 3}})}
 
 
 async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
@@ -176,7 +178,7 @@ async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
 @pytest.mark.parametrize(
     ("changes", "asked"),
     [
-        ({"recovers_in_place": False}, Slice("m", 1)),
+        ({"traits": replace(SPEC.traits, recovers_in_place=False)}, Slice("m", 1)),
         ({}, Slice("n", 1)),
         ({"min_workers": 3}, Slice("m", 1)),
         (SCRIPT, Slice("m", 1)),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Frame, FrameKind, Grant
+from ray_workers.shared.commands import Grant
+from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.recovery import least_ranks
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
-from ray_workers.supervision.rules.serving_ranks import irreplaceable_ranks, serving_ranks
 from tests.unit.workers.supervision.observed import observation
 from tests.unit.workers.supervision.recovering import (
     ON_M,
@@ -21,8 +21,16 @@ from tests.unit.workers.supervision.recovering import (
     QUICK,
     SPEC,
     Recovering,
+    of,
     stands_by,
 )
+
+
+def silos(quorum: int | None = None) -> dict[str, Any]:
+    """A document with three of them."""
+    each = [{"name": name, "node_labels": {"silo": name}} for name in ("north", "south", "west")]
+    federated = {"silos": each, "quorum": quorum, "rounds": 3}
+    return {"recipe": "image_classification", "federated": federated}
 
 
 @pytest.mark.parametrize("slowness", [1.0, 20.0])
@@ -101,18 +109,19 @@ async def test_without_the_workers_of_a_lost_node_parameter_servers_do_not_go_on
     sync = {"kind": "parameter_server", "servers": 1}
     for document, recovers in ((SPEC.spec, True), ({**SPEC.spec, "sync": sync}, False)):
         resources = {"num_workers": 3}
-        job = Recovering(spec=replace(SPEC, spec={**document, "resources": resources}))
+        job = Recovering(spec=of({**document, "resources": resources}))
         job.group.lost_with_nodes = [job.group.lost]
         job.group.replaced.set()
         assert await job.recover() is recovers
 
 
 async def test_a_parameter_server_is_replaced_if_another_has_its_replica() -> None:
-    """Rank 1 of four, of which three are servers."""
+    """Rank 3 of six, of which three are servers."""
     sync = {"kind": "parameter_server", "servers": 3}
     for kept_by, recovers in (("snapshot", False), ("replica", True)):
         document = {**SPEC.spec, "sync": {**sync, "shards_kept_by": kept_by}}
-        job = Recovering(spec=replace(SPEC, spec={**document, "resources": {"num_workers": 4}}))
+        job = Recovering(spec=of({**document, "resources": {"num_workers": 6}}))
+        job.group.lost.rank, job.group.lost.end = 3, RankExit.of(3, -9)
         job.group.replaced.set()
         assert await job.recover() is recovers
         assert job.group.announced == ([1] if recovers else [])
@@ -120,18 +129,15 @@ async def test_a_parameter_server_is_replaced_if_another_has_its_replica() -> No
 
 async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost() -> None:
     """As many as make the quorum, and the aggregator."""
-    silos = {"silos": [{"name": "north"}, {"name": "south"}, {"name": "west"}], "quorum": 1}
-    document = {**SPEC.spec, "federated": silos}
-    assert least_ranks(replace(SPEC, spec=document)) == 2
-    assert least_ranks(replace(SPEC, spec={**document, "federated": {**silos, "quorum": 3}})) == 4
+    assert least_ranks(of(silos(quorum=1))) == 2
+    assert least_ranks(of(silos(quorum=3))) == 4
     assert least_ranks(SPEC) == SPEC.world_size
-    job = Recovering(spec=replace(SPEC, spec=document))
+    job = Recovering(spec=of(silos(quorum=1)))
     job.group.lost_with_nodes = [job.group.lost]
     job.group.replaced.set()
     assert await job.recover()
     assert job.group.announced == [1]
-    without = {**document, "federated": {**silos, "quorum": 2}}
-    job = Recovering(spec=replace(SPEC, spec=without))
+    job = Recovering(spec=of(silos(quorum=2)))
     job.group.lost_with_nodes = [job.group.lost]
     job.group.replaced.set()
     assert not await job.recover(), "no quorum is left, and no other node has the data"
@@ -139,8 +145,7 @@ async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost() -> Non
 
 async def test_a_silo_that_is_replaced_costs_no_step() -> None:
     """What it has sent of the open round counts, though the next one begins with that round."""
-    document = {**SPEC.spec, "federated": {"silos": [{"name": "north"}], "quorum": None}}
-    job = Recovering(spec=replace(SPEC, spec=document))
+    job = Recovering(spec=of(silos()))
     job.group.replaced.set()
     job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
     assert await job.recover()
@@ -151,8 +156,7 @@ async def test_a_silo_that_is_replaced_costs_no_step() -> None:
 
 async def test_a_lost_rank_that_comes_back_when_all_is_done_shows_the_end() -> None:
     """The others, whose first step was long before the loss, say nothing of the recovery."""
-    document = {**SPEC.spec, "federated": {"silos": [{"name": "north"}], "quorum": None}}
-    job = Recovering(spec=replace(SPEC, spec=document))
+    job = Recovering(spec=of(silos()))
     job.group.replaced.set()
     job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
     assert await job.recover()
@@ -166,10 +170,10 @@ async def test_a_lost_rank_that_comes_back_when_all_is_done_shows_the_end() -> N
 
 async def test_an_aggregator_of_silos_is_not_replaced() -> None:
     """It alone has the weights: the next attempt goes on from its checkpoint."""
-    document = {**SPEC.spec, "federated": {"silos": [{"name": "north"}], "quorum": None}}
-    assert irreplaceable_ranks(document) == {0}
-    assert serving_ranks(document) == set(), "the job is over when all have ended"
-    job = Recovering(spec=replace(SPEC, spec=document))
+    spec = of(silos())
+    assert spec.traits.state_holders == {0}
+    assert not spec.traits.unawaited, "the job is over when all have ended"
+    job = Recovering(spec=spec)
     job.group.lost.rank, job.group.lost.end = 0, RankExit.of(0, -9)
     job.group.replaced.set()
     assert not await job.recover()

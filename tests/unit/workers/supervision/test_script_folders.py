@@ -14,7 +14,7 @@ from ray_workers.shared.frames import Report, WaitingReport
 from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders, plans_of, with_files
-from tests.wire import attempt_spec
+from tests.wire import attempt_spec, traits
 
 SPEC = attempt_spec(
     spec={"script": {"entrypoint": "train.py"}},
@@ -116,7 +116,7 @@ async def test_a_node_that_is_gone_with_its_files_is_no_success() -> None:
 
 async def test_a_recipe_and_a_script_without_slots_have_no_files() -> None:
     nodes = Nodes()
-    assert await folders(nodes, spec={"recipe": "r"}).keep(DONE, never) == DONE
+    assert await folders(nodes, traits=traits({})).keep(DONE, never) == DONE
     none = Outcome.of(Cause.SLOTS_UNAVAILABLE, "others use the cluster")
     assert await folders(nodes).keep(none, never) == none
 

@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
+from dray.drills import DrillKind
 from ray_workers.node import compat_ray
-from ray_workers.shared.contracts import (
-    Cause,
-    Outcome,
-    Phase,
-    PollReply,
-    ProcessKind,
-    Slice,
-    agent_name,
-)
+from ray_workers.shared.commands import Drill, Grant, Stop
+from ray_workers.shared.contracts import Cause, Outcome, Phase, PollReply, ProcessKind, Slice
+from ray_workers.shared.names import agent_name
 from ray_workers.shared.paths import NODE_TMPDIR
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision import node_clients, supervisor
@@ -204,10 +199,18 @@ async def test_frames_of_one_node_do_not_wait_for_long_for_those_of_another(
 async def test_a_cancel_cuts_the_wait_for_a_silent_node_short(ended: Ended) -> None:
     ended.agents["b"].goes.clear()
     assert (await ended.poll()).outcome is None
-    await ended.supervisor.stop()
+    await ended.supervisor.carry_out(Stop())
     outcome = (await ended.poll()).outcome
     assert outcome is not None
     assert outcome.cause is Cause.NODE_LOST
+
+
+async def test_commands_that_are_sent_again_are_carried_out_once(ended: Ended) -> None:
+    drill, grant = Drill("d", DrillKind.KILL, 0, None), Grant(1, (), None)
+    for command in (drill, grant, drill, grant):
+        await ended.supervisor.carry_out(command)
+    assert ended.supervisor._drills.waiting == (drill,)
+    assert ended.supervisor._recovery.state.grants == (grant,)
 
 
 async def test_system_metrics_are_asked_for_with_each_report_of_the_ledger(

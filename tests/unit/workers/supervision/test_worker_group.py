@@ -19,7 +19,7 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots
 from ray_workers.supervision.worker_group import Member, WorkerGroup
-from tests.wire import attempt_spec
+from tests.wire import attempt_spec, traits
 
 
 class Cluster:
@@ -203,8 +203,8 @@ async def test_an_actor_that_did_not_answer_a_start_is_not_asked_for_another(
 
 def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> None:
     slices = (Slice("b", 1), Slice("a", 1), Slice("b", 1))
-    for sources, order in (((), ["b", "b", "a"]), ((None, None), ["b", "a", "b"])):
-        spec = attempt_spec(slices=slices, silo_sources=sources)
+    for are_silos, order in ((False, ["b", "b", "a"]), (True, ["b", "a", "b"])):
+        spec = attempt_spec(slices=slices, traits=traits({}, is_tied_to_nodes=are_silos))
         group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
         group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
         assert [slots.part.node_id for slots in group._slots_by_rank()] == order

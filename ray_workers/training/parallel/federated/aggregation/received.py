@@ -12,14 +12,12 @@ import torch
 from dray.spec.federated.parts import Silo
 from ray_workers.shared.job_log import log
 from ray_workers.training.elastic import process_group
-from ray_workers.training.parallel.federated.aggregation.reported_values import (
-    Reported,
-    mean,
-    trusted,
-)
 from ray_workers.training.parallel.federated.aggregation.update_checks import (
+    Reported,
     Verdict,
+    mean,
     reason,
+    trusted,
 )
 from ray_workers.training.parallel.federated.rounds import RoundPlan
 

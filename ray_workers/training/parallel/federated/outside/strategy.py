@@ -4,7 +4,7 @@ server, and a round is a step as in a simulation."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from dray.train import files
 from ray_workers.shared.job_log import log
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
-from ray_workers.training.data.prefetcher import Feed, Share
+from ray_workers.training.data.prefetcher import Feed
 from ray_workers.training.parallel.federated.aggregation.received import ReceivedUpdates
-from ray_workers.training.parallel.federated.aggregation.reported_values import (
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
     Reported,
+    Verdict,
     mean,
     trusted,
 )
-from ray_workers.training.parallel.federated.aggregation.update_checks import Verdict
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.engine import FederatedEngine
 from ray_workers.training.parallel.federated.masking_values import needing_cryptography
@@ -32,7 +32,8 @@ from ray_workers.training.parallel.federated.outside.update_collector import (
     UpdateCollector,
 )
 from ray_workers.training.parallel.federated.rounds import Participant
-from ray_workers.training.parallel.federated.strategy import ServerStrategy
+from ray_workers.training.parallel.federated.server import ServerStrategy
+from ray_workers.training.parallel.gradients import Pass
 from ray_workers.training.parallel.strategy import StrategyContext
 
 
@@ -65,16 +66,10 @@ class OutsideEngine(FederatedEngine):
             update = torch.full((size,), math.nan)
         return update.to(self._given.device), sent.loss
 
-    def backward(
-        self,
-        shares: Sequence[Share],
-        scale: Tensor | None,
-        prepare: Callable[[int], None],
-        before_exchange: Callable[[], None],
-    ) -> None:
-        (mine,) = shares
+    def backward(self, work: Pass) -> None:
+        mine = work.share
         if not isinstance(mine, MaskedShare):
-            super().backward(shares, scale, prepare, before_exchange)
+            super().backward(work)
             return
         count = len(mine.plan.participants)
         hidden = [math.nan] * count

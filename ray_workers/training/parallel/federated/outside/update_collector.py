@@ -26,11 +26,17 @@ from ray_workers.shared.round_files import SentUpdate
 from ray_workers.training.core.errors import LeaveRequested
 from ray_workers.training.data.prefetcher import Feeding
 from ray_workers.training.parallel.federated.client_batches import RoundFeed, RoundShare
-from ray_workers.training.parallel.federated.collection_rules import Collection, Next, next_of
 from ray_workers.training.parallel.federated.masking_values import SecureSum
 from ray_workers.training.parallel.federated.outside.publisher import RoundPublisher
 from ray_workers.training.parallel.federated.outside.sent_updates import SentUpdates, read_update
-from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan, Rounds
+from ray_workers.training.parallel.federated.rounds import (
+    Collection,
+    Next,
+    Participant,
+    RoundPlan,
+    Rounds,
+    next_of,
+)
 from ray_workers.training.parallel.strategy import StrategyContext
 
 LOOK_S = 0.2

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from dray import train
 from dray.secure_aggregation.messages import MaskingPhase
+from dray.train.kv.connection import listening
 from ray_workers.shared.frames import SiloRoundReport
 from ray_workers.training.core.errors import LeaveRequested
+from ray_workers.training.core.progress import tell_finished
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Feeding
-from ray_workers.training.parallel.federated.aggregation.reported_values import (
+from ray_workers.training.parallel.federated.aggregation.update_checks import (
     Reported,
     mean,
     trusted,
@@ -21,11 +24,22 @@ from ray_workers.training.parallel.federated.aggregation.reported_values import 
 from ray_workers.training.parallel.federated.client_batches import RoundFeed, RoundShare
 from ray_workers.training.parallel.federated.engine import FederatedEngine
 from ray_workers.training.parallel.federated.rounds import Participant, RoundPlan
-from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
-from ray_workers.training.parallel.federated.silos.notices import RoundNotices
-from ray_workers.training.parallel.federated.silos.server import RoundStart, SiloServer
-from ray_workers.training.parallel.federated.strategy import ServerStrategy
-from ray_workers.training.parallel.strategy import StrategyContext
+from ray_workers.training.parallel.federated.server import ServerStrategy
+from ray_workers.training.parallel.federated.silos.collector import (
+    RoundCollector,
+    RoundNotices,
+    SiloUpdate,
+)
+from ray_workers.training.parallel.federated.silos.server import (
+    AGGREGATOR_KEY,
+    RoundStart,
+    SiloServer,
+)
+from ray_workers.training.parallel.strategy import StrategyContext, TrainingLoop
+
+if TYPE_CHECKING:
+    from ray_workers.training.elastic.rendezvous import RendezvousHandler
+    from ray_workers.training.loop.trainer import Trainer
 
 LOSS = "train/loss"
 
@@ -42,7 +56,7 @@ class SiloEngine(FederatedEngine):
         return RoundStart(
             number,
             self._flat.values(),
-            None if self._controls is None else self._controls.correction,
+            self.algorithm.configure,
             evaluates=number % every == 0 or number == self._options.rounds,
         )
 
@@ -114,7 +128,8 @@ class SiloFeed(RoundFeed):
 
 
 class SiloAggregator(ServerStrategy):
-    """Has the server's weights and state, and no data of a silo."""
+    """Has the server's weights and state, and no data of a silo. The silos are in no group with
+    this rank."""
 
     _engine: SiloEngine
 
@@ -126,3 +141,9 @@ class SiloAggregator(ServerStrategy):
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
         return SiloFeed(self._engine, self.server, self.given)
+
+    def run(self, trainer: Trainer, rendezvous: RendezvousHandler, train: TrainingLoop) -> None:
+        store = rendezvous.meet_without_group()
+        with listening(store, AGGREGATOR_KEY, trainer.task.master_addr, self.server.serve):
+            train(trainer, rendezvous)
+            tell_finished(store, trainer.progress.step)

@@ -36,8 +36,8 @@ class RoundStart:
     number: int
     weights: Tensor
     """float32 (elements,), as `Flat` has them."""
-    corrections: Callable[[int], Tensor] | None
-    """Of scaffold: a silo's place -> what is added to its gradients."""
+    configure: Callable[[int], Tensor | None]
+    """A silo's place -> what is added to its gradients."""
     evaluates: bool
     """Whether silos measure the weights on their own validation samples."""
 
@@ -104,9 +104,8 @@ class SiloServer:
             return self._start
 
     def _send_round(self, silo: int, connection: TensorConnection, start: RoundStart) -> None:
-        vectors = [start.weights]
-        if start.corrections is not None:
-            vectors.append(start.corrections(silo))
+        correction = start.configure(silo)
+        vectors = [start.weights] if correction is None else [start.weights, correction]
         connection.send({"round": start.number, "evaluates": start.evaluates}, *vectors)
 
     def _take(

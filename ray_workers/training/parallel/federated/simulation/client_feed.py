@@ -15,7 +15,7 @@ from ray_workers.training.parallel.federated.client_batches import (
     batches_of,
 )
 from ray_workers.training.parallel.federated.rounds import Participant, Rounds, deal
-from ray_workers.training.parallel.federated.simulation.partition import Numbers
+from ray_workers.training.parallel.strategy import Numbers
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from dray.spec.federated.parts import Partition
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.data.device_dataset import Samples
 from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.parallel.strategy import Numbers
 
-Numbers = npt.NDArray[np.int64]
-"""Of samples, in a split."""
 Shares = npt.NDArray[np.float64]
 """(classes, clients): the share of each class that each client has. A row adds up to 1."""
 

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ray_workers.shared.contracts import Frame, FrameKind, attempt_prefix
+from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.names import attempt_prefix
 from tests.unit.api.serving import LiveServer
 
 STATE = bytes(range(256)) * 40

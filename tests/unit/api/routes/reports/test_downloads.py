@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ray_workers.shared.contracts import Frame, attempt_prefix
+from ray_workers.shared.contracts import Frame
+from ray_workers.shared.names import attempt_prefix
 from tests.unit.api.routes.reports.test_checkpoints import STATE, saved
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.helpers import log

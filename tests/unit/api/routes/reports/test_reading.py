@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from ray_workers.shared.contracts import attempt_prefix
+from ray_workers.shared.names import attempt_prefix
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.service.helpers import START, log, metrics, used
 

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Outcome, Phase, attempt_prefix
+from ray_workers.shared.contracts import Cause, Outcome, Phase
+from ray_workers.shared.names import attempt_prefix
 from service.domain.errors import DatabaseUnavailable, StorageUnavailable
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Received, Recorded

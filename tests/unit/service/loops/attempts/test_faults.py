@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
+from dray.filters import JobFilter
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import AttemptSpec, FrameKind, Phase, attempt_prefix
-from service.jobs.listing import JobQuery
+from ray_workers.shared.contracts import AttemptSpec, FrameKind, Phase
+from ray_workers.shared.names import attempt_prefix
 from tests.fakes.attempt import Exited, FakeRank
 from tests.fakes.cluster import LostLaunch
 from tests.marks import ON_SQLITE
@@ -78,7 +79,7 @@ async def test_a_launch_that_fails_takes_no_other_along(
     runtime = await world.open()
     bad = await world.submit(runtime, array={"size": 2})
     array_id = (await runtime.jobs.get(bad)).array_id
-    (other,) = (await runtime.jobs.list(JobQuery(array=array_id, array_index=1))).items
+    (other,) = (await runtime.jobs.list(JobFilter(array=array_id, array_index=1))).items
 
     async def has_ended() -> bool:
         return any(await causes(runtime, bad))

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
+from ray_workers.shared.commands import Command
 from ray_workers.shared.contracts import AttemptSpec, Phase, PollReply, Slice
 from service.cluster.port import AttemptRef, ClusterUnavailable
 from service.ingest import attempt_results
@@ -234,12 +235,12 @@ async def test_an_attempt_that_nobody_owns_is_ended(world: World) -> None:
 async def test_an_attempt_that_nobody_owns_is_ended_though_its_supervisor_takes_no_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def is_stopped(_: AttemptRef) -> None:
+    async def is_stopped(_: AttemptRef, __: Command) -> None:
         raise ClusterUnavailable("TimeoutError")
 
     await world.fake.launch(stray(world, "waits"))
     await world.fake.reached("job-stray", Phase.RUNNING, 3)
-    monkeypatch.setattr(world.fake, "stop_attempt", is_stopped)
+    monkeypatch.setattr(world.fake, "send", is_stopped)
     await world.open()
     await world.fake.forgotten("job-stray", 3)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Frame, attempt_prefix
+from ray_workers.shared.contracts import Frame
+from ray_workers.shared.names import attempt_prefix
 from service.domain.series import Points
 from service.ingest.attempt_results import LEFT_OUT
 from service.ingest.rank_frames import RankFrames

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from dray import views
+from dray.filters import JobFilter
 from dray.requests import JobChangeRequest
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.domain.errors import DecisionNotFound, UnknownQueue, Unsatisfiable
 from service.domain.scheduling.outlook.situation import UNKNOWN_S
-from service.jobs.listing import JobQuery
 from service.outlook import forecasts
 from service.outlook.answers import Answers
 from service.runtime import Runtime
@@ -148,7 +148,7 @@ async def test_a_dry_run_says_what_would_happen_and_stores_nothing(world: World)
     assert told.start is not None
     assert told.start.at is not None
     assert "starts now with 1 worker" in [each.message for each in told.counterfactuals]
-    page = await runtime.jobs.list(JobQuery())
+    page = await runtime.jobs.list(JobFilter())
     assert [job.id for job in page.items] == [first]
 
 

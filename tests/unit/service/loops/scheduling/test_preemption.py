@@ -13,7 +13,8 @@ from dray import views
 from dray.requests import DrillRequest
 from dray.train.checkpoints import CheckpointRef
 from dray.views import DrillState, JobState
-from ray_workers.shared.contracts import FrameKind, attempt_prefix
+from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.names import attempt_prefix
 from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
 from tests.marks import RULES

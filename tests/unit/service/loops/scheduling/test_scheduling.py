@@ -9,6 +9,7 @@ import pytest
 
 from dray.spec import JobSpec
 from dray.views import JobState
+from ray_workers.shared.commands import Command
 from ray_workers.shared.contracts import Phase
 from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import AttemptRef
@@ -330,13 +331,13 @@ async def test_a_cancel_that_races_with_a_good_end_leaves_the_end(world: World) 
 async def test_a_cancel_reaches_a_cluster_that_was_away(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop_attempt, tried = world.fake.stop_attempt, asyncio.Event()
+    send, tried = world.fake.send, asyncio.Event()
 
-    async def noted(ref: AttemptRef) -> None:
+    async def noted(ref: AttemptRef, command: Command) -> None:
         tried.set()
-        await stop_attempt(ref)
+        await send(ref, command)
 
-    monkeypatch.setattr(world.fake, "stop_attempt", noted)
+    monkeypatch.setattr(world.fake, "send", noted)
     runtime = await world.open()
     job_id = await world.submit(runtime, "waits")
     await comes_to(runtime, job_id, JobState.RUNNING)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dray import views
+from dray.filters import JobFilter
 from dray.views import JobState
-from service.jobs.listing import JobQuery
 from service.loops.scheduling import trial_values
 from service.runtime import Runtime
 from service.sweeps import optuna_sampler
@@ -63,7 +63,7 @@ async def test_trials_ask_optuna_when_they_start(world: World) -> None:
     assert values == [(trial.parameters or {})["train.optimizer.lr"] for trial in trials]
     assert sweep.best is not None
     assert sweep.best.value == min(value for value in values if value is not None)
-    found = await runtime.jobs.list(JobQuery(where=f"train.optimizer.lr = {values[2]!r}"))
+    found = await runtime.jobs.list(JobFilter(where=f"train.optimizer.lr = {values[2]!r}"))
     assert [job.id for job in found.items] == [trials[2].job_id]
     again = await is_over(runtime, await swept(world, runtime, "measures", **given))
     assert [trial.parameters for trial in await trials_of(runtime, again.id)] == [

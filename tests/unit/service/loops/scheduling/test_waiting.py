@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dray.filters import JobFilter
 from dray.views import JobState
-from service.jobs.listing import JobQuery
 from tests.fakes.attempt import FakeRank
 from tests.unit.service.loops.world import World, comes_to, eventually, says
 
@@ -55,7 +55,7 @@ async def test_no_more_jobs_of_an_array_run_than_may(world: World) -> None:
     first = await world.submit(runtime, "counted", array={"size": 6, "max_running": 2})
     array_id = (await runtime.jobs.get(first)).array_id
     assert array_id is not None
-    (last,) = (await runtime.jobs.list(JobQuery(array=array_id, array_index=5))).items
+    (last,) = (await runtime.jobs.list(JobFilter(array=array_id, array_index=5))).items
     await says(runtime, last.id, "array_limit")
     other = await world.submit(runtime)
     await comes_to(runtime, other, JobState.SUCCEEDED)

@@ -16,6 +16,7 @@ from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.data.device_dataset import on_device
 from ray_workers.training.devices import CPU
 from ray_workers.training.parallel import Strategy, StrategyContext, strategy_of
+from ray_workers.training.parallel.gradients import Pass
 
 
 class Server:
@@ -53,7 +54,7 @@ class Server:
     def train(self, number: int) -> None:
         """A round up to the server's step."""
         shares = self.feed.at(number).shares
-        self.strategy.gradients.backward(shares, None, lambda _: None, lambda: None)
+        self.strategy.gradients.backward(Pass(shares))
 
     def buffers(self) -> dict[str, Tensor]:
         return dict(self.strategy.model.named_buffers())

@@ -6,7 +6,7 @@ from collections.abc import Set
 
 import pytest
 
-from ray_workers.training.parallel.federated.collection_rules import Collection, Next, next_of
+from ray_workers.training.parallel.federated.rounds import Collection, Next, next_of
 
 
 def after(

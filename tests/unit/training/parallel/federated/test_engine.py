@@ -11,7 +11,7 @@ from torch import nn
 
 from ray_workers.shared.contracts import Cause
 from ray_workers.training.core.errors import RoundsError, cause_of
-from ray_workers.training.parallel.federated.aggregation import control_variates
+from ray_workers.training.parallel.federated.aggregation import algorithms
 from ray_workers.training.parallel.federated.aggregation.privacy import check_statistics
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import Flat
@@ -126,7 +126,7 @@ def test_a_client_with_many_steps_shows_each_of_them(monkeypatch: pytest.MonkeyP
 def test_a_rank_refuses_more_control_variates_than_its_node_can_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(control_variates, "memory_here", lambda: 1000)
+    monkeypatch.setattr(algorithms, "memory_here", lambda: 1000)
     with pytest.raises(RoundsError, match=r"for each of 40 clients, .* take fewer") as raised:
         server(algorithm="scaffold")
     assert cause_of(raised.value) is Cause.CANNOT_RUN

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dray.spec import JobSpec
 from ray_workers.training.parallel.federated.client_batches import RoundShare
 from ray_workers.training.parallel.federated.client_training import ClientTraining
+from ray_workers.training.parallel.gradients import EngineParts
 from tests.unit.training.parallel.federated.in_process import Server
 from tests.unit.training.ranks import run_in_group
 
@@ -37,7 +38,8 @@ def test_fedprox_clips_the_gradient_of_the_proximal_objective() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     batches = [(torch.randn(8, 3), torch.randn(8, 2)) for _ in range(4)]
-    training = ClientTraining(model, squares, nullcontext, spec.train, spec.federated)
+    parts = EngineParts(model, squares, nullcontext)
+    training = ClientTraining(parts, spec.train, spec.federated)
     update, _ = training.train(batches, 0.1, None)
     own = copy.deepcopy(model)
     begun = [p.detach().clone() for p in model.parameters()]

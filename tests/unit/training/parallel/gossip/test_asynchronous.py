@@ -178,8 +178,8 @@ def _ask_to_leave_at_step_4(task: RankTask) -> None:
 
 
 def _end_once_all_left(trainer: Trainer) -> None:
-    sync = trainer.strategy.sync  # type: ignore[attr-defined]
-    leaves_after = sync._turns.leaves_after
+    strategy: Any = trainer.strategy
+    leaves_after = strategy._turns.leaves_after
     if leaves_after is not None and trainer.progress.step >= leaves_after:
         os._exit(0)
 

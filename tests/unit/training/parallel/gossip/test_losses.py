@@ -22,7 +22,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.loop.trainer import Trainer
-from ray_workers.training.parallel.gossip.copies import GossipSync
+from ray_workers.training.parallel.gossip.copies import GossipReplicas
 from ray_workers.training.parallel.gossip.mixing import FlatCopy, Mixing
 from tests.marks import SOAK, soak
 from tests.unit.training.jobs import series, weights
@@ -81,7 +81,7 @@ class Tape:
         weights = [p.detach() for p in trainer.workload.model.parameters()]
         update: Any = trainer.strategy.update
         momenta = (update._optimizer.state[p].get("momentum_buffer") for p in update._names)
-        sync: Any = trainer.strategy.sync  # type: ignore[attr-defined]
+        strategy: Any = trainer.strategy
         record = {
             "round": trainer.place.generation,
             "rank": trainer.rank,
@@ -93,7 +93,7 @@ class Tape:
                     for w, m in zip(weights, momenta, strict=True)
                 ]
             ),
-            "push_weight": sync.push_weight,
+            "push_weight": strategy.push_weight,
         }
         number = next(self._numbers)
         name = f"{task.rank}-{task.incarnation}-{number:03d}-{'start' if is_start else 'step'}.pt"
@@ -321,14 +321,14 @@ def test_a_newcomer_whose_group_breaks_at_once_keeps_the_copy_that_it_was_given(
 def _die_beside_a_newcomer(task: RankTask, tape: Tape) -> None:
     tape(task)
     if task.rank == 2 and not task.incarnation:
-        prepare = GossipSync.prepare
+        prepare = GossipReplicas.prepare
 
-        def prepare_or_die(sync: GossipSync, feed: Any, step: int) -> None:
-            if step and sync.world_size == 3:
+        def prepare_or_die(strategy: GossipReplicas, feed: Any, step: int) -> None:
+            if step and strategy.world_size == 3:
                 die()
-            prepare(sync, feed, step)
+            prepare(strategy, feed, step)
 
-        GossipSync.prepare = prepare_or_die  # type: ignore[method-assign]
+        GossipReplicas.prepare = prepare_or_die  # type: ignore[method-assign]
 
 
 def test_a_checkpoint_is_not_missed_where_a_rank_dies_before_its_copy_has_been_fetched(

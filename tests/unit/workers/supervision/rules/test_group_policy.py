@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Cause, Drill, DrillKind, Grant
+from dray.drills import DrillKind
+from ray_workers.shared.commands import Drill, Grant
+from ray_workers.shared.contracts import Cause
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.group_policy import (
     Action,
@@ -26,13 +28,21 @@ from ray_workers.supervision.rules.hang_detector import PATIENCE
 from ray_workers.supervision.rules.recovery_rules import RecoveryState, Regrouping
 from ray_workers.supervision.rules.timings import Timings
 from tests.unit.workers.supervision.observed import observation
+from tests.wire import traits
 
 TIMINGS = Timings()
 STEP_S = TIMINGS.hang_s[RankPhase.COMPUTE]
-ELASTIC = GroupPolicy(TIMINGS, recovers_in_place=True, is_script=False, is_elastic=False)
-SERVED = GroupPolicy(TIMINGS, True, is_script=False, is_elastic=False, has_servers=True)
-FIXED = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=False, is_elastic=False)
-SCRIPT = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=True, is_elastic=False)
+PLAIN = traits({})
+
+
+def policy_of(*, is_elastic: bool = False, **fields: Any) -> GroupPolicy:
+    return GroupPolicy(TIMINGS, replace(PLAIN, **fields), is_elastic)
+
+
+ELASTIC = policy_of(recovers_in_place=True)
+SERVED = policy_of(recovers_in_place=True, state_holders=frozenset({1}))
+FIXED = policy_of(recovers_in_place=False)
+SCRIPT = policy_of(recovers_in_place=False, is_script=True)
 REGROUPING = Regrouping((1,), began_at=0.0, furthest_step=10)
 ANNOUNCED = RecoveryState(round=1, regrouping=REGROUPING, announced_at=0.0)
 LACKING = RecoveryState(round=1, regrouping=REGROUPING, num_lacking=2, lacking_since=0.0)
@@ -123,7 +133,7 @@ def test_a_slow_worker_of_parameter_servers_is_not_ended_and_a_stopped_one_is() 
 def test_a_rank_that_takes_few_shares_does_not_hang(at_own_pace: bool) -> None:
     """With ad_psgd: a share takes it as long as the others need for fifteen steps."""
     share_s, step_s = 20.0, 20.0 / 15
-    policy, memory = replace(ELASTIC, at_own_pace=at_own_pace), GroupMemory()
+    policy, memory = policy_of(recovers_in_place=True, at_own_pace=at_own_pace), GroupMemory()
     ended = []
     for now in map(float, range(1, 200)):
         computes_since = now // share_s * share_s
@@ -148,7 +158,7 @@ def test_a_running_script_is_not_judged_for_it_does_not_say_what_it_does() -> No
     assert decide(script("S"), at=[0.0, 9.0, 1000.0], policy=SCRIPT) == []
 
 
-ELASTIC_SCRIPT = GroupPolicy(TIMINGS, recovers_in_place=True, is_script=True, is_elastic=True)
+ELASTIC_SCRIPT = policy_of(recovers_in_place=True, is_script=True, is_elastic=True)
 
 
 def test_an_elastic_script_that_is_not_prepared_ends_once_it_has_reported_a_step() -> None:

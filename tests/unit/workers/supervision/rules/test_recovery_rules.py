@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dray.spec import JobSpec
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Slice
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules import recovery_rules
@@ -18,11 +17,10 @@ from ray_workers.supervision.rules.recovery_rules import (
     RecoveryState,
     Regrouping,
 )
-from ray_workers.supervision.rules.serving_ranks import replica_ranks, serving_ranks
 from tests.unit.workers.supervision.observed import observation
+from tests.wire import traits
 
 RECIPE: dict[str, Any] = {"recipe": "image_classification"}
-SCRIPT: dict[str, Any] = {"script": {"entrypoint": "train.py"}}
 
 
 def error(rank: int, cause: Cause) -> Frame:
@@ -40,62 +38,11 @@ def refused(
     )
 
 
-def why_never(changes: dict[str, Any], *, workers: int = 2, gpus: bool = False) -> str | None:
-    document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
-    return recovery_rules.why_never(document, num_workers=workers, has_gpus=gpus)
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "may"),
-    [
-        (RECIPE, {}, True),
-        (RECIPE, {"has_gpus": True}, False),
-        (SCRIPT, {}, True),
-        (SCRIPT, {"num_workers": 1}, False),
-        (SCRIPT, {"has_gpus": True}, False),
-        ({"script": {"entrypoint": "train.py", "framework": "jax"}}, {}, False),
-    ],
-)
-def test_a_script_of_one_program_on_cpu_may_recover(
-    changes: dict[str, Any], kind: dict[str, Any], may: bool
-) -> None:
-    document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
-    asked = {"num_workers": 2, "has_gpus": False} | kind
-    assert recovery_rules.may_recover(document, **asked) is may
-
-
 def test_a_script_is_prepared_once_a_running_process_of_it_shows_that() -> None:
     seen = [observation(0, is_prepared=True), observation(1)]
     assert recovery_rules.are_prepared(seen, {(0, 0), (1, 0)})
     assert not recovery_rules.are_prepared(seen, {(1, 0)})
     assert not recovery_rules.are_prepared([], {(0, 0)})
-
-
-def test_a_group_that_holds_one_state_together_recovers() -> None:
-    assert why_never(RECIPE) is None
-
-
-def test_a_group_whose_ranks_keep_copies_of_their_own_recovers() -> None:
-    assert why_never(RECIPE | {"sync": {"kind": "gossip"}}) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "said"),
-    [
-        (SCRIPT, {}, "only if it calls dray.train.prepare"),
-        (SCRIPT, {"workers": 1}, "only if it calls dray.train.prepare"),
-        (RECIPE, {"workers": 1}, "nobody else holds its state"),
-        (RECIPE, {"gpus": True}, "half a step on"),
-        (RECIPE | {"parallel": {"shard": 2}}, {}, "each has parts that nobody else has"),
-        (RECIPE | {"sync": {"every": 4}}, {}, "each has its own state"),
-    ],
-)
-def test_each_kind_that_never_recovers_has_its_reason(
-    changes: dict[str, Any], kind: dict[str, Any], said: str
-) -> None:
-    why = why_never(changes, **kind)
-    assert why is not None
-    assert said in why
 
 
 @pytest.mark.parametrize("code", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, None])
@@ -125,8 +72,7 @@ def test_a_server_that_is_lost_takes_its_part_of_the_weights_along() -> None:
 
 def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() -> None:
     sync = {"kind": "parameter_server", "servers": 3, "shards_kept_by": "replica"}
-    document = JobSpec.model_validate({**RECIPE, "resources": {"num_workers": 6}, "sync": sync})
-    replicas = replica_ranks(document.model_dump(mode="json"))
+    replicas = traits({**RECIPE, "resources": {"num_workers": 6}, "sync": sync}).replicas
     assert replicas == {3: 4, 4: 5, 5: 3}
     limits: dict[str, Any] = {"num_holders": 2, "without_a_step": 0, "servers": {3, 4, 5}}
     limits |= {"replicas": replicas}
@@ -137,13 +83,6 @@ def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() ->
     assert recovery_rules.refused([first, second], {}, **limits) == reason
     assert recovery_rules.refused([second], {}, **limits, recovering=[5]) == reason
     assert recovery_rules.refused([second], {}, **limits, recovering=[0]) is None
-
-
-def test_the_last_ranks_are_parameter_servers() -> None:
-    sync = {"kind": "parameter_server", "servers": 2}
-    document = JobSpec.model_validate({**RECIPE, "resources": {"num_workers": 5}, "sync": sync})
-    assert serving_ranks(document.model_dump(mode="json")) == {3, 4}
-    assert recovery_rules.may_recover(document, num_workers=5, has_gpus=False)
 
 
 def test_without_a_survivor_there_is_no_state_left() -> None:

@@ -7,8 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_workers.shared.frames import SiloRoundReport
-from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
-from ray_workers.training.parallel.federated.silos.notices import NOTICE_S, RoundNotices
+from ray_workers.training.parallel.federated.silos.collector import (
+    NOTICE_S,
+    RoundCollector,
+    RoundNotices,
+    SiloUpdate,
+)
 
 
 def update(number: float = 0.0) -> SiloUpdate:

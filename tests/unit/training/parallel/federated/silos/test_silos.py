@@ -26,7 +26,7 @@ from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.clients import silo_client
 from ray_workers.training.core.faultpoints import FaultPoint, arm
-from ray_workers.training.core.finished import FINISHED_KEY
+from ray_workers.training.core.progress import FINISHED_KEY
 from ray_workers.training.core.schedule import lr_at
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic.store_server import loopback_store

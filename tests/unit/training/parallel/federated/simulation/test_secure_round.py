@@ -17,6 +17,7 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.parallel.federated.simulation.secure_round import SecureRound
+from ray_workers.training.parallel.gradients import Pass
 from tests.unit.training.jobs import weights
 from tests.unit.training.parallel.federated.in_process import Server
 from tests.unit.training.parallel.federated.simulation.test_simulation import ROUNDS, job
@@ -139,7 +140,7 @@ def test_bits_that_do_not_hold_the_updates_end_the_job_with_the_reason() -> None
     share = server.feed.at(1).shares[0]
     share.feed._clients = [range(10**6)]  # type: ignore[attr-defined]
     with pytest.raises(RoundsError, match=r"federated\.secure_aggregation: 32 bits are too few"):
-        server.strategy.gradients.backward([share], None, lambda _: None, lambda: None)
+        server.strategy.gradients.backward(Pass([share]))
 
 
 def test_a_node_without_the_package_says_where_to_name_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""The methods of the asynchronous client, by subject."""

@@ -1,0 +1,118 @@
+"""Requests and their answers, of which all methods of the client consist."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar, cast
+
+import httpx
+from pydantic import BaseModel
+
+from dray import errors
+from dray._http.transport import (
+    Call,
+    Connection,
+    Parameters,
+    failure_of,
+    may_repeat,
+    never_arrived,
+    no_answer,
+    params,
+)
+
+T = TypeVar("T")
+V = TypeVar("V", bound=BaseModel)
+
+
+class ItemList(Protocol[T]):
+    """A list."""
+
+    items: list[T]
+
+
+class Page(ItemList[T], Protocol[T]):
+    """A page of a list."""
+
+    next_cursor: str | None
+
+
+class Calls:
+    """Calls to one server."""
+
+    def __init__(self, connection: Connection, http: httpx.AsyncClient) -> None:
+        self._connection = connection
+        self._clock = connection.retry.clock
+        self._http = http
+
+    async def _send(self, call: Call, *, patient: bool = False) -> httpx.Response:
+        """Send the call until it succeeds, fails for good, or the patience ends.
+
+        This is safe for every call of this API: GET, DELETE and cancel may be repeated, and a
+        submit carries an idempotency key. A POST without a key that is no cancel is sent once,
+        unless it is known not to have arrived, or was refused by a 429. Raises the classes of
+        `dray.errors`. The response of a streamed call is to be closed.
+        """
+        retry = self._connection.patient if patient else self._connection.retry
+        began = retry.clock()
+        tries = 0
+        while True:
+            tries += 1
+            failure: errors.DrayError
+            retry_after_s = None
+            try:
+                response = await self._send_once(call)
+            except httpx.RequestError as error:
+                failure = no_answer(error, self._connection.url)
+                if not (call.is_safe or never_arrived(error)):
+                    raise failure from None
+            else:
+                refused = failure_of(call, response, tries)
+                if refused is None:
+                    return response
+                if not may_repeat(call, refused):
+                    raise refused
+                failure, retry_after_s = refused, refused.retry_after_s
+            delay_s = retry.delay_s(tries, retry_after_s)
+            if retry.clock() - began + delay_s > retry.patience_s:
+                raise failure
+            await asyncio.sleep(delay_s)
+
+    async def _send_once(self, call: Call) -> httpx.Response:
+        request = self._http.build_request(**self._connection.arguments(call))
+        response = await self._http.send(request, stream=call.streamed)
+        if call.streamed and not response.is_success:
+            async with aclosing(response):
+                await response.aread()
+        return response
+
+    async def _read(self, view: type[V], call: Call, *, patient: bool = False) -> V:
+        response = await self._send(call, patient=patient)
+        return self._connection.parse(view, response.content, call)
+
+    async def _list(self, view: type[ItemList[T]], path: str, query: Parameters = ()) -> list[T]:
+        """All items of a list that has no pages."""
+        found: ItemList[T] = await self._read(cast("Any", view), Call("GET", path, query))
+        return found.items
+
+    async def _items(
+        self, view: type[Page[T]], path: str, query: Parameters = (), *, page_size: int
+    ) -> AsyncGenerator[T, None]:
+        """Yield what is in a list; each page is fetched when it is needed."""
+        cursor: str | None = None
+        while True:
+            call = Call("GET", path, (*query, *params(limit=page_size, cursor=cursor)))
+            page: Page[T] = await self._read(cast("Any", view), call)
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def _pause_if_hurried(self, asked: float, wait_s: float, *, changed: bool) -> None:
+        """Pause after an early answer: a server that is stopping answers long polls at once."""
+        took_s = self._clock() - asked
+        pause_s = min(0.5, wait_s - took_s)
+        if not changed and pause_s > 0:
+            await asyncio.sleep(pause_s)

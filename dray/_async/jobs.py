@@ -1,0 +1,270 @@
+"""Find jobs, wait for them, change them, end them, and inject faults; and arrays and sweeps."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from datetime import datetime
+from typing import Any
+
+from dray import errors, views
+from dray._async.calls import Calls
+from dray._http import references
+from dray._http.transport import LONG_POLL_S, Call, params, present, segment
+from dray.filters import JobFilter, States, label_texts, states_of
+from dray.views import DrillKind, JobState
+
+
+class JobCalls(Calls):
+    async def get(
+        self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
+    ) -> views.Job:
+        """The job; with `wait_s` (up to 60 s) once its state is not `known_state`."""
+        return await self._job(job_id, wait_s, known_state)
+
+    async def _job(
+        self,
+        job_id: str,
+        wait_s: float = 0.0,
+        known_state: JobState | None = None,
+        *,
+        patient: bool = False,
+    ) -> views.Job:
+        query = params(wait_s=wait_s or None, state=known_state)
+        call = Call("GET", _path(job_id), query, wait_s=wait_s)
+        return await self._read(views.Job, call, patient=patient)
+
+    def jobs(
+        self,
+        *,
+        state: States | None = None,
+        queue: str | None = None,
+        label: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        name_glob: str | None = None,
+        text: str | None = None,
+        array: str | None = None,
+        array_index: int | None = None,
+        collapse_arrays: bool = False,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        where: str | None = None,
+        brief: bool = False,
+        page_size: int = 100,
+    ) -> AsyncGenerator[views.Job, None]:
+        """Yield the jobs that match all arguments, newest first, fetched page by page.
+
+        state: one state or several, any of which matches. owner: `@me` is the caller. label: a
+        job must have every pair. name_glob: a pattern of the whole name, in which `*` stands for
+        any text and `?` for one character. text: a part of the name, in whatever case. array: the
+        id of an array. array_index: the index that a job has in its array. collapse_arrays: yield
+        one job alone of each array; with `state`, of those with a job in any of them.
+        created_after, created_before: with a time zone; the job was submitted at the first or
+        later, and before the second. where: a search expression, such as
+        `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column at
+        fault. brief: leave `spec` of each empty, which is most of an answer.
+        """
+        chosen = JobFilter.model_construct(
+            state=states_of(state),
+            queue=queue,
+            label=label_texts(label),
+            owner=owner,
+            project=project,
+            name=name,
+            name_glob=name_glob,
+            text=text,
+            array=array,
+            array_index=array_index,
+            collapse_arrays=collapse_arrays,
+            created_after=created_after,
+            created_before=created_before,
+            where=where,
+        )
+        query = (*references.query_of(chosen), *params(brief=brief))
+        return self._items(views.JobPage, "/v1/jobs", query, page_size=page_size)
+
+    async def resolve(self, reference: str, *, arrays: bool = False) -> str:
+        """The id of the one job with this name, or whose id begins with it; `@last` is the caller's
+        newest job; `ARRAY/INDEX` is a job of an array. A complete id is returned unchanged. With
+        `arrays` it may be an array's: by its id, how that begins, or the name of its jobs.
+
+        Raises JobNotFound, and AmbiguousJob with the candidates if there are several.
+        """
+        kinds = "(job|array)" if arrays else "job"
+        if re.fullmatch(rf"{kinds}-[0-9a-z]{{26}}", reference):
+            return reference
+        found: dict[str, views.Job] = {}
+        for chosen in references.meant(reference, arrays):
+            num = 1 if reference == "@last" else errors.MAX_CANDIDATES + 1
+            call = Call("GET", "/v1/jobs", (*references.query_of(chosen), *params(limit=num)))
+            page = await self._read(views.JobPage, call)
+            for job in page.items:
+                found[(chosen.collapse_arrays and job.array_id) or job.id] = job
+        if len(found) > 1:
+            raise errors.AmbiguousJob(reference, list(found.values()), ids=list(found))
+        for one in found:
+            return one
+        raise references.not_found(reference)
+
+    async def wait(
+        self, job_id: str, timeout_s: float | None = None, states: States | None = None
+    ) -> views.Job:
+        """Return the job as soon as it is over or in one of `states`, whatever its end.
+
+        The client uses long polls and survives restarts of the server. Raises WaitTimeout after
+        `timeout_s` seconds; the job goes on.
+        """
+        wanted = states_of(states)
+        deadline = None if timeout_s is None else self._clock() + timeout_s
+        job = await self._job(job_id, patient=True)
+        while not (job.state in wanted or job.state.is_terminal):
+            asked = self._clock()
+            left_s = LONG_POLL_S if deadline is None else deadline - asked
+            if left_s <= 0:
+                raise errors.WaitTimeout(job, timeout_s or 0.0)
+            wait_s = min(LONG_POLL_S, left_s)
+            known = job.state
+            job = await self._job(job_id, wait_s, known, patient=True)
+            await self._pause_if_hurried(asked, wait_s, changed=job.state != known)
+        return job
+
+    async def cancel(self, job_id: str) -> views.Job:
+        """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
+        return await self._read(views.Job, Call("POST", f"{_path(job_id)}/cancel"))
+
+    async def hold(self, job_id: str) -> views.Job:
+        """Keep a waiting job from starting until `release`; raises JobNotWaiting if it does not
+        wait."""
+        return await self._change(job_id, held=True)
+
+    async def release(self, job_id: str) -> views.Job:
+        """Let a held job start again."""
+        return await self._change(job_id, held=False)
+
+    async def move(
+        self, job_id: str, queue: str | None = None, *, first: bool = False
+    ) -> views.Job:
+        """Move a waiting job to another queue, before all others of its priority there with
+        `first`, or both. The rules of that queue apply. Raises JobNotWaiting, UnknownQueue,
+        QueueFull or PriorityTooHigh, and Forbidden for `first` unless an admin asks."""
+        return await self._change(job_id, queue=queue, first=first or None)
+
+    async def set_priority(self, job_id: str, priority: int) -> views.Job:
+        """Change the priority of a job that has not ended; raises PriorityTooHigh above the queue's
+        `max_priority` unless an admin asks."""
+        return await self._change(job_id, priority=priority)
+
+    async def _change(self, job_id: str, **changes: Any) -> views.Job:
+        """Change where the job waits; None leaves a field as it is."""
+        call = Call.with_json("PATCH", _path(job_id), present(**changes))
+        return await self._read(views.Job, call)
+
+    async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
+        """Have a job save a checkpoint within `grace_s` seconds (by default the server's setting),
+        leave its slots and resume from its place in the queue. Raises JobNotRunning if the job
+        holds no slots."""
+        path = f"{_path(job_id)}/preempt"
+        if grace_s is None:
+            return await self._read(views.Job, Call("POST", path))
+        return await self._read(views.Job, Call.with_json("POST", path, {"grace_s": grace_s}))
+
+    async def drill(
+        self,
+        job_id: str,
+        *,
+        kind: DrillKind | str,
+        rank: int = 0,
+        at_step: int | None = None,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+    ) -> views.Drill:
+        """Inject a fault into a job that trains: `kill` or `stall` a rank, or `preempt` the job.
+
+        The fault is injected at once, or when `at_step` optimizer steps are done. Returns the drill
+        when it is over, or with `wait=False` immediately. Raises JobNotRunning or DrillImpossible.
+        """
+        body = present(kind=DrillKind(kind), rank=rank, at_step=at_step)
+        # One key for all tries: a lost answer must not inject the fault twice.
+        key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+        path = f"{_path(job_id)}/drill"
+        call = Call.with_json("POST", path, body, headers={"Idempotency-Key": key})
+        found = await self._read(views.Drill, call)
+        while wait and not found.state.is_over:
+            asked = self._clock()
+            path = f"{_path(job_id)}/drills/{segment(found.id)}"
+            call = Call("GET", path, params(wait_s=LONG_POLL_S), wait_s=LONG_POLL_S)
+            found = await self._read(views.Drill, call, patient=True)
+            await self._pause_if_hurried(asked, LONG_POLL_S, changed=found.state.is_over)
+        return found
+
+    async def drills(self, job_id: str) -> list[views.Drill]:
+        """Every drill of the job, oldest first."""
+        return await self._list(views.DrillPage, f"{_path(job_id)}/drills")
+
+    async def hangs(self, job_id: str) -> list[views.Hang]:
+        """The newest hangs that were found, with the culprits and the stack of every rank."""
+        return await self._list(views.HangPage, f"{_path(job_id)}/hangs")
+
+    async def delete(self, job_id: str) -> None:
+        """Remove a finished job with all its files; raises JobLive if the job has not ended."""
+        await self._send(Call("DELETE", _path(job_id)))
+
+    async def explain(self, job_id: str) -> views.Explanation:
+        """Explain why the job is in its state, and what it waits for."""
+        return await self._read(views.Explanation, Call("GET", f"{_path(job_id)}/explain"))
+
+
+class ArrayCalls(Calls):
+    async def array(self, array_id: str) -> views.JobArray:
+        """The array, with the number of its jobs in each state."""
+        return await self._read(views.JobArray, Call("GET", _array_path(array_id)))
+
+    async def wait_array(
+        self, array_id: str, timeout_s: float | None = None, states: States | None = None
+    ) -> views.JobArray:
+        """Return the array as soon as each of its jobs is over or in one of `states`. Raises
+        ArrayWaitTimeout after `timeout_s` seconds; the jobs go on."""
+        wanted = states_of(states)
+        deadline = None if timeout_s is None else self._clock() + timeout_s
+        array = await self._read(views.JobArray, Call("GET", _array_path(array_id)), patient=True)
+        while not array.is_settled(wanted):
+            asked = self._clock()
+            left_s = LONG_POLL_S if deadline is None else deadline - asked
+            if left_s <= 0:
+                raise errors.ArrayWaitTimeout(array, timeout_s or 0.0)
+            wait_s = min(LONG_POLL_S, left_s)
+            query = params(wait_s=wait_s, state=wanted)
+            call = Call("GET", _array_path(array_id), query, wait_s=wait_s)
+            array = await self._read(views.JobArray, call, patient=True)
+            await self._pause_if_hurried(asked, wait_s, changed=array.is_settled(wanted))
+        return array
+
+    async def cancel_array(self, array_id: str) -> views.JobArray:
+        """Stop all jobs of an array that are not over."""
+        return await self._read(views.JobArray, Call("POST", f"{_array_path(array_id)}/cancel"))
+
+    async def delete_array(self, array_id: str) -> None:
+        """Remove all jobs of an array with all their files; raises JobLive unless all are over."""
+        await self._send(Call("DELETE", _array_path(array_id)))
+
+    async def sweep(self, sweep_id: str) -> views.JobSweep:
+        """The sweep, by the id of the array of its trials, with the best trial so far. It is waited
+        for, cancelled and deleted as an array."""
+        return await self._read(views.JobSweep, Call("GET", f"/v1/sweeps/{segment(sweep_id)}"))
+
+    def trials(self, sweep_id: str, *, page_size: int = 100) -> AsyncGenerator[views.Trial, None]:
+        """Yield the trials of a sweep by their index, with their values, fetched page by page; the
+        best is marked."""
+        path = f"/v1/sweeps/{segment(sweep_id)}/trials"
+        return self._items(views.TrialPage, path, page_size=page_size)
+
+
+def _path(job_id: str) -> str:
+    return f"/v1/jobs/{segment(job_id)}"
+
+
+def _array_path(array_id: str) -> str:
+    return f"/v1/arrays/{segment(array_id)}"

@@ -1,0 +1,169 @@
+"""Submit jobs, with the code that they bring, and plan them."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dray import functions, views
+from dray._async.calls import Calls
+from dray._http import code as code_archives
+from dray._http.code import OnUpload
+from dray._http.transport import Call, params, present, segment
+from dray.code.local import packed_code, with_code
+from dray.code.packing import PackedCode, pack
+from dray.errors import IntegrityError
+
+if TYPE_CHECKING:  # most commands need neither the document's classes nor YAML
+    from dray.spec import JobSpec
+
+Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
+
+MAX_ROUNDS = 3
+"""How often parts are sent that are said to be missing: they were deleted meanwhile, or lost."""
+
+
+class SubmitCalls(Calls):
+    async def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
+        """Queue a job: a JobSpec, a mapping, or the path of a YAML or JSON document.
+
+        With the same `idempotency_key` (1 to 255 printable ASCII characters) the same document
+        creates one job, however often it is submitted. Raises Unprocessable with the pointer to
+        the field at fault, Unsatisfiable if the cluster could never run it.
+        """
+        document, base = _document(spec)
+        packed = await asyncio.to_thread(packed_code, document, base)
+        if packed is not None:
+            uploaded = await self._upload(packed, None)
+            document = with_code(document, uploaded.id)
+        # One key for all tries, so that a submit whose answer was lost makes one job.
+        key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+        call = Call.with_json("POST", "/v1/jobs", document, headers={"Idempotency-Key": key})
+        return await self._read(views.Job, call)
+
+    async def dry_run(self, spec: Spec) -> views.Explanation:
+        """Whether and when the job would start if it were submitted now, and what would have it
+        start earlier; nothing is stored. Raises what `submit` raises."""
+        document = with_code(_document(spec)[0], None)  # nothing is uploaded
+        call = Call.with_json("POST", "/v1/jobs", document, params(dry_run=True))
+        return await self._read(views.Explanation, call)
+
+    async def upload_code(
+        self,
+        folder: str | PathLike[str] | PackedCode = ".",
+        *,
+        include: Sequence[str] = (),
+        on_progress: OnUpload | None = None,
+    ) -> views.Code:
+        """Upload the files of a folder, or the result of `dray.code.packing.pack`, for
+        `script: {code: ...}` of a job document.
+
+        Files that Git ignores, `.git`, virtual environments, `.env` and private keys are left out,
+        except those in `include`. Only parts that the server does not have yet are sent.
+        `on_progress(bytes sent, bytes to send)` is called as they go. Raises SpecError for a
+        folder that can't be uploaded.
+        """
+        if not isinstance(folder, PackedCode):
+            folder = await asyncio.to_thread(pack, Path(folder), include)
+        return await self._upload(folder, on_progress)
+
+    async def _upload(self, packed: PackedCode, on_progress: OnUpload | None) -> views.Code:
+        """Send what the server does not have of these files; the code as it is there."""
+        describe = code_archives.described(packed)
+        code = await self._read(views.Code, describe, patient=True)
+        for _ in range(MAX_ROUNDS):
+            if code.is_complete:
+                return code
+            sent, total = 0, sum(packed.size_of(part) for part in code.missing)
+            for batch in code_archives.batches(packed, code.missing):
+                body, size = await asyncio.to_thread(code_archives.as_tar, packed, batch)
+                headers = {"Content-Type": "application/x-tar"}
+                call = Call("POST", "/v1/code/parts", (), headers, body)
+                await self._send(call, patient=True)
+                sent += size
+                if on_progress is not None:
+                    on_progress(sent, total)
+            code = await self._read(views.Code, describe, patient=True)
+        if not code.is_complete:
+            raise IntegrityError("the server does not keep the parts of the code that it was sent")
+        return code
+
+    async def submit_function(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        num_workers: int = 1,
+        spec: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> views.Job:
+        """Queue a job whose ranks each call `function(*args, **kwargs)`, as a script would run.
+
+        The function is pickled by cloudpickle (`pip install 'dray[functions]'`) with what it refers
+        to in its own module or notebook, and uploaded as code. Nodes need the same minor version of
+        Python, and the packages that it imports. `attach(job).result()` is what it returned on rank
+        0. The arguments that are numbers or texts are `parameters` of comparisons and frames, so no
+        secret belongs among them. spec: other parts of the job document, such as
+        `{"environment": {...}}`. Raises SpecError for what can't be pickled, Forbidden where the
+        server takes no functions.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            functions.write(Path(folder), function, args, kwargs or {})
+            code = await self.upload_code(folder)
+        parameters = functions.parameters(function, args, kwargs or {})
+        document = functions.document(function, parameters, num_workers, spec, code.id)
+        return await self.submit(document, idempotency_key=idempotency_key)
+
+    async def job_code(self, job_id: str) -> list[views.CodeFile]:
+        """The files of the code that the job runs; CodeNotFound if it brought none."""
+        return await self._list(views.CodeFilePage, f"/v1/jobs/{segment(job_id)}/code")
+
+    async def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:
+        """Write the code that the job runs below the folder `dest`; the files' paths."""
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/code/archive")
+        response = await self._send(call, patient=True)
+        return await asyncio.to_thread(code_archives.unpack, response.content, Path(dest))
+
+    async def plan(
+        self,
+        spec: Spec,
+        *,
+        memory_bytes_per_rank: int | None = None,
+        flops_per_s: float | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+    ) -> views.Plan:
+        """Compute memory and expected step time of each way to divide a job; nothing is submitted.
+
+        Arguments default to what the server knows about its cluster, or to typical numbers; the
+        plan says which. Raises NotPlannable if the plan would depend on unread data.
+        """
+        options = present(
+            memory_bytes_per_rank=memory_bytes_per_rank,
+            flops_per_s=flops_per_s,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            latency_s=latency_s,
+        )
+        document = with_code(_document(spec)[0], None)
+        return await self._read(
+            views.Plan, Call.with_json("POST", "/v1/plan", {**document, **options})
+        )
+
+
+def _document(spec: Spec) -> tuple[Any, Path]:
+    """The document as it is sent, without defaults, and the folder that its paths start from."""
+    from dray.documents import folder_of, load_document
+    from dray.spec import JobSpec
+
+    if isinstance(spec, JobSpec):
+        own = spec.model_dump(mode="json", exclude_unset=True)
+        return {"version": spec.version, **own}, Path()
+    if isinstance(spec, Mapping):
+        return dict(spec), Path()
+    return load_document(spec), folder_of(spec)

@@ -1,0 +1,111 @@
+"""Compare jobs, and keep experiments, tags and notes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import quote
+
+from dray import frames, views
+from dray._async.reports import ReportCalls
+from dray._http.transport import Call, params, present, segment
+
+if TYPE_CHECKING:
+    import pandas
+
+
+Jobs: TypeAlias = (
+    "Iterable[views.Job | str]"
+    " | AsyncIterable[views.Job]"  # asynchronous only
+)
+"""Jobs or their ids; `jobs` yields the former."""
+
+
+async def _listed(jobs: Jobs) -> list[views.Job | str]:
+    if isinstance(jobs, AsyncIterable):  # asynchronous only
+        return [job async for job in jobs]  # asynchronous only
+    return list(jobs)
+
+
+class TrackingCalls(ReportCalls):
+    async def compare(self, jobs: Jobs) -> views.Comparison:
+        """Up to 50 jobs side by side: the fields in which their documents differ, their metrics,
+        times and costs. The pinned baseline of their experiment comes first. Raises NotComparable
+        for one job without a baseline."""
+        ids = [
+            job.id if isinstance(job, views.Job) else segment(job) for job in await _listed(jobs)
+        ]
+        call = Call("GET", "/v1/compare", params(jobs=",".join(ids)))
+        return await self._read(views.Comparison, call)
+
+    async def frame(self, jobs: Jobs) -> pandas.DataFrame:
+        """A pandas frame with a row for each job, by its id: how it did, the fields of the
+        documents that differ, and the newest value of each metric. Raises ImportError without
+        pandas (`pip install 'dray[frames]'`)."""
+        frames.require_pandas()
+        found = []
+        for job in await _listed(jobs):
+            found.append(await self.get(job) if isinstance(job, str) else job)
+        return frames.of_jobs(found)
+
+    async def series_frame(
+        self,
+        jobs: Jobs,
+        keys: Sequence[str] | None = None,
+        *,
+        max_points: int | None = None,
+    ) -> pandas.DataFrame:
+        """A pandas frame with a row for each point of all series of the jobs, or of those of
+        `keys`: columns job, key, step and value. `max_points` of each series, as of `metrics`."""
+        frames.require_pandas()
+        found = []
+        for job in await _listed(jobs):
+            job_id = job if isinstance(job, str) else job.id
+            found.append((job_id, await self.metrics(job_id, keys, max_points=max_points)))
+        return frames.of_series(found)
+
+    def experiments(self, *, page_size: int = 100) -> AsyncGenerator[views.Experiment, None]:
+        """Yield the experiments by name: the values of the label `experiment`."""
+        return self._items(views.ExperimentPage, "/v1/experiments", page_size=page_size)
+
+    async def experiment(self, name: str) -> views.ExperimentSummary:
+        """The experiment, with the states of its jobs and the range of each metric. Raises
+        ExperimentNotFound if no job is in it."""
+        return await self._read(views.ExperimentSummary, Call("GET", _path(name)))
+
+    async def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
+        """Have the jobs of an experiment compared with this one, or with none. Raises
+        NotComparable for a job of another experiment."""
+        call = Call.with_json("PATCH", _path(name), {"baseline": job_id})
+        return await self._read(views.ExperimentSummary, call)
+
+    async def annotations(self, job_id: str) -> views.Annotations:
+        """The tags and notes of a job."""
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/annotations")
+        return await self._read(views.Annotations, call)
+
+    async def annotate(
+        self,
+        job_id: str,
+        *,
+        add_tags: Sequence[str] | None = None,
+        remove_tags: Sequence[str] | None = None,
+        notes: str | None = None,
+        revision: int | None = None,
+    ) -> views.Annotations:
+        """Add or remove tags of a job in any state, or replace its notes (Markdown). With
+        `revision`, that of `annotations`, raises AnnotationsChanged if somebody changed them
+        since."""
+        changes = present(
+            add_tags=add_tags and list(add_tags),
+            remove_tags=remove_tags and list(remove_tags),
+            notes=notes,
+        )
+        headers = None if revision is None else {"If-Match": f'"{revision}"'}
+        path = f"/v1/jobs/{segment(job_id)}/annotations"
+        call = Call.with_json("PATCH", path, changes, headers=headers)
+        return await self._read(views.Annotations, call)
+
+
+def _path(experiment: str) -> str:
+    return f"/v1/experiments/{quote(experiment, safe='')}"

@@ -1,0 +1,88 @@
+"""Webhooks: addresses that are told about jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+from dray import views
+from dray._async.calls import Calls
+from dray._http.transport import Call, params, present, segment
+from dray.views import DeliveryStatus, JobState, WebhookFormat
+
+PAGE = 100
+TEST_PATIENCE_S = 30.0
+LOOK_S = 0.2
+
+
+class WebhookCalls(Calls):
+    async def create_webhook(
+        self,
+        url: str,
+        *,
+        states: Sequence[JobState | str] | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        format: WebhookFormat | str | None = None,  # noqa: A002  the API's word
+        all_users: bool = False,
+    ) -> views.Webhook:
+        """Have an address told when your jobs, or with `all_users` everybody's (for admins), come
+        to one of `states`; by default when they end. `queue` and `labels` choose among them.
+
+        `secret` of the answer is the key of the signatures, and is told this once. Raises
+        WebhookUrlForbidden, UnknownQueue or TooManyWebhooks.
+        """
+        given = present(
+            url=url,
+            states=None if states is None else [JobState(state) for state in states],
+            queue=queue,
+            labels=None if labels is None else dict(labels),
+            format=None if format is None else WebhookFormat(format),
+            all_users=all_users or None,
+        )
+        return await self._read(views.Webhook, Call.with_json("POST", "/v1/webhooks", given))
+
+    async def webhooks(self) -> list[views.Webhook]:
+        """Your webhooks, oldest first; for admins, everybody's."""
+        return await self._list(views.WebhookPage, "/v1/webhooks")
+
+    async def webhook(self, webhook_id: str) -> views.Webhook:
+        """The webhook, without its secret; raises WebhookNotFound if you have no such one."""
+        return await self._read(views.Webhook, Call("GET", _path(webhook_id)))
+
+    async def enable_webhook(self, webhook_id: str) -> views.Webhook:
+        """Have a disabled webhook notified of what happens from now on."""
+        call = Call.with_json("PATCH", _path(webhook_id), {"enabled": True})
+        return await self._read(views.Webhook, call)
+
+    async def disable_webhook(self, webhook_id: str) -> views.Webhook:
+        """Send nothing more to it; messages that wait are dropped."""
+        call = Call.with_json("PATCH", _path(webhook_id), {"enabled": False})
+        return await self._read(views.Webhook, call)
+
+    async def delete_webhook(self, webhook_id: str) -> None:
+        """Remove a webhook with its messages."""
+        await self._send(Call("DELETE", _path(webhook_id)))
+
+    async def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
+        """Send it a message about no job. Returns that with the receiver's answer, or with
+        `wait=False` at once. Raises WebhookDisabled."""
+        sent = await self._read(views.WebhookDelivery, Call("POST", f"{_path(webhook_id)}/test"))
+        asked = self._clock()
+        while wait and sent.status is DeliveryStatus.WAITING:
+            if self._clock() - asked > TEST_PATIENCE_S:
+                break
+            await asyncio.sleep(LOOK_S)
+            call = Call("GET", f"{_path(webhook_id)}/deliveries", params(limit=PAGE))
+            page = await self._read(views.WebhookDeliveryPage, call)
+            sent = next((each for each in page.items if each.id == sent.id), sent)
+        return sent
+
+    def webhook_deliveries(self, webhook_id: str) -> AsyncGenerator[views.WebhookDelivery, None]:
+        """Its messages with the receiver's last answers, newest first."""
+        path = f"{_path(webhook_id)}/deliveries"
+        return self._items(views.WebhookDeliveryPage, path, page_size=PAGE)
+
+
+def _path(webhook_id: str) -> str:
+    return f"/v1/webhooks/{segment(webhook_id)}"

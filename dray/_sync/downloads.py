@@ -1,0 +1,115 @@
+# Written by `make blocking` from dray/_async/downloads.py: change that file instead.
+"""Download what jobs leave: results and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from os import PathLike
+from pathlib import Path
+
+import httpx
+
+from dray import views
+from dray._http import downloads
+from dray._http.downloads import OnProgress, RemoteFile
+from dray._http.transport import no_answer, segment
+from dray._sync.calls import Calls
+
+
+class DownloadCalls(Calls):
+    def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
+        """The checkpoints of the job that are kept."""
+        return self._list(views.CheckpointPage, f"/v1/jobs/{segment(job_id)}/checkpoints")
+
+    def artifacts(self, job_id: str) -> list[views.Artifact]:
+        """The files that the job left as its result."""
+        return self._list(views.ArtifactPage, f"/v1/jobs/{segment(job_id)}/artifacts")
+
+    def download(
+        self,
+        job_id: str,
+        dest: str | PathLike[str],
+        artifact: str | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[Path]:
+        """Download all artifacts, or one by its id or path, into the folder `dest`.
+
+        An interrupted download continues where it stopped; a file gets its name only once its
+        sha256 is right. `on_progress(path, bytes downloaded, bytes of the file)` is called during
+        the download. Returns the files' paths. Raises IntegrityError.
+        """
+        found = self.artifacts(job_id)
+        files = downloads.artifact_files(job_id, found, artifact)
+        return self._fetch_all(files, dest, on_progress)
+
+    def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
+        """The files of the checkpoint at `step`; raises CheckpointNotFound if there is none."""
+        return self._list(
+            views.CheckpointFilePage, f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files"
+        )
+
+    def download_checkpoint(
+        self,
+        job_id: str,
+        step: int,
+        dest: str | PathLike[str],
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[Path]:
+        """Download the checkpoint at `step` into the folder `dest`, as `download` does."""
+        found = self.checkpoint_files(job_id, step)
+        files = downloads.checkpoint_files(job_id, step, found)
+        return self._fetch_all(files, dest, on_progress)
+
+    def _fetch_all(
+        self,
+        files: Iterable[RemoteFile],
+        dest: str | PathLike[str],
+        on_progress: OnProgress | None,
+    ) -> list[Path]:
+        """The files' paths under `dest`, all of which are checked before the first byte is
+        fetched."""
+        root = Path(dest)
+        targets = [(file, downloads.destination(root, file.path)) for file in files]
+        for file, target in targets:
+            self._fetch(file, target, on_progress or (lambda _path, _done, _total: None))
+        return [target for _, target in targets]
+
+    def _fetch(self, file: RemoteFile, target: Path, report: OnProgress) -> None:
+        """Download into a hidden `.part` beside the target, which is renamed once its hash is
+        right."""
+        if downloads.matches(target, file):
+            report(file.path, file.size_bytes, file.size_bytes)
+            return
+        part = target.with_name(f".{target.name[:40]}.{file.sha256[:16]}.part")
+        offset = downloads.begin(part, file.size_bytes)
+        retry = self._connection.patient
+        fruitless = 0
+        silent_since: float | None = None
+        while offset < file.size_bytes:
+            fruitless += 1
+            broken: httpx.RequestError | None = None
+            call = downloads.range_call(file, offset)
+            with closing(self._send(call, patient=True)) as response:
+                if response.status_code != 206:
+                    offset = 0  # the range was ignored, or the version differs: all is sent
+                try:
+                    for piece in response.iter_bytes():
+                        downloads.write_at(part, offset, piece)
+                        offset += len(piece)
+                        fruitless, silent_since = 0, None
+                        report(file.path, min(offset, file.size_bytes), file.size_bytes)
+                        if offset > file.size_bytes:
+                            break
+                except httpx.RequestError as error:
+                    broken = error
+            if broken is None:
+                break  # the body is complete
+            silent_since = retry.clock() if silent_since is None else silent_since
+            if retry.clock() - silent_since > retry.patience_s:
+                raise no_answer(broken, self._connection.url)
+            time.sleep(retry.delay_s(fruitless + 1, None))
+        downloads.finish(part, target, file)

@@ -1,0 +1,190 @@
+# Written by `make blocking` from dray/_async/federation.py: change that file instead.
+"""Federated jobs: clients outside of the cluster, and taking part as one."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from dray import errors, views
+from dray._http.downloads import RemoteFile
+from dray._http.transport import LONG_POLL_S, Call, params, segment
+from dray._sync.downloads import DownloadCalls
+from dray.federation import ClientTrainer, trainer_of
+
+BINARY = {"Content-Type": "application/octet-stream"}
+UPDATE = "update"
+"""The word for what a round awaits of its clients where there is no secure aggregation."""
+FORM, MODEL = "config.json", "model.safetensors"
+"""The names under which the trainer finds these files."""
+
+GIVEN_UP_S = 10.0
+"""Between two looks whether a round is over in which the client's training diverged."""
+FULL_S = 60.0
+"""Before files are sent again to a storage that was full."""
+
+
+class FederationCalls(DownloadCalls):
+    def invite_clients(self, job_id: str, clients: int = 1) -> list[views.Invitation]:
+        """Invite clients outside of the cluster to a federated job; raises TooManyClients if as
+        many are invited as its document has. Their tokens are told this once."""
+        call = Call.with_json("POST", _clients(job_id), {"clients": clients})
+        page = self._read(views.InvitationPage, call)
+        return page.items
+
+    def federated_clients(self, job_id: str) -> views.FederatedClientPage:
+        """The clients that were invited to a job, and its newest round."""
+        return self._read(views.FederatedClientPage, Call("GET", _clients(job_id)))
+
+    def revoke_client(self, job_id: str, client: int) -> None:
+        """Revoke a client's token; raises ClientNotFound if the job has no such client."""
+        self._send(Call("DELETE", f"{_clients(job_id)}/{client}"))
+
+    def join(
+        self,
+        job_id: str,
+        data: str | PathLike[str],
+        *,
+        on_round: Callable[[str], None] | None = None,
+    ) -> views.JobState:
+        """Take part in a federated job as a client outside of its cluster, with a client's token,
+        until the job ends; returns the job's last state.
+
+        data: a table with the columns of the job's data, or for images a folder with a folder for
+        each class. Nothing of it is sent: an update of the model, numbers of samples and mean
+        losses are. on_round: called with a sentence about each round. A client that was stopped
+        may call again at any time. Raises ImportError if the packages of `dray[client]` are
+        missing, ValueError if the data do not fit the job, Unauthorized once the token is revoked.
+        """
+        with tempfile.TemporaryDirectory(prefix="dray-client-") as folder:
+            make_trainer = trainer_of(Path(folder), data)
+            tell = on_round or (lambda _sentence: None)
+            return self._take_part(job_id, Path(folder), make_trainer, tell)
+
+    def _take_part(
+        self,
+        job_id: str,
+        folder: Path,
+        make_trainer: Callable[[int], ClientTrainer],
+        tell: Callable[[str], None],
+    ) -> views.JobState:
+        """Take part in the rounds of a job until it ends; its last state.
+
+        Whatever is lost on the way, the server or this client, is made up for by asking for the
+        newest round again.
+        """
+        trainer: ClientTrainer | None = None
+        given_up: tuple[str | None, str | None] | None = None
+        while True:
+            asked = self._clock()
+            query = params(wait_s=LONG_POLL_S)
+            call = Call("GET", f"{_base(job_id)}/round", query, wait_s=LONG_POLL_S)
+            view = self._read(views.FederatedRound, call, patient=True)
+            if view.phase is views.RoundPhase.OVER:
+                return view.job_state
+            if view.phase is views.RoundPhase.WAITING:
+                self._pause_if_hurried(asked, LONG_POLL_S, changed=False)
+                continue
+            if (view.name, view.awaits) == given_up:
+                time.sleep(GIVEN_UP_S)
+                continue
+            try:
+                self._fetch_round(job_id, view, folder)
+                if trainer is None:
+                    trainer = make_trainer(view.client)
+                if not self._do_round(job_id, view, trainer, tell):
+                    given_up = (view.name, view.awaits)
+            except (errors.RoundOver, errors.UpdateRefused) as error:
+                tell(f"round {view.number}: not sent: {error.problem.detail}")
+            except errors.QuotaExceeded as error:
+                tell(f"round {view.number}: the server takes no files now: {error.problem.detail}")
+                time.sleep(FULL_S)
+            except errors.IntegrityError:
+                # The round ended in the middle of a download, and has other weights.
+                time.sleep(1.0)
+
+    def _do_round(
+        self,
+        job_id: str,
+        view: views.FederatedRound,
+        trainer: ClientTrainer,
+        tell: Callable[[str], None],
+    ) -> bool:
+        """Train, or answer in a phase of secure aggregation; False if nothing could be sent."""
+        if view.awaits != UPDATE:
+            answer = self._answer(job_id, view, trainer)
+            if answer.said is not None:
+                tell(f"round {view.number}: client {view.client} {answer.said}")
+            return answer.content is not None
+        tell(f"round {view.number}: client {view.client} trains")
+        update = trainer.train(view.number or 0)
+        if not math.isfinite(update.loss):
+            tell(f"round {view.number}: not sent: the training diverged on this client's data")
+            return False
+        self._send_update(job_id, view, update)
+        tell(f"round {view.number}: sent, with a loss of {update.loss:.4g} on the way")
+        return True
+
+    def _fetch_round(self, job_id: str, view: views.FederatedRound, folder: Path) -> None:
+        """Have the form and the round's model in the folder; the form is the same in every
+        round."""
+        base = _base(job_id)
+        assert view.form_sha256 is not None
+        assert view.model_sha256 is not None
+        files = [
+            RemoteFile(f"{base}/form", FORM, view.form_size_bytes or 0, view.form_sha256),
+            RemoteFile(
+                f"{base}/rounds/{segment(view.name or '')}/model",
+                MODEL,
+                view.model_size_bytes or 0,
+                view.model_sha256,
+            ),
+        ]
+        self._fetch_all(files, folder, None)
+
+    def _answer(self, job_id: str, view: views.FederatedRound, trainer: ClientTrainer) -> Any:
+        """Answer in a phase of secure aggregation; the answer, which may be none."""
+        name, phase = view.name or "", view.awaits or ""
+        base = f"{_base(job_id)}/rounds/{segment(name)}"
+        call = Call("GET", f"{base}/messages/{segment(phase)}")
+        message = self._send(call, patient=True)
+        facts = (name, view.number or 0, view.num_elements or 0, phase)
+        answer = trainer.answer(*facts, message.content)
+        if answer.path is not None:
+            self._send_parts(base, answer.path, view.part_bytes or 1)
+        if answer.content is not None:
+            call = Call("PUT", f"{base}/answers/{segment(phase)}", (), BINARY, answer.content)
+            self._send(call, patient=True)
+        return answer
+
+    def _send_update(self, job_id: str, view: views.FederatedRound, update: Any) -> None:
+        """Send the parts of an update, and then the update."""
+        base = f"{_base(job_id)}/rounds/{segment(view.name or '')}"
+        self._send_parts(base, update.path, view.part_bytes or 1)
+        said = {key: value for key, value in update._asdict().items() if key != "path"}
+        self._send(Call.with_json("POST", f"{base}/update", said), patient=True)
+
+    def _send_parts(self, base: str, path: Path, part_bytes: int) -> None:
+        for part in range(-(-path.stat().st_size // part_bytes)):
+            content = _part_of(path, part, part_bytes)
+            call = Call("PUT", f"{base}/parts/{part}", (), BINARY, content)
+            self._send(call, patient=True)
+
+
+def _part_of(path: Path, part: int, part_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(part * part_bytes)
+        return file.read(part_bytes)
+
+
+def _clients(job_id: str) -> str:
+    return f"/v1/jobs/{segment(job_id)}/clients"
+
+
+def _base(job_id: str) -> str:
+    return f"/v1/federated/{segment(job_id)}"

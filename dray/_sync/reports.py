@@ -1,0 +1,249 @@
+# Written by `make blocking` from dray/_async/reports.py: change that file instead.
+"""Read what jobs report: events, metrics, logs and attempts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import repeat
+
+import httpx
+
+from dray import errors, views
+from dray._http import sse
+from dray._http.transport import LONG_POLL_S, Call, no_answer, params, segment
+from dray._sync.jobs import JobCalls
+
+EVENT_STREAM = "text/event-stream"
+SILENCE_S = 15.0
+"""Read timeout of a stream, on top of the client's: longer than the pauses between keep-alives."""
+RESET = "reset"
+"""Event of a server that can't resume after the given id; all events follow, from the first."""
+METRIC_TICK_S = 1.0
+MOST_POINTS = 5000
+"""Points of a series in one answer of the server."""
+
+
+@dataclass
+class _Yielded:
+    """The points of metrics that were yielded."""
+
+    steps: dict[str, int]
+    """By series, the step of the last one."""
+    after_step: int
+    """Step after which others are asked for."""
+
+
+class ReportCalls(JobCalls):
+    def follow(self, job_id: str, *, after_seq: int = 0) -> Generator[views.Event, None, None]:
+        """Yield each event after `after_seq` when it happens, up to the one that ends the job.
+
+        Events come over one stream (SSE), which is resumed after a broken connection or a restart
+        of the server: no event is missed or repeated. Raises TransportError when the server stays
+        away, or sends nothing, for too long.
+        """
+        retry = self._connection.patient
+        given: dict[int, datetime] = {}
+        position, fruitless = after_seq, 0
+        silent_since: float | None = None
+        while True:
+            call = _stream_call(job_id, position)
+            decoder = sse.Decoder()
+            fruitless += 1
+            broken: httpx.RequestError | None = None
+            with closing(self._send(call, patient=True)) as response:
+                if response.status_code == 204:  # the job is over, without further events
+                    return
+                if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
+                    url = self._connection.url
+                    raise errors.TransportError(f"{url} answered with no event stream")
+                try:
+                    for piece in response.iter_bytes():
+                        fruitless, silent_since = 0, None
+                        for message in decoder.feed(piece):
+                            if message.name == RESET:
+                                position = 0
+                                continue
+                            event = self._connection.parse(views.Event, message.data, call)
+                            position = event.seq
+                            # Yielded before a reset; in a database restored from a backup, another
+                            # event may have the same number.
+                            if event.seq <= after_seq or given.get(event.seq) == event.time:
+                                continue
+                            given[event.seq] = event.time
+                            yield event
+                            if event.to_state is not None and event.to_state.is_terminal:
+                                return
+                except httpx.RequestError as error:
+                    broken = error
+            # Counted from the first break: before, the caller may have spent long on an event.
+            silent_since = retry.clock() if silent_since is None else silent_since
+            if retry.clock() - silent_since > retry.patience_s:
+                if broken is not None:
+                    raise no_answer(broken, self._connection.url)
+                raise errors.TransportError(f"{self._connection.url} ends every stream of events")
+            time.sleep(retry.delay_s(fruitless + 1, decoder.retry_s))
+
+    def events(self, job_id: str, *, after_seq: int = 0) -> Generator[views.Event, None, None]:
+        """Yield the events so far after `after_seq`."""
+        while True:
+            call = Call("GET", _path(job_id, "events"), params(after_seq=after_seq))
+            page = self._read(views.EventPage, call)
+            for event in page.items:
+                yield event
+                after_seq = event.seq
+            if not page.items:
+                return
+
+    def metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after_step: int | None = None,
+        until_step: int | None = None,
+        max_points: int | None = None,
+        in_order: bool = False,
+        times: bool = False,
+    ) -> views.Metrics:
+        """Series of rank 0 (or `rank`), all or those of `keys`, with at most `max_points` each:
+        thinned out, or with `in_order` the first ones after `after_step`, and with `times` when
+        each point was reported. after_step, until_step: a part of them in more detail."""
+        query = params(
+            keys=keys,
+            rank=rank,
+            after_step=after_step,
+            until_step=until_step,
+            max_points=max_points,
+            in_order=in_order,
+            times=times,
+        )
+        return self._read(views.Metrics, Call("GET", _path(job_id, "metrics"), query))
+
+    def follow_metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after: Mapping[str, int] | None = None,
+    ) -> Generator[views.Point, None, None]:
+        """Yield each point when it is reported, of all series or of `keys`, until the job is over.
+
+        No point is left out. A step that a later attempt trains again is yielded once. Points come
+        in the order of steps, unless one is reported later than points of higher steps. after: the
+        last step that the caller has of each series, to go on from there.
+        """
+        steps = dict(after or {})
+        yielded = _Yielded(steps, max(steps.values(), default=0) - 1)
+        # The state is read before the points: if the job is over by then, the points are complete.
+        job = self._job(job_id, patient=True)
+        while True:
+            for point in self._new_points(job_id, keys, rank, yielded):
+                yield point
+            if job.state.is_terminal:
+                break
+            asked = self._clock()
+            known = job.state
+            job = self._job(job_id, METRIC_TICK_S, known, patient=True)
+            self._pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
+        # Points at steps that this has passed: each series has its own.
+        query = params(keys=keys, rank=rank, max_points=2)
+        call = Call("GET", _path(job_id, "metrics"), query)
+        ends = self._read(views.Metrics, call, patient=True)
+        for key, series in ends.series.items():
+            if series.steps[-1] > steps.get(key, -1):
+                yielded.after_step = steps.get(key, -1)
+                for point in self._new_points(job_id, [key], rank, yielded):
+                    yield point
+
+    def _new_points(
+        self, job_id: str, keys: Sequence[str] | None, rank: int | None, yielded: _Yielded
+    ) -> Generator[views.Point, None, None]:
+        """Yield the points after `yielded`, and note them there."""
+        is_more = True
+        while is_more:
+            query = params(
+                keys=keys,
+                rank=rank,
+                after_step=yielded.after_step,
+                max_points=MOST_POINTS,
+                in_order=True,
+                times=True,
+            )
+            call = Call("GET", _path(job_id, "metrics"), query)
+            found = self._read(views.Metrics, call, patient=True)
+            points = [
+                views.Point(key=key, step=step, value=value, time=time)
+                for key, series in found.series.items()
+                for step, value, time in zip(
+                    series.steps, series.values, series.times or repeat(None), strict=False
+                )
+                if step > yielded.steps.get(key, -1)
+            ]
+            for point in sorted(points, key=lambda point: (point.step, point.key)):
+                yielded.steps[point.key] = point.step
+                yield point
+            yielded.after_step = found.next_step
+            is_more = any(len(series.steps) >= MOST_POINTS for series in found.series.values())
+
+    def system_metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after_time: int | None = None,
+        max_points: int | None = None,
+    ) -> views.SystemMetrics:
+        """System metrics of rank 0 (or `rank`) over time, and of its node if it is the lowest rank
+        there: all series or those of `keys`, with at most `max_points` points each."""
+        query = params(keys=keys, rank=rank, after_time=after_time, max_points=max_points)
+        call = Call("GET", _path(job_id, "metrics/system"), query)
+        return self._read(views.SystemMetrics, call)
+
+    def newest_system_metrics(self, job_id: str) -> views.SystemSample:
+        """The newest sample of what each rank uses."""
+        call = Call("GET", _path(job_id, "metrics/system/newest"))
+        return self._read(views.SystemSample, call)
+
+    def logs(
+        self,
+        job_id: str,
+        rank: int | None = None,
+        *,
+        attempt: int | None = None,
+        follow: bool = False,
+    ) -> Generator[views.LogLine, None, None]:
+        """Yield lines of every rank and attempt, or of one; with `follow` until the job is over."""
+        cursor: str | None = None
+        wait_s = LONG_POLL_S if follow else 0.0
+        while True:
+            asked = self._clock()
+            query = params(rank=rank, attempt=attempt, cursor=cursor, wait_s=wait_s or None)
+            call = Call("GET", _path(job_id, "logs"), query, wait_s=wait_s)
+            page = self._read(views.LogPage, call, patient=follow)
+            yield from page.items
+            cursor = page.next_cursor
+            if page.complete or not (page.items or follow):
+                return
+            self._pause_if_hurried(asked, wait_s, changed=bool(page.items))
+
+    def attempts(self, job_id: str) -> list[views.Attempt]:
+        """The attempts of the job, with the state that each resumed from."""
+        return self._list(views.AttemptPage, _path(job_id, "attempts"))
+
+
+def _path(job_id: str, part: str) -> str:
+    return f"/v1/jobs/{segment(job_id)}/{part}"
+
+
+def _stream_call(job_id: str, position: int) -> Call:
+    headers = {"Accept": EVENT_STREAM, "Cache-Control": "no-store"}
+    if position:
+        headers["Last-Event-ID"] = str(position)
+    return Call("GET", _path(job_id, "events"), (), headers, wait_s=SILENCE_S, streamed=True)

@@ -1,0 +1,137 @@
+"""Filters of lists. The one of jobs is filled by the SDK, parsed by the API, and becomes SQL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from dray.views import JobState
+
+MAX_INDEX = 2**63 - 1
+
+States: TypeAlias = JobState | str | Iterable[JobState | str]
+"""One state or several."""
+
+
+def states_of(given: States | None) -> tuple[JobState, ...]:
+    if given is None:
+        return ()
+    return tuple(JobState(state) for state in ([given] if isinstance(given, str) else given))
+
+
+def label_texts(labels: Mapping[str, str] | None) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in (labels or {}).items())
+
+
+def _rfc_3339(value: Any) -> Any:
+    """Refuse what pydantic would also accept: seconds since 1970, dates, times without a zone."""
+    if isinstance(value, str) and not re.fullmatch(
+        r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", value, re.ASCII
+    ):
+        raise ValueError("must be a time like 2026-01-31T12:00:00Z; in an address + is %2B")
+    return value
+
+
+def _in_utc(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must be in the years 1 to 9999 by UTC, too") from None
+
+
+Time = Annotated[datetime, BeforeValidator(_rfc_3339), AfterValidator(_in_utc)]
+
+
+def _key_and_value(text: str) -> str:
+    key, equals, _value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(f"must be of the form key=value, and {text!r} is not")
+    return text
+
+
+Label = Annotated[
+    str, AfterValidator(_key_and_value), Field(json_schema_extra={"pattern": "^[^=]+="})
+]
+
+
+class JobFilter(BaseModel):
+    """Selects the jobs for which everything holds that is given; None selects any."""
+
+    # The SDK fills it without a check, so the check is built at the first use. Descriptions are not
+    # taken from docstrings: finding these takes longer than the other imports of the module.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    state: Annotated[tuple[JobState, ...], Field(description="Jobs in any of these states.")] = ()
+    queue: Annotated[str | None, Field(max_length=63)] = None
+    label: Annotated[
+        tuple[Label, ...],
+        Field(max_length=64, description="`key=value`; jobs that have all of these labels."),
+    ] = ()
+    name: Annotated[str | None, Field(max_length=128)] = None
+    name_glob: Annotated[
+        str | None,
+        Field(
+            max_length=128,
+            description="Jobs whose name matches this pattern: `*` is any text, `?` one character.",
+        ),
+    ] = None
+    text: Annotated[
+        str | None,
+        Field(
+            max_length=128,
+            description="Jobs whose name contains this, in whatever case of its letters.",
+        ),
+    ] = None
+    id_prefix: Annotated[
+        str | None,
+        Field(
+            pattern="^job-[0-9a-z]{0,60}$",
+            description="Jobs whose id begins with this.",
+        ),
+    ] = None
+    array: Annotated[
+        str | None,
+        Field(
+            pattern="^array-[0-9a-z]{0,60}$",
+            description="Jobs of the array whose id is this, or begins with it.",
+        ),
+    ] = None
+    array_index: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_INDEX, description="Jobs that have this index in their array."),
+    ] = None
+    collapse_arrays: Annotated[
+        bool,
+        Field(
+            description="List one job alone of each array; with `state`, of those with a job in "
+            "any of the states."
+        ),
+    ] = False
+    owner: Annotated[
+        str | None,
+        Field(max_length=255, description="Jobs of this owner; `@me` is the caller."),
+    ] = None
+    project: Annotated[str | None, Field(max_length=255)] = None
+    created_after: Annotated[
+        Time | None, Field(description="Jobs submitted at this time (RFC 3339) or later.")
+    ] = None
+    created_before: Annotated[
+        Time | None, Field(description="Jobs submitted earlier than this time (RFC 3339).")
+    ] = None
+    where: Annotated[
+        str | None,
+        Field(
+            description="Jobs that a search expression matches, such as `val/accuracy > 0.9 and "
+            'state = "RUNNING"`:\ndocs/tracking.md has its grammar.'
+        ),
+    ] = None
+
+    @property
+    def labels(self) -> list[tuple[str, str]]:
+        """Key and value of each label. A key may have two, which no job has."""
+        pairs = (text.partition("=") for text in dict.fromkeys(self.label))
+        return [(key, value) for key, _, value in pairs]

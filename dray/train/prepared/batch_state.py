@@ -1,0 +1,340 @@
+"""The state of a prepared training at the batch at hand, from which another process can go on.
+
+The state is that of the batch's anchor: what the script changes after it is put back from there, or
+done again by the process that takes it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dray.train.prepared.anchor import (
+    Anchor,
+    KeptOptimizer,
+    LoaderPosition,
+    Result,
+    copied,
+    large_tensors,
+    parameters_of,
+    set_weights,
+)
+from dray.train.prepared.exchange import GradientExchange
+from dray.train.prepared.trained import Trained
+from dray.train.seeding import derive_seed
+
+NO_STATE = -1
+"""The number of operations of a rank that has no state yet."""
+
+
+class BatchState:
+    """The models, optimizers and tracked objects of a script, and the operations that it has come
+    to."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        tracked: dict[str, Any],
+        *,
+        seed: int | None,
+        broadcast_buffers: bool,
+    ) -> None:
+        """tracked: objects with `state_dict` and `load_state_dict`, by name; optimizers among them
+        are trained as those of `optimizers`. broadcast_buffers: whether all ranks take rank 0's
+        buffers, as in DDP."""
+        named = {name: one for name, one in tracked.items() if isinstance(one, Optimizer)}
+        self.trained = Trained(models, [*optimizers, *named.values()])
+        self.tracked = {name: one for name, one in tracked.items() if name not in named}
+        self._names_of_optimizers = list(named)
+        self.seed = derive_seed("job", torch.initial_seed() if seed is None else seed)
+        self.steps = 0
+        """Optimizer steps done, of all optimizers together."""
+        self.position = LoaderPosition(0, 0)
+        self._exchange = GradientExchange(
+            models, parameters_of(self.optimizers), broadcast_buffers=broadcast_buffers
+        )
+        if not any(p.requires_grad for model in models for p in model.parameters()):
+            raise ValueError("prepare() was given a model without a parameter to train")
+        self._ops = NO_STATE
+        self._last_result: Result = ()
+        self._caught_up: Result | None = None
+        """The result of the operation in which this rank was, which others had ended."""
+        self._replay: deque[Result] = deque()
+        """Results of operations that the others have ended and this script comes to."""
+        self._parts = 0
+        """How often `prepare` was called again."""
+        self._taken: Mapping[str, Any] | None = None
+        """The state that this process goes on from, until the first batch: it may have models that
+        the script has not prepared yet."""
+        self._copied_before_step: set[int] = set()
+        """Numbers of the optimizers after whose step an exchange came within the batch."""
+        self._unstepped: set[int] = set()
+        """Numbers of the optimizers whose parameters got gradients since their last step."""
+        self._keeps_gradients = False
+        """Whether gradients are kept with each batch, because the script adds to them."""
+        self._has_misled = False
+        """Whether a newcomer was given a state that turned out to lack something."""
+        self._stale: dict[int, tuple[int, int]] = {}
+        """By parameter, id and version of a gradient from before the anchor that is not kept."""
+        self._must_restore = False
+        self._anchor = self._new_anchor()
+
+    @property
+    def models(self) -> list[nn.Module]:
+        return self.trained.models
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return self.trained.optimizers
+
+    @property
+    def num_ops(self) -> int:
+        """Operations that this rank's script has ended."""
+        return self._ops
+
+    @property
+    def model(self) -> nn.Module:
+        return self.models[0]
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.optimizers[0]
+
+    @property
+    def _known_ops(self) -> int:
+        """The number of operations whose results this rank has, also of those that its script has
+        not come to yet."""
+        return self._ops + len(self._replay) + (self._caught_up is not None)
+
+    @property
+    def _newest_result(self) -> Result:
+        if self._caught_up is not None:
+            return self._caught_up
+        return self._replay[-1] if self._replay else self._last_result
+
+    def _is_anchor_whole(self) -> bool:
+        groups = [len(optimizer.param_groups) for optimizer in self.optimizers]
+        return self._anchor.is_whole() and groups == list(map(len, self._anchor.groups))
+
+    def _ended(self, result: Result) -> Result:
+        """The script has come to the end of an operation with this result."""
+        self._ops += 1
+        self._last_result = result
+        self._anchor.results.append(result)
+        return result
+
+    def _note_operation(self) -> None:
+        """An operation begins. After a step the next batches need the optimizer as it was before
+        that step."""
+        self._copied_before_step |= self._anchor.begun
+
+    def _keep_before_step(self, number: int) -> None:
+        """Keep what the step of an optimizer is about to change, where it may be needed again."""
+        for parameter in parameters_of([self.optimizers[number]]) if self._stale else ():
+            self._look_for_stale(parameter, changes=0)
+        anchor = self._anchor
+        if number not in anchor.begun and number in self._copied_before_step:
+            anchor.kept[number] = KeptOptimizer.of(self.optimizers[number])
+        anchor.begun.add(number)
+
+    def _go_back(self) -> None:
+        """Be where the batch began, and forget what came of it. The tensors go back in
+        `_restore`."""
+        self._ops, self.steps = self._anchor.ops, self._anchor.steps
+        self._anchor.results.clear()
+        self._anchor.tracked = copied(self._anchor.tracked, whole=True)
+        self._replay.clear()
+        self._caught_up = None
+
+    def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
+        """Notice the use of a gradient from before the batch, which is not kept: by a pass that
+        adds to it, or by a step without a pass. To zero it is one more change."""
+        before = self._stale.pop(id(parameter), None)
+        gradient = parameter.grad
+        if before is None or gradient is None or id(gradient) != before[0]:
+            return
+        if gradient._version == before[1] + changes:
+            self._anchor.uses_unkept = True
+            self._keeps_gradients = True
+            # A newcomer that began at this batch lacks the gradient.
+            self._has_misled = self._has_misled or self._anchor.is_handed_over
+
+    def state(self) -> dict[str, Any]:
+        """All that another process needs to go on at this batch; the tensors are the live ones."""
+        anchor = self._anchor
+        caught_up = () if self._caught_up is None else (self._caught_up,)
+        replay = [list(result) for result in (*anchor.results, *self._replay, *caught_up)]
+        return {
+            "seed": self.seed,
+            "ops": anchor.ops,
+            "steps": anchor.steps,
+            "parts": anchor.parts,
+            "position": [anchor.position.epoch, anchor.position.batch],
+            "models": self.trained.saved_models(anchor),
+            "optimizers": self.trained.saved_optimizers(anchor),
+            "others": [anchor.weight(parameter) for parameter in self.trained.others],
+            "groups": anchor.groups,
+            "buffers": anchor.buffers,
+            "gradients": anchor.gradients,
+            "tracked": anchor.tracked,
+            "replay": replay,
+            "copied_before_step": sorted(self._copied_before_step),
+            "unstepped": sorted(self._unstepped),
+            "keeps_gradients": self._keeps_gradients,
+        }
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        """Go on from another process's `state`, or from a saved one."""
+        self._taken = state = upgraded(state, self._names_of_optimizers)
+        self.seed, self.steps = state["seed"], state["steps"]
+        self.position = LoaderPosition(*state["position"])
+        self._ops = state["ops"]
+        self._replay = deque(state["replay"])
+        self._copied_before_step = set(state["copied_before_step"])
+        self._unstepped = set(state["unstepped"])
+        self._keeps_gradients = state["keeps_gradients"]
+        missing = self.tracked.keys() ^ state["tracked"].keys()
+        if missing:
+            raise ValueError(
+                f"the saved state and this script track different objects: {', '.join(missing)}"
+            )
+        # A later call of prepare() may bring the models that are left.
+        for model, of_model in zip(self.models, state["models"], strict=False):
+            model.load_state_dict(of_model)
+        for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
+            if has_groups_of(optimizer, of_one):  # else the script adds some on its way
+                optimizer.load_state_dict(of_one)
+        with torch.no_grad():
+            for parameter, value in zip(self.trained.others, state["others"], strict=False):
+                parameter.copy_(value)
+        self._anchor = Anchor(
+            position=self.position,
+            ops=self._ops,
+            steps=self.steps,
+            parts=state["parts"],
+            tracked=dict(state["tracked"]),
+            groups=[list(groups) for groups in state["groups"]],
+            buffers=list(state["buffers"]),
+            gradients=state["gradients"],
+        )
+        self._restore(self._anchor)
+        # A script that runs through the epochs that are done may change these on its way.
+        self._must_restore = True
+
+    def _renew_anchor(self) -> None:
+        """Begin the batch at hand with further models, and what was done in it."""
+        before = self._anchor
+        self._anchor = replace(
+            self._new_anchor(), ops=before.ops, parts=before.parts, results=before.results
+        )
+
+    def _new_anchor(self) -> Anchor:
+        exchange = self._exchange
+        gradients, kept = None, set[int]()
+        if self._keeps_gradients:
+            gradients, kept = exchange.gradients(), set(map(id, exchange.parameters))
+        elif self._unstepped:
+            added = parameters_of(self.optimizers[number] for number in sorted(self._unstepped))
+            gradients, kept = exchange.gradients(added), set(map(id, added))
+        self._stale = {
+            id(p): (id(p.grad), p.grad._version)
+            for p in exchange.parameters
+            if p.grad is not None and id(p) not in kept
+        }
+        tracked = {name: one.state_dict() for name, one in self.tracked.items()}
+        return Anchor(
+            position=self.position,
+            ops=self._ops,
+            steps=self.steps,
+            parts=self._parts,
+            tracked=copied(tracked),
+            groups=[
+                [
+                    {key: copied(value) for key, value in group.items() if key != "params"}
+                    for group in optimizer.param_groups
+                ]
+                for optimizer in self.optimizers
+            ],
+            buffers=exchange.buffers(),
+            gradients=gradients,
+            watched=[
+                (one, one._version) for one in (*exchange.parameters, *large_tensors(tracked))
+            ],
+        )
+
+    def _restore(self, anchor: Anchor) -> None:
+        """Put back what has changed since the batch began, as far as it is kept."""
+        for number, kept in anchor.kept.items():
+            set_weights(kept.weights, parameters_of([self.optimizers[number]]))
+            self.optimizers[number].load_state_dict(copied(kept.state, whole=True))
+        anchor.kept.clear()
+        anchor.begun.clear()
+        for name, state in anchor.tracked.items():
+            self.tracked[name].load_state_dict(copied(state))
+        for optimizer, groups in zip(self.optimizers, anchor.groups, strict=False):
+            for group, values in zip(optimizer.param_groups, groups, strict=False):
+                group.update(copy.deepcopy(values))
+        self._exchange.set_buffers(anchor.buffers)
+        if anchor.gradients is not None:
+            self._exchange.set_gradients(anchor.gradients)
+        anchor.watched = [(tensor, tensor._version) for tensor, _ in anchor.watched]
+
+    def _check_all_taken(self) -> None:
+        """At the first batch, when the script has added all groups of parameters that it had."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        for optimizer, of_one in zip(self.optimizers, taken["optimizers"], strict=False):
+            if not has_groups_of(optimizer, of_one):
+                raise ValueError(
+                    f"the saved state of an optimizer ({type(optimizer).__name__}) has other "
+                    "groups of parameters than the script has made before this batch: add groups "
+                    "before prepare(), or at the beginning of an epoch"
+                )
+            optimizer.load_state_dict(of_one)
+        for what, own in (("models", self.models), ("optimizers", self.optimizers)):
+            is_added_to = self._parts > taken["parts"]  # by further calls, after this state
+            if len(taken[what]) != len(own) and not (is_added_to and len(taken[what]) < len(own)):
+                raise ValueError(
+                    f"the saved state has {len(taken[what])} {what}, and the script has prepared "
+                    f"{len(own)}: it must prepare the same ones, before its loop"
+                )
+
+
+def has_groups_of(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
+    """Whether a state's groups of parameters are those that the optimizer has."""
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    return own == [len(group["params"]) for group in state["param_groups"]]
+
+
+def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """A saved state in its present form; before, it had one model, and further optimizers were
+    tracked. names: of the optimizers among the tracked objects."""
+    if "models" in state:
+        return state
+    tracked = dict(state["tracked"])
+    further = [tracked.pop(name) for name in names if name in tracked]
+    groups = [
+        [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        for groups in (one["param_groups"] for one in further)
+    ]
+    return {
+        **state,
+        "models": [state["model"]],
+        "optimizers": [state["optimizer"], *further],
+        "others": [],
+        "groups": [state["groups"], *groups],
+        "tracked": tracked,
+        "parts": 0,
+        "copied_before_step": [],
+        "unstepped": [],
+        "keeps_gradients": False,
+    }

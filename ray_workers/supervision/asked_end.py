@@ -1,0 +1,74 @@
+"""Ends of a group that the service asks for: its job is cancelled, or it is to leave its slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, Outcome
+from ray_workers.supervision.worker_group import Member, WorkerGroup
+
+
+class AskedEnd:
+    """The requests to one group to end, and the outcomes that follow from them."""
+
+    def __init__(self, group: WorkerGroup, *, is_script: bool) -> None:
+        self._group = group
+        self._is_script = is_script
+        self._grace_s = 0.0
+        self._stop = asyncio.Event()
+        self._leave = asyncio.Event()
+
+    def stop(self) -> None:
+        """End the group: its job is being cancelled."""
+        self._stop.set()
+
+    def leave(self, grace_s: float) -> None:
+        """Have the group save a checkpoint and go, within so many seconds."""
+        self._grace_s = grace_s
+        self._leave.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop.is_set()
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._leave.is_set()
+
+    async def before_training(self) -> Outcome:
+        """Once asked to stop or to leave, of a group that does not train yet."""
+        stop = asyncio.ensure_future(self._stop.wait())
+        leave = asyncio.ensure_future(self._leave.wait())
+        try:
+            await asyncio.wait({stop, leave}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            leave.cancel()
+        if self.is_stopping:
+            return Outcome.of(Cause.STOPPED, "stopped before it started")
+        return Outcome.of(Cause.PREEMPTED, "left its slots before it started")
+
+    async def stopped(self) -> Outcome:
+        await self._stop.wait()
+        return Outcome.of(Cause.STOPPED, "stopped as asked")
+
+    async def left(self) -> Outcome:
+        """Once asked to leave: the end of the group's time to do so."""
+        await self._leave.wait()
+        await self._group.ask_to_leave()
+        await asyncio.sleep(self._grace_s)  # a rank that ends before is handled as any exit
+        return Outcome.of(
+            Cause.PREEMPTED,
+            f"asked to leave its slots; it did not end by itself within {self._grace_s:g} s",
+        )
+
+    def of(self, lost: Sequence[Member]) -> Outcome | None:
+        """An Outcome if ranks ended because the group was asked to leave."""
+        if not self.is_leaving:
+            return None
+        if self._is_script:
+            return Outcome.of(Cause.PREEMPTED, "left its slots as asked")
+        if any(member.end.exit_code == LEFT_EXIT_CODE for member in lost):
+            return Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
+        return None

@@ -1,0 +1,48 @@
+"""The policies for nodes by the operator's settings: data, code and environments of jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dray.spec.program.code import RemoteCode
+from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy, RemoteCodeRef
+from service.config.settings import Settings
+
+
+def data_policy(settings: Settings) -> DataPolicy:
+    """The sources that every rank may read, and where its node caches them."""
+    roots = settings.data_roots
+    if roots is None and settings.tokens_file is not None:
+        roots = ()  # callers are restricted, so the machine's files are not for everybody either
+    return DataPolicy(
+        cache_dir=_plain(settings.data_cache_dir),
+        cache_limit_bytes=settings.data_cache_limit_bytes,
+        private_hosts=settings.data_private_hosts or (),
+        file_roots=None if roots is None else tuple(str(root.absolute()) for root in roots),
+        credentials_dir=_plain(settings.data_credentials_dir),
+        s3_endpoint_url=settings.s3_endpoint_url,
+    )
+
+
+def _plain(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
+
+
+def environment_policy(settings: Settings, owner: str | None = None) -> EnvironmentPolicy:
+    """The operator's settings, as nodes get them for a job of this owner."""
+    folder = settings.secrets_dir
+    return EnvironmentPolicy(
+        secrets_dir=None if folder is None else str(folder.absolute()),
+        limit_bytes=settings.environment_limit_bytes,
+        build_limit_s=settings.environment_build_limit_s,
+        owner=owner,
+    )
+
+
+def code_of(code: RemoteCode, settings: Settings) -> RemoteCodeRef:
+    """The reference by which nodes fetch code themselves."""
+    return RemoteCodeRef(
+        **code.model_dump(),
+        policy=data_policy(settings),
+        limit_bytes=settings.code_limit_bytes,
+    )

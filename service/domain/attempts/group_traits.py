@@ -1,0 +1,94 @@
+"""The table of what job documents mean for their groups. A strategy has its row here. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dray.ranks import role_names
+from dray.spec import JobSpec
+from dray.spec.training.sync import Gossip, ParameterServer
+from ray_workers.shared.group_traits import GroupTraits
+from ray_workers.shared.peers.peer_ports import HAVE_PEERS
+from service.domain.documents import CheckedDocument
+
+AGGREGATOR = 0
+"""The rank that aggregates what silos send."""
+
+
+def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
+    """The traits of the groups that train this job."""
+    document, script, sync = job.spec, job.spec.script, job.spec.sync
+    num_ranks = document.resources.num_workers
+    # As many as it asks for: an elastic group that begins with one may have more later.
+    recovers_in_place = may_recover(document, num_workers=num_ranks, has_gpus=has_gpus)
+    servers = frozenset(range(document.num_ranks_that_train, num_ranks))
+    has_replicas = isinstance(sync, ParameterServer) and sync.shards_kept_by == "replica"
+    federated = document.federated
+    has_silos = federated is not None and federated.silos is not None
+    holders = frozenset({AGGREGATOR}) if has_silos else servers
+    return GroupTraits(
+        is_script=script is not None,
+        recovers_in_place=recovers_in_place,
+        goes_on_without_lost=goes_on_without_lost(job.document),
+        at_own_pace=isinstance(sync, Gossip) and sync.mode == "ad_psgd",
+        keeps_numbers=bool(servers),
+        is_tied_to_nodes=has_silos,
+        quorum=1 + (federated.quorum or 1) if federated and has_silos else None,
+        state_holders=holders,
+        replicas=_next_of_each(sorted(servers)) if has_replicas else {},
+        unawaited=servers if script is None else script.serving_ranks,
+        restarted_alone=frozenset() if script is None else script.lone_ranks,
+        role_names=tuple(role_names(job.document)),
+        has_peer_ports=script is not None and script.framework in HAVE_PEERS,
+        hang_limit_s=None if script is None else script.hang_limit_s,
+    )
+
+
+def _next_of_each(ranks: list[int]) -> Mapping[int, int]:
+    return dict(zip(ranks, [*ranks[1:], *ranks[:1]], strict=True))
+
+
+def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
+    """`GroupTraits.goes_on_without_lost` of a document as it was stored, which another release may
+    have done."""
+    return (document.get("sync") or {}).get("kind") == "gossip"
+
+
+def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
+    """Why such a job never recovers in place; None if it does.
+
+    num_workers: how many the job has now, or may have again.
+
+    On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
+    launched upon a gradient that never came cannot be told from a good one. Workers of parameter
+    servers have no part in either.
+    """
+    if document.script is not None and document.is_divided:
+        return "ranks of a script that hold a model together do not recover in place"
+    if document.script is not None:
+        return "a script recovers in place only if it calls dray.train.prepare()"
+    if num_workers == 1:
+        return "a single rank does not recover in place, because nobody else holds its state"
+    has_servers = document.num_ranks_that_train < document.resources.num_workers
+    if has_gpus and not has_servers:
+        return "a group on GPUs does not recover in place, because its state may be half a step on"
+    if document.num_replicas == 1:
+        return (
+            "ranks that hold a single model together do not recover in place: each has parts that "
+            "nobody else has (with parallel.data above 1 somebody does)"
+        )
+    if document.takes_local_steps:
+        return "ranks that take steps by themselves do not recover in place: each has its own state"
+    return None
+
+
+def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
+    """Whether such a job recovers in place, or may: of a script its processes show whether they
+    have called `train.prepare` (`are_prepared`)."""
+    script = document.script
+    if script is None:
+        return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None
+    is_one_program = script.framework == "torch" and not script.roles
+    # No rank has the whole state of a divided model.
+    return is_one_program and not document.is_divided and num_workers > 1 and not has_gpus

@@ -1,0 +1,72 @@
+"""What job documents mean for their groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray.spec import JobSpec
+from service.domain.attempts import group_traits
+from tests.wire import traits
+
+RECIPE = {"recipe": "image_classification"}
+SCRIPT = {"script": {"entrypoint": "train.py"}}
+
+
+def why_never(changes: dict[str, Any], *, workers: int = 2, gpus: bool = False) -> str | None:
+    document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
+    return group_traits.why_never(document, num_workers=workers, has_gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "may"),
+    [
+        (RECIPE, {}, True),
+        (RECIPE, {"has_gpus": True}, False),
+        (SCRIPT, {}, True),
+        (SCRIPT, {"num_workers": 1}, False),
+        (SCRIPT, {"has_gpus": True}, False),
+        ({"script": {"entrypoint": "train.py", "framework": "jax"}}, {}, False),
+    ],
+)
+def test_a_script_of_one_program_on_cpu_may_recover(
+    changes: dict[str, Any], kind: dict[str, Any], may: bool
+) -> None:
+    document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
+    asked = {"num_workers": 2, "has_gpus": False} | kind
+    assert group_traits.may_recover(document, **asked) is may
+
+
+def test_a_group_that_holds_one_state_together_recovers() -> None:
+    assert why_never(RECIPE) is None
+
+
+def test_a_group_whose_ranks_keep_copies_of_their_own_recovers() -> None:
+    assert why_never(RECIPE | {"sync": {"kind": "gossip"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said"),
+    [
+        (SCRIPT, {}, "only if it calls dray.train.prepare"),
+        (SCRIPT, {"workers": 1}, "only if it calls dray.train.prepare"),
+        (RECIPE, {"workers": 1}, "nobody else holds its state"),
+        (RECIPE, {"gpus": True}, "half a step on"),
+        (RECIPE | {"parallel": {"shard": 2}}, {}, "each has parts that nobody else has"),
+        (RECIPE | {"sync": {"every": 4}}, {}, "each has its own state"),
+    ],
+)
+def test_each_kind_that_never_recovers_has_its_reason(
+    changes: dict[str, Any], kind: dict[str, Any], said: str
+) -> None:
+    why = why_never(changes, **kind)
+    assert why is not None
+    assert said in why
+
+
+def test_the_last_ranks_are_parameter_servers() -> None:
+    sync = {"kind": "parameter_server", "servers": 2}
+    found = traits({**RECIPE, "resources": {"num_workers": 5}, "sync": sync})
+    assert found.unawaited == found.state_holders == {3, 4}
+    assert found.recovers_in_place
