@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ray_workers.shared.frame_fields import TIMES as TIMES
+
 CHUNK_POINTS = 1024
 """Points after which a chunk is closed and the next one begun."""
 BLOCK_POINTS = 64
@@ -20,9 +22,6 @@ _BLOCK = struct.Struct("<qdqdq")
 
 Points = tuple[list[int], list[float]]
 """(steps, values), equally long, steps rising."""
-TIMES = "@time"
-"""Name of the series of an attempt's Unix times: when rank 0 first reported each step. No metric
-can have this name."""
 
 
 def times_at(steps: Sequence[int], known: Points) -> list[float]:

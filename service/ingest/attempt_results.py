@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome, Phase, PollReply
+from ray_workers.shared.frame_fields import clean
 from service.costs import charging
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
@@ -41,9 +42,8 @@ from service.domain.attempts.retries import (
 from service.domain.costs.prices import Prices
 from service.domain.series import Points
 from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger, once_stopped
-from service.domain.text import clean
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
-from service.ingest.frame_checks import within
+from service.ingest.decoding import within
 from service.ingest.rank_frames import RankFrames
 from service.ingest.supervisor_frames import SupervisorFrames, generation, is_from_supervisor
 from service.lifecycle import resizing

@@ -7,13 +7,13 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from ray_workers.shared.frame_fields import clean
 from service.cluster.port import ClusterSnapshot
 from service.config.node_types import SILO_LABEL, NodeType
 from service.db.models import ClusterRow, NodeRow
 from service.db.repositories import surroundings
 from service.db.repositories.scheduling import cluster as repository
 from service.domain.scheduling import autoscaling, policy
-from service.domain.text import clean
 from service.nodes import quarantine
 
 
