@@ -37,10 +37,9 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 
 from service.db import damage
-from service.db.clock import server_now
 from service.db.engines import THREADS, limit_idling, normalise_url, sqlite_engine
 from service.db.notifications import PostgresAnnouncer, PostgresListener, Signals
-from service.db.types import from_json
+from service.db.types import from_json, server_now
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
 from service.domain.meter import Meter, ServiceMetric, cells_of

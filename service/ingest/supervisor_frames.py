@@ -25,7 +25,7 @@ from ray_workers.shared.frames import (
     SystemMetricsReport,
     WaitingReport,
 )
-from service.costs import charging
+from service.costs import spending
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import faults as repository
 from service.db.session import measure
@@ -102,7 +102,7 @@ class SupervisorFrames:
         if self._ledger is not None:
             said, at = self._ledger
             goodput.book(self._session, self._job, self._attempt, said, at)
-            charging.charge(self._session, self._job, self._attempt, self._prices, at)
+            spending.charge(self._session, self._job, self._attempt, self._prices, at)
         refusals.tell(self._session, self._job, self._now)
 
     def _take(self, frame: Frame) -> None:

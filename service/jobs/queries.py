@@ -21,7 +21,7 @@ from service.db.repositories.scheduling import costs as costs_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.session import Database
 from service.db.types import storable
-from service.domain.attempts.lineage import NO_END
+from service.domain.attempts.ledger import NO_END
 from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.events import SYNC_PLAN
 from service.ingest import hangs, open_rounds, silent_processes
@@ -29,8 +29,7 @@ from service.jobs import cluster_view, serializers
 from service.jobs.service import found, not_found
 from service.lifecycle import resizing
 from service.outlook import answers, decisions, forecasts
-from service.storage.storage import Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
 from service.telemetry import log_reader, metric_reader, system_metrics
 
 MAX_POINTS = 100_000

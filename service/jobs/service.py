@@ -41,13 +41,12 @@ from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sw
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.lifecycle import dependencies
 from service.lifecycle.transitions import move
-from service.nodes.gpu_capabilities import refuse_missing_precision
+from service.nodes.node_table import refuse_missing_precision
 from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
 from service.queues import admission
 from service.storage.quota import StorageWatch, refuse_if_full
-from service.storage.storage import Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
 from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 

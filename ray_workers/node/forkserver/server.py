@@ -53,8 +53,8 @@ from ray_workers.node.forkserver import rank_init
 from ray_workers.node.forkserver.served_client import Client
 from ray_workers.shared.paths import preloaded_path
 from ray_workers.shared.peers.peer_credentials import is_own_unix
-from ray_workers.shared.processes import huge_pages
-from ray_workers.shared.processes.prctl import PR_SET_CHILD_SUBREAPER, prctl
+from ray_workers.shared.processes import linux
+from ray_workers.shared.processes.linux import PR_SET_CHILD_SUBREAPER, prctl
 from ray_workers.shared.processes.procfs import (
     Session,
     boot_id,
@@ -108,7 +108,7 @@ class ForkServer:
     def serve(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        packing, is_packed = huge_pages.pack(), False  # while nobody asks for anything
+        packing, is_packed = linux.pack(), False  # while nobody asks for anything
         while True:
             watched: list[Any] = [self._listener, self._lifeline, self._wake_read]
             connections = [client.connection for client in self._clients]

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from ray_workers.shared.commands import Command, Stop
 from ray_workers.shared.contracts import Cause, Frame, Outcome, Phase, PollReply
-from service.checkpoints import unreported
+from service.checkpoints import catalog
 from service.cluster.port import AttemptRef, ClusterUnavailable
 from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository
@@ -216,7 +216,7 @@ class Reconciler:
         found: list[Frame] = []
 
         def search() -> None:
-            for report in unreported.committed(self._storage, ref.job_id, ref.attempt):
+            for report in catalog.committed(self._storage, ref.job_id, ref.attempt):
                 found.append(report)
 
         searching = asyncio.get_running_loop().run_in_executor(self._storage_readers, search)

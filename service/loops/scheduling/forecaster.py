@@ -25,8 +25,8 @@ from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.outlook import codec, forecasts
-from service.outlook.earlier_runs import EarlierRuns
 from service.outlook.forecasts import Key
+from service.outlook.step_times import EarlierRuns
 
 logger = logging.getLogger(__name__)
 

@@ -39,8 +39,7 @@ from service.loops.scheduling.used_shares import QueuesAndBudgets, UsedShares
 from service.loops.shared import queue_view
 from service.loops.shared.term import LoopContext
 from service.loops.shared.timings import rest_after
-from service.outlook.earlier_runs import EarlierRuns
-from service.outlook.step_times import elastic_jobs
+from service.outlook.step_times import EarlierRuns, elastic_jobs
 
 logger = logging.getLogger(__name__)
 
