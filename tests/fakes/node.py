@@ -64,9 +64,9 @@ class Spool:
         chunk = self._data[begin : begin + max(cut, 0)]
         return chunk, self._start + begin + len(chunk)
 
-    @property
-    def end(self) -> int:
-        return self._start + len(self._data)
+    def has_more(self, offset: int) -> bool:
+        """Whether it has frames from `offset` on, of those that are not forgotten."""
+        return max(offset - self._start, 0) < len(self._data)
 
     def errors(self, key: str) -> list[Frame]:
         """Last words, also those that were delivered."""
@@ -135,7 +135,7 @@ class FakeNode:
     def has_more(self, job_id: str, attempt: int, cursor: Mapping[str, int]) -> bool:
         """Whether a spool of an attempt has frames after the cursor."""
         spools = self.spools.get((job_id, attempt), {})
-        return any(spool.end > cursor.get(key, 0) for key, spool in spools.items())
+        return any(spool.has_more(cursor.get(key, 0)) for key, spool in spools.items())
 
     def drop(self, job_id: str, attempt: int) -> None:
         self.spools.pop((job_id, attempt), None)

@@ -341,4 +341,4 @@ class SimAttempt(Attempt):
         return found | ({TOLD: (chunk, end)} if chunk else {})
 
     def has_more(self, cursor: Mapping[str, int]) -> bool:
-        return self.told.end > cursor.get(TOLD, 0) or super().has_more(cursor)
+        return self.told.has_more(cursor.get(TOLD, 0)) or super().has_more(cursor)
