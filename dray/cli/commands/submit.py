@@ -277,7 +277,7 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     """The document of a job, for one more job with these arguments in place of those of the same
     name; and what to call its source. The new job waits for no other, and is in no array."""
-    from dray.arguments import replaced
+    from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
 
     with connect() as client:
@@ -292,7 +292,10 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
             f"{job.id} runs the recipe {document.get('recipe')}, which takes no arguments: change "
             "its fields by --set"
         )
-    script = {**script, "args": replaced(script.get("args") or [], args)}
+    try:
+        script = {**script, "args": replaced(script.get("args") or [], args)}
+    except AmbiguousArguments as error:
+        raise typer.BadParameter(str(error)) from None
     program = script.get("entrypoint") or f"-m {script.get('module')}"
     warn(f"like {job.id}: {shlex.join([program, *script['args']])}")
     return {**document, "script": script}, job.id
