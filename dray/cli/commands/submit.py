@@ -240,6 +240,8 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
     except PackagesUnreadable as error:
         warn(f"no packages are installed for the job: {error}; --requirements FILE names others")
         return document
+    if found.without is not None:
+        warn(f"{found.without}: the packages are those of {found.source}, without its versions")
     count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
     warn(f"{count} of {found.source} will be installed for the job (--no-packages: none)")
     return {**document, "environment": {**environment, "requirements": found.requirements}}
