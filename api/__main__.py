@@ -17,7 +17,7 @@ from api.app import create_app
 from api.http import connections
 from dray.home_token import is_loopback
 from service.cluster.port import ClusterUnavailable
-from service.config import home_token, logging_setup
+from service.config import logging_setup, tokens_file
 from service.config.home_lock import write_privately
 from service.config.settings import Settings, read_settings
 from service.config.start_refusals import StartRefused
@@ -94,7 +94,7 @@ def sign_in_link(settings: Settings, address: str) -> str | None:
     if settings.tokens_file is not None or settings.open_to_local_users:
         return None
     # Browsers send what follows `#` to no server.
-    return f"{settings.public_url or address}/#token={home_token.ensure(settings.home)}"
+    return f"{settings.public_url or address}/#token={tokens_file.ensure(settings.home)}"
 
 
 async def serve(settings: Settings, *, loops: bool) -> None:

@@ -136,6 +136,10 @@ class RequestTimeout(TransportError, TimeoutError):
     """The server took longer than the client's `timeout`."""
 
 
+CODES: dict[str, type[ApiError]] = {}
+"""Problem code -> exception class."""
+
+
 class ApiError(DrayError):
     """The server answered with a problem."""
 
@@ -146,34 +150,21 @@ class ApiError(DrayError):
     def __init_subclass__(cls, *, code: str = "", status: int = 0) -> None:
         cls.code = code or cls.code
         cls.http_status = status or cls.http_status
+        if code:
+            CODES[code] = cls
 
     def __init__(self, problem: Problem, *, retry_after_s: float | None = None) -> None:
         super().__init__(problem.detail)
         self.problem = problem
         self.retry_after_s = retry_after_s
-
-    @property
-    def status(self) -> int:
-        return self.problem.status
-
-    @property
-    def detail(self) -> str:
-        return self.problem.detail
-
-    @property
-    def request_id(self) -> str | None:
+        self.status = problem.status
+        self.detail = problem.detail
+        self.request_id = problem.request_id
         """Id of the request in the server's log."""
-        return self.problem.request_id
-
-    @property
-    def pointer(self) -> str | None:
+        self.pointer = problem.pointer
         """JSON pointer to the field at fault."""
-        return self.problem.pointer
-
-    @property
-    def hint(self) -> str | None:
+        self.hint = problem.hint
         """Suggested remedy, if the server knows one."""
-        return self.problem.hint
 
     def __str__(self) -> str:
         where = f"{self.pointer}: " if self.pointer else ""
@@ -471,14 +462,3 @@ class DatabaseUnavailable(Unavailable, code="database_unavailable"): ...
 
 
 class StorageUnavailable(Unavailable, code="storage_unavailable"): ...
-
-
-def _by_code(base: type[ApiError]) -> dict[str, type[ApiError]]:
-    found = {base.code: base} if base.code else {}
-    for subclass in base.__subclasses__():
-        found |= _by_code(subclass)
-    return found
-
-
-CODES: dict[str, type[ApiError]] = _by_code(ApiError)
-"""Problem code -> exception class."""

@@ -29,6 +29,7 @@ from service.config.start_refusals import StartRefused, reason_of
 from service.costs.prices_file import PricesFile
 from service.costs.reports import Costs
 from service.db import damage
+from service.db.engines import normalise_url
 from service.db.migrate import migrate
 from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE, Signals
@@ -36,7 +37,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import storage as storage_repository
 from service.db.repositories.catalog import document_values
 from service.db.repositories.scheduling import cluster as repository
-from service.db.session import Database, normalise_url, utc_now
+from service.db.session import Database, utc_now
 from service.domain.errors import DomainError
 from service.domain.tracking.document_values import defaults
 from service.federation.invitations import Invitations
@@ -58,7 +59,7 @@ from service.loops.scheduling.decision_recorder import DecisionRecorder
 from service.loops.scheduling.forecaster import Forecaster
 from service.loops.scheduling.scheduler import Scheduler
 from service.loops.shared.fencing import LoopDatabase
-from service.loops.shared.launches import Launches
+from service.loops.shared.term import Launches, LoopContext
 from service.loops.shared.timings import LoopTimings
 from service.loops.webhook_sender import WebhookSender
 from service.nodes import node_table
@@ -207,29 +208,17 @@ class Runtime:
     def _loops(self, database: LoopDatabase, cluster: Cluster, deployment_id: str) -> Loops:
         """The loops of one term, which share nothing with those of any other."""
         signals, settings, timings = self.signals, self.settings, self._timings
-        self._launches = launches = Launches()
-        self.watch = watch = ClusterWatcher(database, cluster, signals, settings, timings)
-        self._autoscaler = Autoscaler(database, cluster, settings, timings)
-        recorder = DecisionRecorder(database, timings)
-        scheduler = Scheduler(
-            database,
-            cluster,
-            watch,
-            launches,
-            signals,
-            settings,
-            timings,
-            deployment_id,
+        context = LoopContext(
+            *(database, cluster, signals, settings, timings, self.prices, deployment_id),
             self._halted,
-            self.prices,
-            self._autoscaler,
-            recorder,
         )
-        reconciler = Reconciler(
-            *(database, cluster, self.storage, launches, signals, settings, timings),
-            self.prices,
-        )
-        forecaster = Forecaster(database, lambda: scheduler.view, signals, timings)
+        self._launches = context.launches
+        self.watch = watch = ClusterWatcher(context)
+        self._autoscaler = Autoscaler(database, cluster, settings, timings)
+        forecaster = Forecaster(database, signals, timings)
+        recorder = DecisionRecorder(database, timings)
+        scheduler = Scheduler(context, watch, self._autoscaler, forecaster, recorder)
+        reconciler = Reconciler(context, self.storage)
         retention = Retention(
             *(self.database, self.storage, self.jobs.storage_watch, self.jobs, settings, timings)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.examples.bodies import ARRAY_ID, JOB_ID, OTHER_ID, WEBHOOK_ID
+from api.examples.parts import ARRAY_ID, JOB_ID, OTHER_ID, WEBHOOK_ID
 from api.problems import title
 
 _UNIQUE = "take a key of its own for each request, and the same key only to send one again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,8 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.http.caching import REVALIDATE, is_known, not_modified
-from api.http.ranges import Range, Unsatisfied, parse_range
 from api.problems import Refused
-from service.storage.storage import Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
 
 PIECE_BYTES = 1 << 20
 BINARY = "application/octet-stream"
@@ -96,3 +95,39 @@ async def _pieces(storage: Storage, key: str, part: Range) -> AsyncIterator[byte
     for start in range(part.start, part.end, PIECE_BYTES):
         end = min(start + PIECE_BYTES, part.end)
         yield await in_storage_thread(storage.read_bytes, key, start, end)
+
+
+@dataclass(frozen=True)
+class Range:
+    start: int
+    end: int
+    """One past the last byte."""
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+class Unsatisfied(Exception):
+    """The range is well formed, but the file has no byte in it."""
+
+
+def parse_range(header: str | None, size: int) -> Range | None:
+    """The range that was asked for; None means the whole file.
+
+    As the RFC allows, a header that is no range of bytes, or that asks for several, is ignored.
+    Raises Unsatisfied.
+    """
+    match = re.fullmatch(r"bytes=\s*([0-9]{0,18})-([0-9]{0,18})\s*", header or "")
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if not first:  # a suffix: the last bytes of the file
+        start, end = max(0, size - int(last)), size
+    else:
+        start, end = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < start:
+            return None
+    if start >= end:
+        raise Unsatisfied
+    return Range(start, end)

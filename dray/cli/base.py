@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
     from dray._http.transport import Retry
     from dray.client import Client
+import math
+from collections.abc import Callable
+
+import typer
+
+from dray.input import units
 
 ORDER = (
     *("init", "submit", "watch", "wait", "ls", "get", "explain", "metrics", "logs", "events"),
@@ -182,3 +188,26 @@ def moment(text: str | None, option: str) -> datetime | None:
             f"{text!r} is no time: write 90s, 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z",
             param_hint=option,
         ) from None
+
+
+def seconds(text: str) -> float:
+    """`90`, `1.5`, `2h`, `1h30m`."""
+    return _read(text, units.seconds)
+
+
+def num_bytes(text: str) -> int:
+    """`1000000`, `8GiB`."""
+    return int(_read(text, units.num_bytes))
+
+
+def _read(text: str, with_unit: Callable[[str], int]) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        try:
+            return with_unit(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r} {error}") from None
+    if not math.isfinite(number) or number < 0:
+        raise typer.BadParameter(f"{text!r} must be a number of at least 0")
+    return number

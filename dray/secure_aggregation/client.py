@@ -6,8 +6,7 @@ import hmac
 import secrets
 from collections.abc import Iterable, Mapping
 
-from dray.secure_aggregation import keys, shamir
-from dray.secure_aggregation.errors import MessageRefused
+from dray.secure_aggregation import keys
 from dray.secure_aggregation.fixed_point import FixedPoint, Values
 from dray.secure_aggregation.keys import KeyPair, joined
 from dray.secure_aggregation.messages import (
@@ -20,6 +19,7 @@ from dray.secure_aggregation.messages import (
     MaskingMessage,
     MaskingPhase,
     MaskingSettings,
+    MessageRefused,
     RevealedShares,
     Roster,
     RosterEntry,
@@ -110,8 +110,8 @@ class MaskingClient:
     def _share_keys(self, message: bytes) -> bytes:
         self._take_roster(message)
         places = len(self._places)
-        key_shares = shamir.split(self._masking.private, self._least, places)
-        seed_shares = shamir.split(self._seed, self._least, places)
+        key_shares = keys.split(self._masking.private, self._least, places)
+        seed_shares = keys.split(self._seed, self._least, places)
         pairs = dict(zip(self._places, map(bytes.__add__, key_shares, seed_shares), strict=True))
         digests = {
             name: keys.digest_of(pair[:SHARE_BYTES]) + keys.digest_of(pair[SHARE_BYTES:])

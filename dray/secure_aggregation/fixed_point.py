@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from dray.secure_aggregation.errors import missing_package
+from dray.secure_aggregation.messages import missing_package
 
 try:
     import numpy as np

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
-from dray.secure_aggregation.errors import missing_package
+from dray.secure_aggregation.messages import KEY_BYTES, SHARE_BYTES, missing_package
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -17,7 +19,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package(error) from error
 
-from dray.secure_aggregation.messages import KEY_BYTES, MaskingSettings
+from dray.secure_aggregation.messages import MaskingSettings
 
 NONCE = bytes(12)
 """Each key seals one message, so all can have the same."""
@@ -27,6 +29,8 @@ PIECE_BYTES = 1 << 16
 ZEROS = memoryview(bytes(PIECE_BYTES))
 MASKS = b"masks"
 """The purpose of the keys from which the masks of two clients are made."""
+PRIME = 2**256 + 297
+"""The least prime above all secrets."""
 
 
 class KeyPair:
@@ -98,3 +102,46 @@ def keystream(seed: bytes, num_bytes: int) -> Iterator[bytes]:
     encryptor = Cipher(algorithms.ChaCha20(seed, COUNTER_AND_NONCE), mode=None).encryptor()
     for start in range(0, num_bytes, PIECE_BYTES):
         yield encryptor.update(ZEROS[: num_bytes - start])
+
+
+def split(secret: bytes, threshold: int, num_shares: int) -> list[bytes]:
+    """Shares at 1, 2 ... `num_shares`. Any `threshold` of them give the secret, fewer tell nothing
+    of it."""
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    coefficients.append(int.from_bytes(secret, "big"))
+    shares = []
+    for at in range(1, num_shares + 1):
+        value = 0
+        for coefficient in coefficients:  # Horner's rule, the secret last
+            value = (value * at + coefficient) % PRIME
+        shares.append(value.to_bytes(SHARE_BYTES, "big"))
+    return shares
+
+
+def combine(shares: Mapping[int, bytes]) -> bytes | None:
+    """The secret, of as many shares as the threshold, by their places. None if these are no shares
+    of one secret, as far as that can be seen."""
+    secret = int.from_bytes(value_at(0, shares), "big")
+    return secret.to_bytes(KEY_BYTES, "big") if secret < 2 ** (8 * KEY_BYTES) else None
+
+
+def value_at(place: int, shares: Mapping[int, bytes]) -> bytes:
+    """The value at a place that is none of theirs of the polynomial on which these shares are."""
+    factors = _factors(place, tuple(shares))
+    values = (int.from_bytes(share, "big") for share in shares.values())
+    value = sum(f * v for f, v in zip(factors, values, strict=True)) % PRIME
+    return value.to_bytes(SHARE_BYTES, "big")
+
+
+@lru_cache(maxsize=16)  # the same clients reveal their shares of many secrets
+def _factors(place: int, places: tuple[int, ...]) -> list[int]:
+    """The factor of each share in the value at `place` (Lagrange)."""
+    factors = []
+    for own in places:
+        numerator = denominator = 1
+        for other in places:
+            if other != own:
+                numerator = numerator * (other - place) % PRIME
+                denominator = denominator * (other - own) % PRIME
+        factors.append(numerator * pow(denominator, -1, PRIME) % PRIME)
+    return factors

@@ -12,8 +12,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from dray.secure_aggregation.errors import MessageRefused
-
 VERSION = 2
 """Of the protocol. In version 2 clients commit to shares, so that those who lie about one are found
 ([reconstruction.py](reconstruction.py)). A round is of version 2 if all of its clients are. The
@@ -178,3 +176,32 @@ class RevealedShares(MaskingMessage):
     """Of each client that was lost, a share of its masking key."""
     own_seed: Key | None = None
     """The seed of its own mask, which then no shares are needed for."""
+
+
+def missing_package(error: ModuleNotFoundError) -> ImportError:
+    """Says what to install, where a machine has `dray` alone."""
+    return ImportError(
+        f"secure aggregation needs the package {error.name}: pip install 'dray[client]'",
+        name=error.name,
+    )
+
+
+class MessageRefused(Exception):
+    """A message was not what the protocol allows. The round goes on without it."""
+
+    def __init__(self, sender: str, reason: str) -> None:
+        """sender: the name of the client, or "server"."""
+        super().__init__(f"the message of {sender} is refused: {reason}")
+
+
+class TooFewClients(Exception):
+    """So many clients were lost that the round has no result."""
+
+
+class WrongShares(Exception):
+    """The shares of a client's secret do not give it, so the round has no result. That says nothing
+    of who lied: `MaskingServer.liars` does."""
+
+    def __init__(self, client: str, reason: str) -> None:
+        """client: the one whose secret it is."""
+        super().__init__(f"the secret of {client} can't be put together from its shares: {reason}")

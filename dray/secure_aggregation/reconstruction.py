@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, islice, repeat
 from math import comb
 
-from dray.secure_aggregation import keys, shamir
-from dray.secure_aggregation.errors import WrongShares
+from dray.secure_aggregation import keys
+from dray.secure_aggregation.messages import WrongShares
 
 MAX_SUBSETS = 200
 """Subsets of shares that are tried in a round, besides the first of each secret."""
@@ -95,7 +95,7 @@ class Reconstruction:
 
     def _combine(self, holders: Sequence[str], shares: Shares) -> bytes | None:
         by_place = {self._places[name]: shares[name] for name in holders}
-        return shamir.combine(dict(sorted(by_place.items())))
+        return keys.combine(dict(sorted(by_place.items())))
 
     def _note_wrong(
         self, owner: str, holders: Sequence[str], shares: Shares, *, has_digests: bool
@@ -106,6 +106,6 @@ class Reconstruction:
             return
         known = {self._places[name]: shares[name] for name in holders}
         for holder in shares.keys() - {*holders}:
-            if shamir.value_at(self._places[holder], known) != shares[holder]:
+            if keys.value_at(self._places[holder], known) != shares[holder]:
                 self._num_doubts[holder] += 1
                 self.disputes.append((owner, holder))

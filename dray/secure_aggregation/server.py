@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from dray.secure_aggregation import keys
-from dray.secure_aggregation.errors import MessageRefused, TooFewClients, WrongShares
 from dray.secure_aggregation.fixed_point import Aggregate, FixedPoint, Ring
 from dray.secure_aggregation.keys import KeyPair
 from dray.secure_aggregation.messages import (
@@ -19,11 +18,14 @@ from dray.secure_aggregation.messages import (
     KeyAdvertisement,
     MaskingPhase,
     MaskingSettings,
+    MessageRefused,
     RevealedShares,
     Roster,
     RosterEntry,
     SharedKeys,
     Survivors,
+    TooFewClients,
+    WrongShares,
 )
 from dray.secure_aggregation.reconstruction import Reconstruction
 

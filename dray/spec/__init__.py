@@ -21,7 +21,6 @@ from dray.spec.resources import Elastic, Resources, RoleResources
 from dray.spec.sweep import Parameter, SuccessiveHalving, Sweep
 from dray.spec.training.data import Data, Format, Missing
 from dray.spec.training.parallel import MAX_WORKERS, Parallel
-from dray.spec.training.profile import Profile
 from dray.spec.training.sync import (
     AllReduce,
     AutoSync,
@@ -38,6 +37,7 @@ from dray.spec.training.train import (
     LrScaling,
     OnDivergence,
     Optimizer,
+    Profile,
     Schedule,
     Train,
 )

@@ -27,7 +27,6 @@ from dray.spec.resources import Elastic, Resources, RoleRanks
 from dray.spec.sweep import Sweep, Values, with_values
 from dray.spec.training.data import Data
 from dray.spec.training.parallel import Parallel, written_out
-from dray.spec.training.profile import Profile
 from dray.spec.training.sync import (
     AllReduce,
     Compression,
@@ -36,7 +35,7 @@ from dray.spec.training.sync import (
     Sync,
     with_kind,
 )
-from dray.spec.training.train import Train
+from dray.spec.training.train import Profile, Train
 
 SPEC_VERSION: Final = 1
 _NOT_ONE = (

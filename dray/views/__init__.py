@@ -5,8 +5,6 @@ the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore fields they do
 that a newer server stays readable.
 """
 
-from dray.drills import DrillKind as DrillKind
-from dray.drills import DrillState as DrillState
 from dray.views.arrays import JobArray as JobArray
 from dray.views.arrays import JobSweep as JobSweep
 from dray.views.arrays import Trial as Trial
@@ -30,7 +28,9 @@ from dray.views.cluster import NodeSlots as NodeSlots
 from dray.views.cluster import QuarantinedSlots as QuarantinedSlots
 from dray.views.cluster import StorageState as StorageState
 from dray.views.faults import Drill as Drill
+from dray.views.faults import DrillKind as DrillKind
 from dray.views.faults import DrillPage as DrillPage
+from dray.views.faults import DrillState as DrillState
 from dray.views.faults import Hang as Hang
 from dray.views.faults import HangPage as HangPage
 from dray.views.faults import HangRank as HangRank
@@ -42,12 +42,6 @@ from dray.views.federation import InvitationPage as InvitationPage
 from dray.views.federation import OpenRound as OpenRound
 from dray.views.federation import RoundPhase as RoundPhase
 from dray.views.federation import UpdateReceipt as UpdateReceipt
-from dray.views.files import Artifact as Artifact
-from dray.views.files import ArtifactPage as ArtifactPage
-from dray.views.files import Code as Code
-from dray.views.files import CodeFile as CodeFile
-from dray.views.files import CodeFilePage as CodeFilePage
-from dray.views.files import DownloadLink as DownloadLink
 from dray.views.jobs import Cost as Cost
 from dray.views.jobs import Goodput as Goodput
 from dray.views.jobs import Job as Job
@@ -78,6 +72,12 @@ from dray.views.queues import Price as Price
 from dray.views.queues import Queue as Queue
 from dray.views.queues import QueuePage as QueuePage
 from dray.views.queues import QueueUser as QueueUser
+from dray.views.reports import Artifact as Artifact
+from dray.views.reports import ArtifactPage as ArtifactPage
+from dray.views.reports import Code as Code
+from dray.views.reports import CodeFile as CodeFile
+from dray.views.reports import CodeFilePage as CodeFilePage
+from dray.views.reports import DownloadLink as DownloadLink
 from dray.views.reports import Event as Event
 from dray.views.reports import EventPage as EventPage
 from dray.views.reports import LogLine as LogLine

@@ -42,14 +42,13 @@ from ray_workers.node.forkserver.client import ForkFailed, list_tasks, send_to_r
 from ray_workers.node.forkserver.manager import ForkserverManager
 from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
-from ray_workers.node.secret_masking import Maskers, mask_frames
-from ray_workers.node.silo_gate import Opening, SiloGate
+from ray_workers.node.node_spools import NodeSpools
+from ray_workers.node.silo_gate import Opening
 from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
 from ray_workers.shared import spool_reader
-from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.contracts import Frame
 from ray_workers.shared.folders import work_dir
-from ray_workers.shared.folders.disk_room import why_full
-from ray_workers.shared.folders.removal import remove_tree
+from ray_workers.shared.folders.removal import remove_tree, why_full
 from ray_workers.shared.heartbeat import NodeObservation, RankObservation, observe_ranks
 from ray_workers.shared.node_needs import (
     BuildState,
@@ -63,13 +62,10 @@ from ray_workers.shared.node_needs import (
 from ray_workers.shared.paths import (
     code_dir,
     deployment_root,
-    entries,
     page_dir,
     preloaded_path,
     runtime_dir,
     socket_path,
-    spool_dir,
-    spools_of,
     temp_dir,
     work_root,
 )
@@ -82,14 +78,8 @@ from ray_workers.shared.processes.procfs import (
 )
 from ray_workers.shared.processes.silence import SilenceLimits
 from ray_workers.shared.quarantine import QuarantineBook, Quarantined
-from ray_workers.shared.secret_files import Masker
 from ray_workers.shared.spool_reader import SpoolRead
 
-POLL_S = 0.05
-"""Shortest pause between two checks of the spools while one waits; each is a few stat calls."""
-MAX_POLL_S = 0.5
-POLL_SHARE = 0.1
-"""Of the time for which nothing has come: the ranks of long steps need the processor."""
 ORPHANS_BOUND_S = 10.0
 """How long processes of dead nodes on this machine may take to be gone before this node is
 refused."""
@@ -150,8 +140,7 @@ class NodeAgent:
         self._waits = WaitMeter()
         self._folders = FolderKeeper(deployment_id, self._node_id)
         self._tasks: list[asyncio.Task[None]] = []
-        self._maskers = Maskers()
-        self._silos = SiloGate()
+        self._spools = NodeSpools(deployment_id, self._node_id)
         self._environments = Environments(preloaded_path(self._socket_path))
         self._code_fetches = CodeFetches()
 
@@ -281,66 +270,20 @@ class NodeAgent:
         print(f"clean again, given back: {entry}", flush=True)  # noqa: T201
 
     async def read(
-        self,
-        job_id: str,
-        attempt: int,
-        cursor: Mapping[str, int],
-        max_bytes: int,
-        wait_s: float,
+        self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int, wait_s: float
     ) -> SpoolRead:
-        """New frames of each spool of an attempt; waits up to `wait_s` for the first.
-
-        The service has stored all frames before `cursor`; they are deleted here.
-        """
-        directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
-        spool_reader.acknowledge(directory, _spool_keys(directory), cursor)
-        deadline = asyncio.get_running_loop().time() + wait_s
-        while True:
-            keys = _spool_keys(directory)
-            if any(spool_reader.has_more(directory / key, cursor.get(key, 0)) for key in keys):
-                break
-            if (left_s := deadline - asyncio.get_running_loop().time()) <= 0:
-                break
-            quiet_s = spool_reader.quiet_s([directory / key for key in keys], time.time())
-            await asyncio.sleep(min(left_s, max(POLL_S, min(POLL_SHARE * quiet_s, MAX_POLL_S))))
-        read = spool_reader.read_all(directory, keys, cursor, max_bytes)
-        return replace(
-            read, data={key: self._let_out(directory, key, d) for key, d in read.data.items()}
-        )
-
-    def _let_out(self, spools: Path, key: str, data: bytes) -> bytes:
-        """Whole lines of a spool as they may leave this node."""
-        return mask_frames(self._silos.frames(spools, key, data), self._maskers.of(spools))
+        """`NodeSpools.read`."""
+        return await self._spools.read(job_id, attempt, cursor, max_bytes, wait_s)
 
     async def read_left(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int
     ) -> dict[str, bytes]:
-        """New frames of each spool that an attempt left on nodes of this machine that are dead; as
-        `read`."""
-        found: dict[str, bytes] = {}
-        for spools in self._dead_spools():
-            directory = spools / job_id / str(attempt)
-            keys = _spool_keys(directory)
-            spool_reader.acknowledge(directory, keys, cursor)
-            read = spool_reader.read_all(directory, keys, cursor, max_bytes)
-            found |= {key: self._let_out(directory, key, d) for key, d in read.data.items()}
-        return found
-
-    def _dead_spools(self) -> list[Path]:
-        deployment = deployment_root(self._deployment_id)
-        return [spools_of(n) for n in session_records.dead_nodes(deployment, self._directory)]
+        """`NodeSpools.read_left`."""
+        return self._spools.read_left(job_id, attempt, cursor, max_bytes)
 
     async def errors(self, job_id: str, attempt: int) -> list[Frame]:
-        """The ERROR frames that ranks of an attempt wrote here before they ended."""
-        directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
-        return [
-            frame
-            for key in _spool_keys(directory)
-            for frame in spool_reader.decode(
-                key, self._let_out(directory, key, spool_reader.tail(directory / key))
-            )
-            if frame.kind is FrameKind.ERROR
-        ]
+        """`NodeSpools.errors`."""
+        return self._spools.errors(job_id, attempt)
 
     async def stacks(
         self, job_id: str, attempt: int, ranks: Sequence[int], wait_s: float
@@ -353,16 +296,12 @@ class NodeAgent:
             )
         except ForkFailed:
             return {}  # every process died with it
-        spools = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
-        masker = self._maskers.of(spools)
+        masker = self._spools.masker(job_id, attempt)
         told = {}
         for rank, text in found.items():
-            silo = self._silos.silo(spools, rank)
+            silo = self._spools.silo(job_id, attempt, rank)
             told[rank] = masker.text(text if silo is None else silo.stacks(text))
         return told
-
-    def _masker(self, job_id: str, attempt: int) -> Masker:
-        return self._maskers.of(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def observe(
         self, job_id: str, attempt: int, with_pace: bool, with_system_metrics: bool
@@ -372,11 +311,10 @@ class NodeAgent:
         metrics: dict[int, dict[str, float]] = {}
         if with_system_metrics:  # first, because it takes time, in which the ranks go on
             metrics = await self._system_metrics.sample(job_id, attempt)
-            spools = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
             metrics = {
                 rank: values
                 for rank, values in metrics.items()
-                if (silo := self._silos.silo(spools, rank)) is None
+                if (silo := self._spools.silo(job_id, attempt, rank)) is None
                 or Opening.SYSTEM_METRICS in silo.opens
             }
         ranks = self._observe_ranks(job_id, attempt)
@@ -417,10 +355,7 @@ class NodeAgent:
         self._system_metrics.forget(job_id, attempt)
         await self._folders.drop((job_id, attempt))
         spool_reader.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
-        spools = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
-        for directory in (spools, *(left / job_id / str(attempt) for left in self._dead_spools())):
-            spool_reader.remove(directory)
-            self._maskers.forget(directory)
+        self._spools.drop(job_id, attempt)
 
     async def put_code(
         self, job_id: str, code: CodeRef | RemoteCodeRef, storage_url: str
@@ -482,7 +417,7 @@ class NodeAgent:
     ) -> FilesKept | str:
         """`FolderKeeper.keep`; once nothing of the attempt runs here."""
         kept = await self._folders.keep((job_id, attempt), taken, num_bytes)
-        masker = self._masker(job_id, attempt)
+        masker = self._spools.masker(job_id, attempt)
         if isinstance(kept, str):
             return masker.text(kept)
         problem = kept.problem and masker.text(kept.problem)
@@ -498,18 +433,11 @@ class NodeAgent:
         await asyncio.to_thread(work_dir.remove, work_root(self._deployment_id), job_ids)
 
     async def spooled(self) -> list[tuple[str, int]]:
-        """(job, attempt) of the spools on this node, and on nodes of this machine that are dead."""
-        roots = (spools_of(self._directory), *self._dead_spools())
-        jobs = [job for spools in roots for job in entries(spools)]
-        return [(job.name, int(attempt.name)) for job in jobs for attempt in entries(job)]
+        """`NodeSpools.attempts`."""
+        return self._spools.attempts()
 
 
 _READINESS = (BuildState.FAILED, BuildState.UNREACHABLE, BuildState.BUILDING, BuildState.READY)
-
-
-def _spool_keys(directory: Path) -> list[str]:
-    names = (path.name for path in entries(directory))
-    return sorted((n for n in names if not n.startswith(".")), key=spool_reader.parse_key)
 
 
 def _read_text(path: Path) -> str | None:

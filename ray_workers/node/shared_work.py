@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from ray_workers.shared.node_needs import BuildState
 
@@ -24,6 +25,10 @@ RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
 
 KNOWN_S = 600.0
 """How long a failure is remembered that nobody asks about."""
+WANTED_S: Final = 60.0
+"""How long work goes on without a question about it, as while the service is started again."""
+
+Owner = str | None
 
 
 class NotDone(Exception):
@@ -112,3 +117,29 @@ class SharedWork:
     def _forget(self) -> None:
         long_ago = time.monotonic() - KNOWN_S
         self._failed = {key: one for key, one in self._failed.items() if one.due > long_ago}
+
+
+class WantedWork:
+    """The users that want each piece of work, by key. For one event loop; `is_wanted` and `owners`
+    for any thread."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, dict[Owner, float]] = {}
+        """By key and user, when they asked last, by `time.monotonic`."""
+
+    def want(self, key: str, owner: Owner) -> None:
+        self._asked = {one: asked for one, asked in self._asked.items() if self.is_wanted(one)}
+        self._asked.setdefault(key, {})[owner] = time.monotonic()
+
+    def forget(self, key: str, owner: Owner) -> None:
+        """None of the user's jobs needs it any more."""
+        self._asked.get(key, {}).pop(owner, None)
+
+    def is_wanted(self, key: str) -> bool:
+        return bool(self.owners(key))
+
+    def owners(self, key: str) -> list[Owner]:
+        """The users that want it, who asked first before the others."""
+        now = time.monotonic()
+        asked = tuple(self._asked.get(key, {}).items())
+        return [owner for owner, at in asked if now - at < WANTED_S]

@@ -17,7 +17,7 @@ from dray import spec
 from ray_workers.datasets import Images, open_images
 from ray_workers.datasets.core.alignment import images_like
 from ray_workers.datasets.formats import folder_splits
-from ray_workers.recipes import measures, pixels, results, splits
+from ray_workers.recipes import inference, measures, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
 from ray_workers.recipes.inference import chances_of, outputs_of
@@ -54,7 +54,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         validation_loss_sum=measures.cross_entropy(0.0),
         metrics=lambda: measures.of_classes(num_classes, len(validation)),
         fingerprint=images.fingerprint,
-        write_results=results.writer(document, pixels.described(shape, images.classes)),
+        write_results=results.writer(document, inference.described(shape, images.classes)),
         about=folder_splits.lines(samples.num_left_out, samples.is_validation),
     )
 
@@ -70,7 +70,7 @@ def _network(
 
 def _samples(images: Images, rows: Rows) -> Samples:
     def fetch(at: Rows) -> tuple[Tensor, Tensor]:
-        return pixels.scaled(images, at), torch.from_numpy(images.labels[at])
+        return inference.scaled(images, at), torch.from_numpy(images.labels[at])
 
     return Samples(rows, fetch, images.labels[rows])
 

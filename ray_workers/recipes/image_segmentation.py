@@ -17,7 +17,7 @@ from dray import spec
 from ray_workers.datasets import MaskedImages, open_masked_images
 from ray_workers.datasets.core.alignment import masked_images_like
 from ray_workers.datasets.formats import folder_splits
-from ray_workers.recipes import measures, pixels, results, splits
+from ray_workers.recipes import inference, measures, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
 from ray_workers.recipes.inference import chances_of, outputs_of
@@ -63,7 +63,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         validation_loss_sum=measures.cross_entropy_and_dice,
         metrics=lambda: measures.of_pixels(num_classes),
         fingerprint=images.fingerprint,
-        write_results=results.writer(document, pixels.described(shape, images.classes)),
+        write_results=results.writer(document, inference.described(shape, images.classes)),
         about=folder_splits.lines(samples.num_left_out, samples.is_validation),
     )
 
@@ -71,7 +71,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
 def _samples(images: MaskedImages, rows: Rows) -> Samples:
     def fetch(at: Rows) -> tuple[Tensor, Tensor]:
         masks = torch.from_numpy(np.take(images.masks, at, axis=0)).to(torch.int64)
-        return pixels.scaled(images, at), masks
+        return inference.scaled(images, at), masks
 
     return Samples(rows, fetch)
 

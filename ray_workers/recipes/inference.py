@@ -1,11 +1,18 @@
-"""Running a trained model on what it was given, piece by piece and on its own device."""
+"""Running a trained model, and pixels as its input: what recipes have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ray_workers.datasets import Images, MaskedImages
+from ray_workers.recipes.models.images import Shape
 from ray_workers.training.core.workload import at_least_float32
+from ray_workers.training.data.device_dataset import Rows
 
 BATCH_SIZE = 256
 """Samples that are computed together."""
@@ -29,3 +36,19 @@ def chances_of(model: nn.Module, inputs: Tensor) -> Tensor:
     """float64 probabilities of the classes, along the second dimension: float32 would round those
     near 1 to it, and so make different samples equal."""
     return outputs_of(model, inputs).double().softmax(dim=1)
+
+
+def scaled(images: Images | MaskedImages, at: Rows) -> Tensor:
+    """float32 (B, channels, height, width), in 0..1."""
+    pixels = torch.from_numpy(np.take(images.pixels, at, axis=0)).to(torch.float32)
+    return pixels.div_(images.max_value)
+
+
+def described(shape: Shape, classes: Sequence[str]) -> dict[str, Any]:
+    """The fields of the result's `config.json` about images."""
+    return {
+        "input_shape": list(shape),
+        "input_range": [0.0, 1.0],
+        "num_classes": len(classes),
+        "labels": list(classes),
+    }

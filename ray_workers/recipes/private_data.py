@@ -18,10 +18,10 @@ from torch import Tensor
 
 from dray import spec
 from ray_workers.datasets.core.errors import broken, listed, shortened
+from ray_workers.datasets.core.types import is_data
 from ray_workers.datasets.formats.columns import EMPTY
 from ray_workers.datasets.formats.image_decoding import SUFFIXES
 from ray_workers.datasets.formats.number_texts import number_name, relative
-from ray_workers.datasets.sources.protocol import is_data
 from ray_workers.recipes import measures
 from ray_workers.recipes.table_inputs import exact_number
 from ray_workers.training.core.errors import DataError

@@ -1,8 +1,9 @@
 """The reports of ranks and supervisors: one frozen class for each kind of frame.
 
-A rank or a supervisor writes `body()` to its spool. `service/ingest/decoding.py` makes the object
-again from what arrives, and refuses what is malformed: frames come from processes that run a user's
-code. None stands for what the reporter does not know; the field is on the wire all the same.
+A rank or a supervisor writes `body()` to its spool. `service.ingest.decoding` makes the object
+again from what arrives, and refuses what the type of a field does not take: frames come from
+processes that run a user's code. None stands for what the reporter does not know; the field is on
+the wire all the same.
 """
 
 from __future__ import annotations
@@ -10,13 +11,58 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from dray.drills import DrillState
-from ray_workers.shared.contracts import Cause, FrameKind, Slice
+from dray.views.faults import DrillState
+from ray_workers.shared.contracts import Cause, FrameKind
 
-if TYPE_CHECKING:
-    from dray.spec import OnDivergence
+if TYPE_CHECKING:  # `decoding` has the types: a process that reports need not import pydantic
+    from pydantic import Field
+
+    from dray.spec import MAX_WORKERS, OnDivergence
+    from ray_workers.shared.frame_fields import (
+        MISSING_IS_NONE,
+        AnyText,
+        Awaited,
+        Bytes,
+        ClientNumbers,
+        Clients,
+        Code,
+        Collective,
+        Count,
+        DrillMessage,
+        Finite,
+        Flag,
+        LedgerSeconds,
+        LineNumber,
+        MaybeCount,
+        MaybeNumber,
+        MaybeSeconds,
+        Message,
+        MetricKey,
+        Number,
+        Phase,
+        Ranks,
+        Receipt,
+        RisingRanks,
+        RoundName,
+        Sha256,
+        Slots,
+        Stack,
+        SystemMetrics,
+        Text,
+        Traceback,
+        UpdateBytes,
+        UpdateElements,
+        Url,
+        Workers,
+        first,
+        of_ranks,
+    )
+
+MAX_STRAGGLERS = 64
+MAX_PASSED_OVER = 100
+MAX_COLUMNS = 1000
 
 
 @dataclass(frozen=True)
@@ -35,11 +81,11 @@ class MetricsReport(Report):
     """Metrics of one step of a rank. `dray.train.report` writes it, and leaves out what is None."""
 
     KIND = FrameKind.METRICS
-    step: int
-    values: Mapping[str, float]
-    epoch: int | None
-    total_steps: int | None
-    samples_per_s: float | None
+    step: Count
+    values: Mapping[MetricKey, Number]
+    epoch: MaybeCount
+    total_steps: MaybeCount
+    samples_per_s: MaybeNumber
 
 
 @dataclass(frozen=True)
@@ -47,9 +93,9 @@ class LogReport(Report):
     """A line of a rank's output."""
 
     KIND = FrameKind.LOG
-    line: int
+    line: LineNumber
     """Counts from 0 within one rank and incarnation."""
-    text: str
+    text: Text
 
 
 @dataclass(frozen=True)
@@ -57,11 +103,11 @@ class CheckpointReport(Report):
     """A checkpoint whose manifest is written."""
 
     KIND = FrameKind.CHECKPOINT
-    step: int
-    url: str
-    size_bytes: int
-    manifest_sha256: str
-    metrics: Mapping[str, float]
+    step: Count
+    url: Url
+    size_bytes: Bytes
+    manifest_sha256: Sha256
+    metrics: Annotated[Mapping[MetricKey, Number], Field(default_factory=dict)]
 
 
 @dataclass(frozen=True)
@@ -69,8 +115,8 @@ class CheckpointDroppedReport(Report):
     """A checkpoint that `checkpoint.keep` deleted."""
 
     KIND = FrameKind.CHECKPOINT_DROPPED
-    step: int
-    url: str
+    step: Count
+    url: Url
 
 
 @dataclass(frozen=True)
@@ -78,27 +124,27 @@ class ArtifactReport(Report):
     """A file that a rank stored for the user; `dray.train.save_artifact` writes it."""
 
     KIND = FrameKind.ARTIFACT
-    path: str
-    url: str
-    size_bytes: int
-    sha256: str
+    path: AnyText
+    url: Url
+    size_bytes: Bytes
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
 class PassedOver:
     """A checkpoint that could not be restored."""
 
-    step: int
-    why: str
+    step: Count
+    why: Receipt
 
 
 @dataclass(frozen=True)
 class DataPosition:
     """Where the data go on after a resume."""
 
-    epoch: int
-    step_in_epoch: int
-    samples: int
+    epoch: Count
+    step_in_epoch: Count
+    samples: Count
 
 
 @dataclass(frozen=True)
@@ -109,21 +155,23 @@ class ResumedReport(Report):
     """
 
     KIND = FrameKind.RESUMED
-    step: int
-    url: str
+    step: Count
+    url: Receipt
     """Of the checkpoint that was restored or begun from; empty for none."""
-    sha256: str | None
+    sha256: Annotated[Sha256 | None, MISSING_IS_NONE]
     """Of its manifest."""
-    size_bytes: int | None
-    position: DataPosition | None
-    world_size: int | None
+    size_bytes: Annotated[Bytes | None, MISSING_IS_NONE]
+    position: Annotated[DataPosition | None, MISSING_IS_NONE]
+    world_size: MaybeCount
     """World size of the group that saved the checkpoint."""
-    optimizer_restored: bool
-    rng: str | None
+    optimizer_restored: Annotated[Flag, Field(default=False)]
+    rng: Annotated[Receipt | None, MISSING_IS_NONE]
     """How random numbers go on."""
-    loss_before: float | None
+    loss_before: Annotated[Finite | None, MISSING_IS_NONE]
     """Training loss of the saved step; the next step's metrics have the loss after the resume."""
-    passed_over: Sequence[PassedOver]
+    passed_over: Annotated[
+        Sequence[PassedOver], Field(default_factory=list, max_length=MAX_PASSED_OVER)
+    ]
 
     def body(self) -> dict[str, Any]:
         """Without the fields that say nothing of a fresh start."""
@@ -139,13 +187,13 @@ class StragglersReport(Report):
     """These ranks take longer for a sample than the others, or none does any more."""
 
     KIND = FrameKind.STRAGGLERS
-    step: int
-    ranks: Sequence[int]
-    slowdown: Mapping[str, float]
+    step: Count
+    ranks: Annotated[Sequence[Count], first(MAX_STRAGGLERS)]
+    slowdown: Annotated[Mapping[str, Finite], of_ranks]
     """How many times as long as the others each rank takes."""
-    lost_s: float
+    lost_s: Finite
     """Seconds that each of the others waited for them in the last `num_steps` steps."""
-    num_steps: int
+    num_steps: Count
 
 
 @dataclass(frozen=True)
@@ -154,10 +202,10 @@ class DivergenceReport(Report):
     is not."""
 
     KIND = FrameKind.DIVERGENCE
-    step: int
-    loss: float
+    step: Count
+    loss: Number
     """In training, or `val/loss`."""
-    grad_norm: float | None
+    grad_norm: MaybeNumber
     """None for an evaluation."""
     then: OnDivergence
     """`train.on_divergence` of the job document."""
@@ -169,28 +217,28 @@ class RoundReport(Report):
     them, or ends."""
 
     KIND = FrameKind.ROUND
-    number: int
-    name: str
+    number: Count
+    name: RoundName
     """`round_files.round_name`; its files are below it."""
-    is_open: bool
-    clients: Sequence[int] | None
+    is_open: Flag
+    clients: Annotated[ClientNumbers | None, MISSING_IS_NONE]
     """The clients that are asked for an update; None for all."""
-    quorum: int
-    deadline_s: float
+    quorum: Clients
+    deadline_s: Finite
     """After which a quorum ends the round."""
-    num_elements: int
+    num_elements: UpdateElements
     """Of an update."""
-    model_sha256: str
-    model_size_bytes: int
-    form_sha256: str
+    model_sha256: Sha256
+    model_size_bytes: Bytes
+    form_sha256: Sha256
     """Of the file that says what the model takes and predicts."""
-    form_size_bytes: int
-    received: Sequence[int]
+    form_size_bytes: Bytes
+    received: ClientNumbers
     """The clients whose updates are there."""
-    awaits: str
+    awaits: Awaited
     """The thing that clients are to send: `round_files.UPDATE`, or with secure aggregation their
     answer in this phase."""
-    update_bytes: int
+    update_bytes: UpdateBytes
     """The size of the update that they send in parts."""
 
 
@@ -199,10 +247,10 @@ class RoundTroubleReport(Report):
     """A round with secure aggregation begins anew without a result, or clients have lied in it."""
 
     KIND = FrameKind.ROUND_TROUBLE
-    number: int
-    left_out: Sequence[int]
+    number: Count
+    left_out: ClientNumbers
     """The clients that take part in no further round."""
-    message: str
+    message: Message
 
 
 @dataclass(frozen=True)
@@ -210,11 +258,11 @@ class SiloRoundReport(Report):
     """A round of silos is open for long, or has ended then."""
 
     KIND = FrameKind.SILO_ROUND
-    number: int
-    missing: Sequence[int]
+    number: Count
+    missing: ClientNumbers
     """The places of the silos that have not answered; none of a round that has ended."""
-    quorum: int
-    ends_in_s: float | None
+    quorum: Clients
+    ends_in_s: MaybeSeconds
     """Seconds until the deadline, after which a quorum ends the round; None without one."""
 
 
@@ -224,16 +272,16 @@ class ErrorReport(Report):
 
     KIND = FrameKind.ERROR
     cause: Cause
-    type: str
-    message: str
+    type: Code
+    message: Message
     """`TypeName: words (file, line n)`, by the rules of `training.core.failure_reason`."""
-    traceback: str
-    raised_at: float | None
+    traceback: Traceback
+    raised_at: MaybeNumber
     """Unix seconds by the node's clock; the report itself may come much later."""
-    seat: int | None
+    seat: MaybeCount
     """With `incarnation`, the process; None in reports that a user's program made up. Its spool may
     have the name of another rank: that of a process that has no place yet is named by its seat."""
-    incarnation: int | None
+    incarnation: MaybeCount
 
 
 class LossKind(StrEnum):
@@ -252,11 +300,11 @@ class RegroupingReport(Report):
     """These ranks were lost or hang; the others keep their state and wait for replacements."""
 
     KIND = FrameKind.REGROUPING
-    generation: int
+    generation: Count
     """The round of the rendezvous that the ranks are called to."""
-    ranks: Sequence[int]
+    ranks: Ranks
     code: LossKind
-    message: str
+    message: Message
 
 
 @dataclass(frozen=True)
@@ -264,12 +312,12 @@ class RegroupedReport(Report):
     """The group trains again from after `step`."""
 
     KIND = FrameKind.REGROUPED
-    generation: int
-    ranks: Sequence[int]
-    world_size: int
-    step: int | None
-    steps_lost: int | None
-    recovery_s: float | None
+    generation: Count
+    ranks: Ranks
+    world_size: Annotated[Workers, Field(ge=1)]
+    step: MaybeCount
+    steps_lost: MaybeCount
+    recovery_s: MaybeSeconds
     """Seconds from the loss of the ranks to the next committed step."""
 
 
@@ -278,14 +326,14 @@ class ResizedReport(Report):
     """The attempt holds these slots from now on; all others were given back."""
 
     KIND = FrameKind.RESIZED
-    world_size: int
-    slices: Sequence[Slice]
-    lacking: int
+    world_size: Workers
+    slices: Slots
+    lacking: Workers
     """How many workers more it needs: it stands by for them for a while, or trains on meanwhile."""
-    grants: int
+    grants: Count
     """The number of the newest `Grant` that it knew, 0 for none. The slots of a newer one are its
     own all the same."""
-    message: str
+    message: Message
 
     def body(self) -> dict[str, Any]:
         return asdict(self)
@@ -295,12 +343,12 @@ class ResizedReport(Report):
 class RankWhereabouts:
     """The place of one rank when the group hung."""
 
-    rank: int
-    step: int | None
-    phase: str | None
-    collective: int | str | None
-    since_s: float | None
-    stack: str | None
+    rank: Count
+    step: MaybeCount
+    phase: Phase
+    collective: Collective
+    since_s: MaybeSeconds
+    stack: Stack
 
 
 @dataclass(frozen=True)
@@ -308,12 +356,12 @@ class HangReport(Report):
     """Which ranks stood still, and where everyone was."""
 
     KIND = FrameKind.HANG
-    culprits: Sequence[int]
-    step: int | None
-    phase: str | None
-    waited_s: float | None
-    limit_s: float | None
-    ranks: Sequence[RankWhereabouts]
+    culprits: Ranks
+    step: MaybeCount
+    phase: Phase
+    waited_s: MaybeSeconds
+    limit_s: MaybeSeconds
+    ranks: Annotated[Sequence[RankWhereabouts], first(MAX_WORKERS)]
 
     def body(self) -> dict[str, Any]:
         return asdict(self)
@@ -324,12 +372,12 @@ class DrillReport(Report):
     """How a drill goes."""
 
     KIND = FrameKind.DRILL
-    id: str
+    id: Code
     state: DrillState
-    step: int | None
-    recovery_s: float | None
-    steps_lost: int | None
-    message: str
+    step: MaybeCount
+    recovery_s: MaybeSeconds
+    steps_lost: MaybeCount
+    message: DrillMessage
 
 
 @dataclass(frozen=True)
@@ -337,7 +385,7 @@ class WaitingReport(Report):
     """The ranks have ended, and the attempt waits for something else."""
 
     KIND = FrameKind.WAITING
-    message: str
+    message: Message
 
 
 @dataclass(frozen=True)
@@ -345,7 +393,7 @@ class LedgerReport(Report):
     """The uses of the attempt's slots so far."""
 
     KIND = FrameKind.LEDGER
-    slot_seconds: Mapping[str, float]
+    slot_seconds: LedgerSeconds
     """Slot-seconds by `TimeCategory`."""
 
 
@@ -353,8 +401,8 @@ class LedgerReport(Report):
 class SystemMetricsColumns:
     """Ranks with the same system metrics."""
 
-    ranks: Sequence[int]
-    values: Mapping[str, Sequence[float]]
+    ranks: RisingRanks
+    values: SystemMetrics
     """By name, of each of the ranks."""
 
 
@@ -363,9 +411,9 @@ class SystemMetricsReport(Report):
     """One sample of the processors, memory and devices that ranks and nodes use."""
 
     KIND = FrameKind.SYSTEM_METRICS
-    time: int
+    time: Count
     """Unix seconds by the supervisor's clock as it was set when the attempt began."""
-    columns: Sequence[SystemMetricsColumns]
+    columns: Annotated[Sequence[SystemMetricsColumns], Field(max_length=MAX_COLUMNS)]
 
     def body(self) -> dict[str, Any]:
         return asdict(self)

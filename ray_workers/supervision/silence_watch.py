@@ -15,7 +15,7 @@ from typing import Any
 from ray.exceptions import RayActorError
 
 from ray_workers.node import compat_ray
-from ray_workers.node.end_actor import end_actor
+from ray_workers.node.ray_calls import end_actor
 from ray_workers.shared.contracts import AttemptSpec, ProcessKind, SilentProcess
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.shared.processes.silence import Silence, SilenceLimits

@@ -21,9 +21,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dray.ranks import kind_of
 from ray_workers.node import placement_groups
-from ray_workers.node.end_actor import end_actor
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
-from ray_workers.node.ray_calls import result_within
+from ray_workers.node.ray_calls import end_actor, result_within
 from ray_workers.shared import paths, spool_reader
 from ray_workers.shared.contracts import (
     AWAITING,

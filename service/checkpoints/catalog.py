@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Row
@@ -12,9 +14,11 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.spec.program.recipes import MINIMISED
+from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.names import attempt_prefix
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as repository
-from service.domain.attempts.lineage import last_steps
+from service.domain.attempts.ledger import last_steps
 from service.domain.errors import CheckpointNotFound
 from service.storage.storage import BadKey, Storage, check_file_name
 
@@ -22,6 +26,9 @@ MANIFEST = "manifest.json"
 """Written last by `ray_workers.training.checkpoint.checkpoint_files`: it commits the checkpoint."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """Errors of reading a manifest that has another form than it should."""
+MAX_FOUND = 100
+"""Checkpoints of one attempt that are looked at, the newest."""
+MAX_MANIFEST_BYTES = 16 << 20
 
 
 def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
@@ -136,3 +143,37 @@ def _broken(row: CheckpointRow, why: str) -> CheckpointNotFound:
     return CheckpointNotFound(
         f"the checkpoint of step {row.step} of the job {row.job_id} can't be read: {why}"
     )
+
+
+def committed(storage: Storage, job_id: str, attempt: int) -> Iterator[Frame]:
+    """The report of each committed checkpoint, newest first, as its rank would have made it.
+
+    Blocking. StorageUnavailable if the storage fails. A checkpoint counts if its manifest is of its
+    step and every file has its size; a rank that loads it compares the hashes.
+    """
+    base = f"{attempt_prefix(job_id, attempt)}/checkpoints"
+    folders = [name for name in storage.names(base) if name.startswith("step-")]
+    for name in folders[: -MAX_FOUND - 1 : -1]:
+        with contextlib.suppress(FileNotFoundError, *MALFORMED):  # not committed, or no checkpoint
+            yield _report(storage, f"{base}/{name}", int(name.removeprefix("step-")))
+
+
+def _report(storage: Storage, key: str, step: int) -> Frame:
+    manifest_key = f"{key}/{MANIFEST}"
+    if not 0 < storage.size_bytes(manifest_key) <= MAX_MANIFEST_BYTES:
+        raise ValueError("its manifest has no sensible size")
+    text = storage.read_bytes(manifest_key)
+    manifest = json.loads(text)
+    files = files_of(manifest)
+    if manifest["step"] != step:
+        raise ValueError("its manifest is of another step")
+    if any(storage.size_bytes(f"{key}/{file.path}") != file.size_bytes for file in files):
+        raise ValueError("a file of it is not whole")
+    body = {
+        "step": step,
+        "url": storage.url_of(key),
+        "size_bytes": len(text) + sum(file.size_bytes for file in files),
+        "manifest_sha256": hashlib.sha256(text).hexdigest(),
+        "metrics": dict(manifest["metrics"]),
+    }
+    return Frame(rank=0, incarnation=0, kind=FrameKind.CHECKPOINT, time=time.time(), body=body)

@@ -35,8 +35,7 @@ from service.db.repositories.submission.code import PartPlace
 from service.db.session import Database
 from service.domain.errors import BadUpload, CodeNotFound, StorageUnavailable, UploadTooLarge
 from service.storage.quota import refuse_if_full
-from service.storage.storage import Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
 
 logger = logging.getLogger(__name__)
 

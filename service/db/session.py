@@ -23,10 +23,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -37,11 +36,10 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.orm import Session
 
-from service.config.home_lock import make_private
 from service.db import damage
-from service.db.clock import server_now
+from service.db.engines import THREADS, limit_idling, normalise_url, sqlite_engine
 from service.db.notifications import PostgresAnnouncer, PostgresListener, Signals
-from service.db.types import from_json
+from service.db.types import from_json, server_now
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
 from service.domain.meter import Meter, ServiceMetric, cells_of
@@ -51,16 +49,11 @@ Work = Callable[[Session], T]
 
 logger = logging.getLogger(__name__)
 
-THREADS = 8
 MAX_TRIES = 5
 FIRST_PAUSE_S = 0.05
-BUSY_TIMEOUT_MS = 10_000
 MAX_SHARED_WRITES = 50
 MAX_SHARED_S = 0.05
 """How many writes share a commit on SQLite, and for how long others may join it."""
-MAX_IDLE_MS = 30_000
-"""PostgreSQL ends a transaction in which nothing happens for so long: a process that was stopped in
-the middle of one must not hold its locks for ever."""
 RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03", "25P03"})
 """Serialization failure, deadlock, server shutting down or starting, lock not available, idle for
 too long in a transaction."""
@@ -108,20 +101,6 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def normalise_url(url: str) -> URL:
-    """`postgresql://` and `postgres://` mean psycopg 3. ValueError for other databases."""
-    parsed = make_url(url)
-    backend = parsed.drivername.split("+")[0]
-    if backend in ("postgresql", "postgres"):
-        return parsed.set(drivername="postgresql+psycopg")
-    if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
-        return parsed
-    raise ValueError(
-        f"DRAY_DATABASE_URL names {parsed.drivername!r}: use sqlite:////path/to/file or "
-        "postgresql://user@host/database"
-    )
-
-
 class Database:
     """Owns the connections and the threads that use them."""
 
@@ -141,9 +120,9 @@ class Database:
         """Writes that wait for the writer of SQLite."""
         self._watchers: list[Callable[[frozenset[str] | None], None]] = []
         if self.is_sqlite:
-            self.engine = _sqlite_engine(self.url, writes=True)
-            self._read_engine = _sqlite_engine(self.url, writes=False)
-            self._near_engine = _sqlite_engine(self.url, writes=False, pool_size=1)
+            self.engine = sqlite_engine(self.url, writes=True)
+            self._read_engine = sqlite_engine(self.url, writes=False)
+            self._near_engine = sqlite_engine(self.url, writes=False, pool_size=1)
         else:
             # Without `pool_pre_ping`, a question before each transaction: a connection that was
             # lost is replaced, with all that the pool has, and `_retrying` takes another.
@@ -155,7 +134,7 @@ class Database:
             )
             self._read_engine = self.engine
             self._announcer = PostgresAnnouncer(self._conninfo)
-            _limit_idling(self.engine)
+            limit_idling(self.engine)
             # One statement is one view of the database: no BEGIN, no COMMIT.
             self._near_engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._readers = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-db-read")
@@ -412,47 +391,3 @@ def is_of_values(error: Exception) -> bool:
     if isinstance(error, DBAPIError):
         return isinstance(error, DataError | IntegrityError)
     return isinstance(error, OF_VALUES)
-
-
-def _limit_idling(engine: Engine) -> None:
-    @event.listens_for(engine, "connect")
-    def _configure(connection: Any, _: Any) -> None:
-        connection.autocommit = True
-        connection.execute(f"SET idle_in_transaction_session_timeout = {MAX_IDLE_MS}")
-        connection.autocommit = False
-
-
-def _sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine:
-    assert url.database is not None
-    if writes:
-        folder = Path(url.database).parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise damage.unusable_folder(folder, error) from error
-        make_private(Path(url.database))
-    engine = create_engine(
-        url,
-        pool_size=1 if writes else pool_size,
-        max_overflow=0,
-        connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
-        json_deserializer=from_json,
-    )
-
-    @event.listens_for(engine, "connect")
-    def _configure(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # we say BEGIN ourselves, below
-        pragmas = ["foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"]
-        if writes:
-            pragmas += ["journal_mode=WAL", "synchronous=FULL"]
-        else:
-            pragmas += ["query_only=ON", "wal_autocheckpoint=0"]
-        for pragma in pragmas:
-            connection.execute(f"PRAGMA {pragma}")
-
-    def begin(connection: Any) -> None:
-        connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-    # Not by the event of that name: an engine that has one looks for listeners at each statement.
-    engine.dialect.do_begin = begin  # type: ignore[method-assign, assignment]
-    return engine

@@ -8,13 +8,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pydantic_core
-from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String
+from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String, func, select
+from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeDecorator
 
 from dray.views import JobState
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 """A 64-bit key that counts up by itself; SQLite does that for INTEGER alone."""
+_SERVER_NOW = select(func.clock_timestamp())
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -75,3 +77,9 @@ def from_json(text: str | bytes) -> Any:
 def storable(text: str) -> bool:
     """False of text that no row can hold, so that none can match it: PostgreSQL has no NUL."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def server_now(session: Session) -> datetime:
+    """The time at the PostgreSQL server as this statement runs, not as the transaction began."""
+    now: datetime = session.connection().execute(_SERVER_NOW).scalar_one()
+    return now

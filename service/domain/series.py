@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from ray_workers.shared.frame_fields import TIMES as TIMES
 
 CHUNK_POINTS = 1024
 """Points after which a chunk is closed and the next one begun."""
@@ -20,9 +23,8 @@ _BLOCK = struct.Struct("<qdqdq")
 
 Points = tuple[list[int], list[float]]
 """(steps, values), equally long, steps rising."""
-TIMES = "@time"
-"""Name of the series of an attempt's Unix times: when rank 0 first reported each step. No metric
-can have this name."""
+Series = tuple[str, int]
+"""(key, rank)"""
 
 
 def times_at(steps: Sequence[int], known: Points) -> list[float]:
@@ -226,3 +228,44 @@ def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -
             chosen.add(begin + part.index(max(part)))
     kept = sorted(chosen)
     return [steps[i] for i in kept], [values[i] for i in kept]
+
+
+# A row is a line of JSON, which names the series, and their numbers after it, little-endian: int64
+# steps and IEEE doubles. Series of one rank that have points at the same steps share these.
+
+
+def pack_row(points: Mapping[Series, Points]) -> bytes:
+    """The row of these points; exact for every double. Each series has one point at least."""
+    groups: dict[tuple[int, tuple[int, ...]], dict[str, list[float]]] = {}
+    for (key, rank), (steps, values) in points.items():
+        groups.setdefault((rank, tuple(steps)), {})[key] = values
+    head = [[rank, len(steps), list(columns)] for (rank, steps), columns in groups.items()]
+    parts = [json.dumps(head, separators=(",", ":")).encode(), b"\n"]
+    for (_, at), columns in groups.items():
+        numbers = [value for values in columns.values() for value in values]
+        parts.append(struct.pack(f"<{len(at)}q{len(numbers)}d", *at, *numbers))
+    return b"".join(parts)
+
+
+def unpack_row(row: bytes, rank: int | None = None) -> dict[Series, Points]:
+    """The points in a row, of all ranks or of one."""
+    found: dict[Series, Points] = {}
+    head, _, _ = row.partition(b"\n")
+    at = len(head) + 1
+    for of_rank, num_steps, keys in json.loads(head):
+        layout = struct.Struct(f"<{num_steps}q{num_steps * len(keys)}d")
+        if rank is None or of_rank == rank:
+            numbers = layout.unpack_from(row, at)
+            for number, key in enumerate(keys, 1):
+                values = numbers[number * num_steps : (number + 1) * num_steps]
+                found[key, of_rank] = list(numbers[:num_steps]), list(values)
+        at += layout.size
+    return found
+
+
+def join(earlier: dict[Series, Points], later: Mapping[Series, Points]) -> None:
+    """Append the later points to the earlier ones, in place."""
+    for series, (steps, values) in later.items():
+        before = earlier.setdefault(series, ([], []))
+        before[0].extend(steps)
+        before[1].extend(values)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from service.domain.series_rows import Series
+from service.domain.series import Series
 
 RANKS_OF_ROW = 64
 """Ranks whose samples share rows, so that those of one rank are read without all others."""

@@ -26,8 +26,7 @@ from service.domain.errors import BadUpdate, JoinTokenUnknown, RoundOver, Update
 from service.federation.tokens import digest_of
 from service.ingest.open_rounds import sent_name
 from service.storage.quota import refuse_if_full
-from service.storage.storage import Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
 
 PLAYING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RECOVERING})
 SENT_IN_PARTS = (round_files.UPDATE, MaskingPhase.MASKED_INPUT)

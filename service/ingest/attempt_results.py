@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome, Phase, PollReply
-from service.costs import charging
+from ray_workers.shared.frame_fields import clean
+from service.costs import spending
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import events as events_repository
@@ -41,9 +42,8 @@ from service.domain.attempts.retries import (
 from service.domain.costs.prices import Prices
 from service.domain.series import Points
 from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger, once_stopped
-from service.domain.text import clean
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
-from service.ingest.frame_checks import within
+from service.ingest.decoding import within
 from service.ingest.rank_frames import RankFrames
 from service.ingest.supervisor_frames import SupervisorFrames, generation, is_from_supervisor
 from service.lifecycle import resizing
@@ -81,7 +81,7 @@ class Received:
     """The cursor that the poll was made with. Give it where two processes may poll the same attempt
     at once: a reply from an older cursor than the stored one is then ignored whole."""
     in_storage: Sequence[Frame] = ()
-    """Reports of the attempt's checkpoints by `service.checkpoints.unreported`, for a reply with an
+    """Reports of the attempt's checkpoints by `service.checkpoints.catalog`, for a reply with an
     outcome: those that no rank reported are stored with it."""
     left_out: str | None = None
     """Of a reply that can't be stored as it came: which reports were taken out of it, and why."""
@@ -237,7 +237,7 @@ class _Recorder:
         resume_reports.close(session, job, row, now)
         resizing.close(row)
         goodput.close(session, job, row, outcome.cause, ended_at)
-        charging.charge(session, job, row, self.prices, ended_at)
+        spending.charge(session, job, row, self.prices, ended_at)
         job.runtime_used_s += _ran_s(row, outcome, ended_at)
         by_drill = self.is_drilled and fault_injection.attempt_ended(
             session, job, row, outcome, ended_at, now

@@ -13,14 +13,14 @@ from sqlalchemy.orm import Session
 
 from dray.views import DrillKind, DrillState, JobState
 from ray_workers.shared.contracts import Cause, Outcome
+from ray_workers.shared.frame_fields import clean
 from ray_workers.shared.frames import DrillReport
 from service.checkpoints.catalog import began_at_step
 from service.db.models import AttemptRow, DrillRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as repository
 from service.domain.attempts import drills
-from service.domain.text import clean
-from service.ingest.frame_checks import BadFrame
+from service.ingest.decoding import BadFrame
 from service.lifecycle.transitions import remark
 
 MAX_MESSAGE_CHARS = 1024

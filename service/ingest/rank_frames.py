@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import GUESSED, Frame, FrameKind
+from ray_workers.shared.frame_fields import MAX_STEP, metric_key
 from ray_workers.shared.frames import (
     ArtifactReport,
     CheckpointDroppedReport,
@@ -35,9 +36,8 @@ from service.db.repositories import events as events_repository
 from service.domain.ids import artifact_id
 from service.domain.progress import Mark, end_between, reached
 from service.domain.series import TIMES, Points
-from service.ingest import metric_columns, resume_reports, rounds, step_times
-from service.ingest.decoding import decode, metric_key, resumed_step
-from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, seconds_of, time_of
+from service.ingest import metric_columns, open_rounds, resume_reports, step_times
+from service.ingest.decoding import BadFrame, Refusals, decode, resumed_step, seconds_of, time_of
 from service.lifecycle.transitions import remark
 from service.storage.storage import Storage, check_file_name
 from service.telemetry.chunk_columns import by_name
@@ -128,7 +128,7 @@ class RankFrames:
     def _may_name(self, key: str) -> bool:
         try:
             return key in self._known_keys or bool(self._new_key(key))
-        except BadFrame:
+        except ValueError:
             return False
 
     def _take(self, frame: Frame) -> None:
@@ -158,14 +158,14 @@ class RankFrames:
                 self._take_divergence(report)
             case RoundReport() as report:
                 at = time_of(frame, self._now)
-                rounds.store(self._session, self._job, self._attempt, report, at)
+                open_rounds.store(self._session, self._job, self._attempt, report, at)
             case RoundTroubleReport() as report:
                 code = "clients_left_out" if report.left_out else "round_broken"
                 data = {"round": report.number, "clients": list(report.left_out)}
                 self._remark(code, code, report.message, data)
             case SiloRoundReport() as report:
                 at = time_of(frame, self._now)
-                rounds.store_of_silos(self._job, self._attempt, report, at)
+                open_rounds.store_of_silos(self._job, self._attempt, report, at)
             case ErrorReport() as report:
                 self._take_error(report, frame.rank)
             case _:
@@ -222,7 +222,7 @@ class RankFrames:
         if self._job.first_step_at is None:
             self._job.first_step_at = time_of(first, self._now)
 
-    def _new_key(self, key: Any) -> str:
+    def _new_key(self, key: str) -> str:
         """Check a name that was not seen in this reply yet."""
         name = metric_key(key)
         self._known_keys.add(name)

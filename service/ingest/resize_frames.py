@@ -13,7 +13,7 @@ from service.db.session import notify
 from service.domain.scheduling.elastic import resizing as rules
 from service.domain.scheduling.placement.slots import count as count_of
 from service.domain.scheduling.placement.slots import workers
-from service.ingest.frame_checks import BadFrame
+from service.ingest.decoding import BadFrame
 from service.lifecycle import held_slots, resizing
 from service.lifecycle.transitions import remark
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray_workers.shared.contracts import BATCH_SIZE, NOISE_SCALE, Phase
+from ray_workers.shared.frame_fields import MAX_SECONDS
 from service.db.models import AttemptRow, JobRow
-from service.ingest.frame_checks import MAX_SECONDS
 
 OF_BATCH = (BATCH_SIZE, NOISE_SCALE)
 """Metrics of a job with a range for its batch."""

@@ -25,18 +25,17 @@ from ray_workers.shared.frames import (
     SystemMetricsReport,
     WaitingReport,
 )
-from service.costs import charging
+from service.costs import spending
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import faults as repository
 from service.db.session import measure
 from service.domain import meter
-from service.domain.attempts import drills
+from service.domain.attempts import drills, ledger
 from service.domain.costs.prices import Prices
 from service.domain.progress import without_rates
 from service.domain.states import Trigger
 from service.ingest import fault_injection, goodput, hangs, resize_frames
-from service.ingest.decoding import decode
-from service.ingest.frame_checks import MALFORMED, BadFrame, Refusals, within
+from service.ingest.decoding import MALFORMED, BadFrame, Refusals, decode, within
 from service.lifecycle.transitions import move, remark
 from service.telemetry import system_metrics
 from service.telemetry.known_attempts import KnownAttempt
@@ -103,7 +102,7 @@ class SupervisorFrames:
         if self._ledger is not None:
             said, at = self._ledger
             goodput.book(self._session, self._job, self._attempt, said, at)
-            charging.charge(self._session, self._job, self._attempt, self._prices, at)
+            spending.charge(self._session, self._job, self._attempt, self._prices, at)
         refusals.tell(self._session, self._job, self._now)
 
     def _take(self, frame: Frame) -> None:
@@ -123,7 +122,7 @@ class SupervisorFrames:
             case WaitingReport() as report:
                 self._remark("waiting", "waiting", report.message, {})
             case LedgerReport() as report:  # the newest of a reply holds; each says all
-                self._ledger = dict(report.slot_seconds), at
+                self._ledger = ledger.checked(report.slot_seconds), at
             case SystemMetricsReport() as report:
                 time = int(self._within_run(report.time).timestamp())
                 system_metrics.store(session, job.id, time, report, self._known)

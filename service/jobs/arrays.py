@@ -31,8 +31,7 @@ from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelle
 from service.domain.tracking.document_values import SharedValues, defaults, searchable
 from service.lifecycle import dependencies, moves
 from service.lifecycle.transitions import move
-from service.storage.storage import Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
 from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.requests import DownloadRequest
 from service.db.models import DownloadLinkRow
-from service.db.repositories import download_links as repository
+from service.db.repositories import storage as repository
 from service.db.session import Database, touch
 from service.domain.errors import DownloadLinkNotFound
 from service.jobs.service import found

@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.views import JobState
 from service.checkpoints import catalog
-from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.db.models import AttemptRow, CheckpointRow
 from service.db.notifications import Signals
@@ -17,25 +16,20 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import events as events_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
-from service.db.repositories import storage as storage_repository
 from service.db.repositories.scheduling import cluster as cluster_repository
 from service.db.repositories.scheduling import costs as costs_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.session import Database
 from service.db.types import storable
-from service.domain.attempts.lineage import NO_END
+from service.domain.attempts.ledger import NO_END
 from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.events import SYNC_PLAN
-from service.domain.scheduling import policy
-from service.domain.scheduling.placement import slots
 from service.ingest import hangs, open_rounds, silent_processes
-from service.jobs import serializers
+from service.jobs import cluster_view, serializers
 from service.jobs.service import found, not_found
 from service.lifecycle import resizing
-from service.nodes import quarantine
 from service.outlook import answers, decisions, forecasts
-from service.storage.storage import Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
 from service.telemetry import log_reader, metric_reader, system_metrics
 
 MAX_POINTS = 100_000
@@ -346,51 +340,7 @@ class Queries:
 
     async def cluster(self) -> views.Cluster:
         """The cluster as it was last seen, and the jobs on each node as the database has them."""
-
-        def work(session: Session) -> views.Cluster:
-            row = cluster_repository.get(session)
-            storage = self._storage_state(session)
-            if row is None:
-                return views.Cluster(
-                    connected=False,
-                    reason="not seen yet",
-                    nodes=[],
-                    storage=storage,
-                    autoscaling=self._autoscaling(session),
-                )
-            return views.Cluster(
-                connected=row.connected,
-                reason=row.reason,
-                ray_address=row.ray_address,
-                ray_dashboard=row.ray_dashboard,
-                nodes=_nodes(session),
-                storage=storage,
-                autoscaling=self._autoscaling(session),
-                updated_at=row.updated_at,
-            )
-
-        return await self._database.read(work)
-
-    def _autoscaling(self, session: Session) -> views.AutoscalingState | None:
-        types = self._settings.autoscale_nodes
-        if not types:
-            return None
-        row = cluster_repository.autoscaling(session)
-        return views.AutoscalingState(
-            max_nodes=sum(each.most for each in types),
-            num_nodes=row.num_nodes if row else 0,
-            asked_at=row and row.asked_at,
-        )
-
-    def _storage_state(self, session: Session) -> views.StorageState:
-        row = storage_repository.state(session)
-        return views.StorageState(
-            used_bytes=row and row.used_bytes,
-            quota_bytes=self._settings.storage_quota_bytes,
-            free_bytes=row and row.free_bytes,
-            min_free_bytes=self._settings.min_free_bytes,
-            problem=row and row.problem,
-        )
+        return await self._database.read(lambda s: cluster_view.cluster(s, self._settings))
 
     async def count_jobs(self) -> dict[JobState, int]:
         """How many jobs there are in each state, also where there are none."""
@@ -410,39 +360,6 @@ def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
     if not is_live or cluster is None or cluster.connected:
         return ""
     return f"the cluster does not answer: {cluster.reason}"
-
-
-def _nodes(session: Session) -> list[views.NodeSlots]:
-    live = attempts_repository.live(session)
-    holders = [
-        policy.Holder(
-            row.job_id,
-            resizing.as_slices(row.slices),
-            row.bundle,
-            roles=resizing.as_roles(row.roles),
-        )
-        for row in live
-    ]
-    held = slots.held_by_node(holders)
-    jobs: dict[str, dict[str, None]] = {}
-    for holder in holders:
-        for part in holder.slices:
-            jobs.setdefault(part.node_id, {})[holder.job_id] = None
-    return [
-        views.NodeSlots(
-            node_id=node.node_id,
-            hostname=node.hostname,
-            alive=node.alive,
-            resources=node.total,
-            labels=node.labels,
-            held=without_labels(held.get(node.node_id, {})),
-            accepted=node.accepted,
-            reason=node.reason,
-            quarantined=quarantine.as_viewed(node.quarantined),
-            jobs=list(jobs.get(node.node_id, ())),
-        )
-        for node in cluster_repository.nodes(session)
-    ]
 
 
 def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:

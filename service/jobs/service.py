@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -19,13 +18,11 @@ from service.checkpoints import init_from
 from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
 from service.config import node_policies
-from service.config.node_types import LABEL
 from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.notifications import LOOK_AGAIN_S, QUEUE, Signals, events_of
 from service.db.repositories import jobs as repository
 from service.db.repositories.submission import arrays as arrays_repository
-from service.db.repositories.submission import code as code_repository
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.session import Database, notify
 from service.db.types import storable
@@ -35,26 +32,21 @@ from service.domain.errors import (
     JobLive,
     NotFound,
     StorageUnavailable,
-    Unsatisfiable,
 )
-from service.domain.events import ACTOR, ANONYMOUS, SYNC_PLAN
+from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
-from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
-from service.domain.scheduling.placement.topology import Topology
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
-from service.jobs import arrays, data_policy, listing, serializers, silos, sweeps
+from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
-from service.lifecycle import dependencies, resizing
+from service.lifecycle import dependencies
 from service.lifecycle.transitions import move
-from service.nodes import node_table
-from service.nodes.gpu_capabilities import refuse_missing_precision
+from service.nodes.node_table import refuse_missing_precision
 from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
 from service.queues import admission
 from service.storage.quota import StorageWatch, refuse_if_full
-from service.storage.storage import Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
 from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 
@@ -147,7 +139,7 @@ class Jobs:
                 if earlier is not None:
                     return serializers.job(session, found(session, earlier)), False
             row, after = self._accepted(session, prepared, job_id, owner, project, now)
-            event = _submitted(row, prepared.resolved, actor, now)
+            event = new_jobs.first_event(row, prepared.resolved, actor, now)
             arrays.insert(session, row, prepared.resolved.spec, prepared.trials, event, now)
             dependencies_repository.insert_all(session, row.array_id or job_id, after)
             notify(session, job_id, QUEUE)
@@ -182,7 +174,7 @@ class Jobs:
     async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
         """The checks that need no transaction."""
         await data_policy.refuse_forbidden(spec, node_policies.data_policy(self._settings))
-        spec, silo_sources = silos.without_sources(spec)
+        spec, silo_sources = new_jobs.without_sources(spec)
         resolved = await self._plans.resolve(spec)
         spec = resolved.spec
         unfit = await entrypoints.why_unfit(self.code, spec.script, owner)
@@ -205,19 +197,19 @@ class Jobs:
         spec = prepared.resolved.spec
         if prepared.resolved.refusal is not None:
             raise prepared.resolved.refusal
-        request = silos.at_home(slots.request_of_job(spec), spec)
+        request = new_jobs.at_home(slots.request_of_job(spec), spec)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
-        _refuse_impossible(session, spec, request, self._settings)
+        new_jobs.refuse_impossible(session, spec, request, self._settings)
         for one in submitting.with_each_precision(spec):
             refuse_missing_precision(session, one)
         refuse_if_full(session)
         if prepared.unfit is not None:
             raise prepared.unfit
-        _use_code(session, spec, owner, now)
+        new_jobs.use_code(session, spec, owner, now)
         origin = init_from.resolve(session, spec)
         after = dependencies.hold(session, spec)
-        row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
+        row = new_jobs.new_row(job_id, spec, request, origin, owner, project, self._settings, now)
         if prepared.trials is not None:
             row.spec = prepared.trials.document(0)
         row.silo_sources = prepared.silo_sources
@@ -363,140 +355,3 @@ def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
 
 def not_found(job_id: str) -> NotFound:
     return NotFound(f"there is no job {job_id}", hint="`dray ls` shows the jobs there are")
-
-
-def _use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None:
-    """Keep the code that the job names from being deleted; CodeUnfit if it is gone."""
-    code = spec.code
-    if code is not None and code_repository.use(session, owner, code, now) is None:
-        pointer = "/script/code" if spec.script else "/model/code"
-        raise entrypoints.code_unfit(code, pointer)
-
-
-def _refuse_impossible(
-    session: Session, spec: JobSpec, request: policy.Request, settings: Settings
-) -> None:
-    """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
-    an autoscaler may add; or if no level of the topology has the name that it asks for."""
-    has_labels = any(name.startswith(LABEL) for name in request.bundle)
-    is_spread = bool(request.homes) or bool(request.roles)
-    is_placed = has_labels or is_spread or request.required_level is not None
-    known = node_table.usable if is_placed else node_table.totals
-    usable = known(session, settings.autoscale_nodes)
-    topology = Topology(settings.topology, (usable or ()) if is_placed else ())
-    reason = policy.why_no_level(request, topology)
-    if reason is None and usable is not None:
-        reason = policy.can_ever_fit(request, usable, topology)
-    if reason is not None:
-        raise Unsatisfiable(
-            f"this job could never start: {reason.message}",
-            pointer=_pointer_of_lack(spec, request, usable or ()),
-            hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it "
-            "has",
-        )
-
-
-def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[policy.Node]) -> str:
-    """The field of a request that these nodes could never meet."""
-    if (homeless := policy.homeless_worker(request, usable)) is not None:
-        is_silo = homeless < len(request.homes)
-        return f"/federated/silos/{homeless}/node_labels" if is_silo else "/resources"
-    alike = replace(request, num_workers=request.num_alike, roles=())
-    if request.roles and policy.can_ever_fit(alike, usable) is None:
-        role = policy.lacking_role(request, usable)
-        if spec.script is None:
-            return "/sync/server_resources"
-        return "/script/roles" if role is None else f"/script/roles/{role.role}/resources"
-    anywhere = replace(request, required_level=None)
-    if request.required_level and (not usable or policy.can_ever_fit(anywhere, usable) is None):
-        return "/resources/required_topology"
-    lacking = policy.lacking_resource(request, usable)
-    has_roles = spec.script is not None and spec.script.roles
-    number = "/script/roles" if has_roles else "/resources/num_workers"
-    pointers = {
-        None: "/elastic/min_workers" if request.min_workers else number,
-        "CPU": "/resources/cpus_per_worker",
-        "GPU": "/resources/gpus_per_worker",
-        "memory": "/resources/memory_bytes",
-    }
-    of_label = lacking is not None and lacking.startswith(LABEL)
-    other = "/resources/node_labels" if of_label else "/resources/accelerator"
-    return pointers.get(lacking, other)
-
-
-def _new_row(
-    job_id: str,
-    spec: JobSpec,
-    request: policy.Request,
-    origin: init_from.InitFromCheckpoint | None,
-    owner: str,
-    project: str,
-    settings: Settings,
-    now: datetime,
-) -> JobRow:
-    document: dict[str, Any] = spec.model_dump(mode="json")
-    return repository.unstored(
-        id=job_id,
-        name=spec.name,
-        owner=owner,
-        project=project,
-        queue=spec.queue,
-        priority=spec.priority,
-        spec=document,
-        spec_version=spec.version,
-        num_workers=request.num_workers,
-        min_workers=request.min_workers,
-        bundle=dict(request.bundle),
-        required_topology=request.required_level,
-        homes=[list(labels) for labels in request.homes] or None,
-        roles=resizing.role_rows(request.roles),
-        init_from=origin.as_row() if origin else None,
-        init_from_job=origin.job if origin else None,
-        code=spec.code,
-        state=JobState.QUEUED,
-        reason_code="submitted",
-        reason_message="waits for the scheduler's first look",
-        blocked_by=[],
-        kept_back_s=0.0,
-        attempt=0,
-        world_size=request.num_workers,
-        yields=spec.script is None,
-        event_seq=1,
-        user_failures=0,
-        infra_failures=0,
-        free_requeues=0,
-        preemptions=0,
-        max_user_retries=spec.max_retries,
-        max_infra_retries=settings.infra_retries,
-        max_runtime_s=spec.max_runtime_s,
-        runtime_used_s=0.0,
-        recoveries=0,
-        summary={},
-        num_metric_keys=0,
-        log_bytes=0,
-        log_limit_bytes=settings.log_limit_bytes,
-        log_lines_dropped=0,
-        created_at=now,
-    )
-
-
-def _submitted(row: JobRow, resolved: Resolved, actor: str, now: datetime) -> dict[str, Any]:
-    message = f"submitted to the queue {row.queue!r}"
-    data: dict[str, Any] = {ACTOR: actor}
-    if resolved.explanation is not None:
-        message = f"{message}; {resolved.explanation}"
-        data["planned"] = row.spec["parallel"]
-    if resolved.sync is not None:
-        data[SYNC_PLAN] = resolved.sync.model_dump(mode="json")
-    return {
-        "job_id": row.id,
-        "seq": row.event_seq,
-        "time": now,
-        "type": "state",
-        "from_state": None,
-        "to_state": JobState.QUEUED,
-        "attempt": 0,
-        "code": "submitted",
-        "message": message,
-        "data": data,
-    }

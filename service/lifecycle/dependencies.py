@@ -1,4 +1,4 @@
-"""Jobs that start after others: what the end of a job means for those that wait for it.
+"""The end of a job for jobs that have not started: those that wait for it, or are of its sweep.
 
 It is settled in the transaction of that end, so the scheduler need not look for it. A submit keeps
 what it names from ending until it is stored (`hold`), so the two can't miss each other.
@@ -13,16 +13,18 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from dray.spec import JobSpec
+from dray.spec import JobSpec, Sweep
 from dray.views import JobState
+from service.db.models import JobRow
 from service.db.notifications import QUEUE, events_of
 from service.db.repositories import events as events_repository
 from service.db.repositories.submission import arrays as arrays_repository
 from service.db.repositories.submission import dependencies as repository
+from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import notify
 from service.domain.errors import DependencyNeverSatisfied, DependencyNotFound
 from service.domain.scheduling.rules.dependencies import Prospect, never_satisfied, prospect
-from service.domain.states import CANCELLED_BY_USER, Trigger, transition
+from service.domain.states import CANCELLED_BY_USER, TOO_MANY_FAILED, Trigger, transition
 from service.lifecycle import moves
 
 NEVER_SATISFIED = "dependency_never_satisfied"
@@ -182,3 +184,19 @@ def _end(
         notify(session, events_of(array_id))
     notify(session, QUEUE)
     return [Ended(row.id, row.array_id, state) for row in changed]
+
+
+def trial_failed(session: Session, job: JobRow, now: datetime) -> None:
+    """Cancel the trials that have not started, if more have failed than the sweep allows. Those
+    that have started go on."""
+    row = None if job.array_id is None else sweeps_repository.lock(session, job.array_id)
+    if row is None:
+        return
+    sweep = Sweep.model_validate(row.sweep)
+    failed = sweeps_repository.num_failed(session, row.array_id)
+    if sweep.max_failed is None or failed <= sweep.max_failed:
+        return
+    trials = "1 trial" if failed == 1 else f"{failed} trials"
+    message = f"never started: {trials} of its sweep failed, and max_failed is {sweep.max_failed}"
+    data = {"failed": failed}
+    end_unstarted(session, row.array_id, TOO_MANY_FAILED, message, now, data)

@@ -26,7 +26,7 @@ from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.limits import BUDGET_USED_UP, HELD
 from service.domain.states import STOPPED_EARLY, Trigger, transition
-from service.lifecycle import dependencies, moves, sweeps
+from service.lifecycle import dependencies, moves
 
 KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
 """Why a job waits that could not start if all slots were free: it is not waiting for its turn."""
@@ -66,7 +66,7 @@ class Ends:
         for job, _ in self._jobs:
             moves.ended(session, job.state)
             if job.state is JobState.FAILED:
-                sweeps.trial_failed(session, job, now)
+                dependencies.trial_failed(session, job, now)
         self._jobs, self._events = [], []
 
 

@@ -43,8 +43,7 @@ from service.domain.webhooks import (
 )
 from service.lifecycle.transitions import remark
 from service.loops.shared.fencing import LoopDatabase
-from service.loops.shared.pace import rest_after
-from service.loops.shared.timings import LoopTimings
+from service.loops.shared.timings import LoopTimings, rest_after
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray import views
+from ray_workers.shared.frame_fields import clean
 from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import ClusterNode
 from service.db.repositories import jobs as repository
-from service.domain.text import clean
 from service.lifecycle.transitions import remark
 
 QUARANTINED = "slot_quarantined"

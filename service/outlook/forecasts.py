@@ -30,7 +30,7 @@ from service.domain.scheduling.outlook.simulation import Expected
 from service.domain.scheduling.outlook.situation import UNKNOWN_S, Situation
 from service.domain.scheduling.rules.obstacles import Reason
 from service.lifecycle.resizing import HOLDING
-from service.outlook.earlier_runs import Kind, Runs
+from service.outlook.step_times import Kind, Runs
 
 COUNTED_FOR = timedelta(days=7)
 """Errors of forecasts whose event came longer ago are not counted any more."""

@@ -8,11 +8,11 @@ from typing import Any
 from dray.spec import JobSpec
 from service.db.models import JobRow
 from service.domain.documents import DocumentRefused, read
-from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.outlook import ranges
 from service.domain.scheduling.outlook.counterfactuals import Change
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.policy import WaitingJob
-from service.outlook.earlier_runs import Kind, Runs
+from service.outlook.step_times import Kind, Runs
 
 NEWEST_SEQ = 2**63 - 1
 """Of a job that was not submitted: it would come after all others."""
@@ -40,7 +40,7 @@ class Resubmission:
             attempt=0,
             seq=NEWEST_SEQ,
             request=request,
-            left_s=forecast.seconds_left(None, 0.0, self.earlier.get(kind, ())),
+            left_s=ranges.seconds_left(None, 0.0, self.earlier.get(kind, ())),
             waited_s=0.0,
             ends_within_s=self.row.max_runtime_s,
             place=0,

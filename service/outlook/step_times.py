@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
@@ -13,6 +15,10 @@ from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 
 MAX_JOBS = 500
 """The newest jobs that are looked at."""
+FRESH_FOR = timedelta(seconds=30)
+"""How old the answer may be: a run more changes little."""
+MAX_RUNS = 2000
+"""The newest runs that are looked at."""
 
 
 def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
@@ -56,3 +62,35 @@ def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> Elast
         batch_range=None if batch_range is None else tuple(batch_range),
         noise_scale=known.get("noise_scale"),
     )
+
+
+class Kind(NamedTuple):
+    """Jobs of one kind take about as long as each other."""
+
+    owner: str
+    name: str
+    num_workers: int
+
+
+Runs = Mapping[Kind, Sequence[float]]
+"""Seconds that each succeeded job of a kind ran, newest last."""
+
+
+class EarlierRuns:
+    """Read now and then; belongs to one loop."""
+
+    def __init__(self) -> None:
+        self._read_at: datetime | None = None
+        self._runs: Runs = {}
+
+    def get(self, session: Session, now: datetime) -> Runs:
+        if self._read_at is None or not now - self._read_at < FRESH_FOR:
+            self._runs, self._read_at = _read(session), now
+        return self._runs
+
+
+def _read(session: Session) -> Runs:
+    runs: defaultdict[Kind, list[float]] = defaultdict(list)
+    for owner, name, num_workers, ran_s in reversed(repository.run_times(session, MAX_RUNS)):
+        runs[Kind(owner, name, num_workers)].append(ran_s)
+    return dict(runs)

@@ -13,7 +13,7 @@ from dray.spec import AutoSync, JobSpec
 from dray.spec.training.parallel import AXES
 from service.db.session import Database
 from service.domain.errors import NotPlannable, OutOfMemory
-from service.nodes import gpu_capabilities
+from service.nodes import node_table
 from service.planning.calibration import calibrated
 from service.planning.model.choice import (
     GIB,
@@ -186,7 +186,7 @@ def known_memory(session: Session, spec: JobSpec) -> WorkerMemory:
         return WorkerMemory(
             resources.memory_bytes, resources.memory_bytes, "resources.memory_bytes"
         )
-    kinds = gpu_capabilities.kinds(session, spec)
+    kinds = node_table.kinds(session, spec)
     sizes = [MEMORY_GIB.get(kind or "", ()) for kind in kinds]
     share = resources.gpus_per_worker
     found = [round(size * GIB * share) - OVERHEAD_BYTES for each in sizes for size in each]

@@ -23,7 +23,7 @@ from service.domain.errors import InvalidQueue, QueueInUse, QueueNotFound
 from service.domain.events import ANONYMOUS
 from service.domain.scheduling.rules.queues import DEFAULT, Queue, changed, unfit, unmet_quotas
 from service.nodes import node_table
-from service.queues import usage
+from service.queues import admission
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _views(session: Session, prices: PricesNow, only: str | None = None) -> list
     every = repository.every(session)
     shown = [queue for queue in every if only in (None, queue.name)]
     costs = prices.fields(session, shown)
-    used = usage.of_users(session, shown, only)
+    used = admission.of_users(session, shown, only)
     nodes = node_table.usable(session)
     found = []
     for queue in shown:
@@ -193,7 +193,7 @@ def _as_view(
         num_waiting=sum(user.num_waiting for user in users),
         num_held=sum(user.num_held for user in users),
         num_running=sum(user.num_running for user in users),
-        holds=usage.total(user.holds for user in users),
+        holds=admission.total(user.holds for user in users),
         users=users,
         warnings=[views.Reason(code=code, message=message) for code, message in unmet],
     )

@@ -26,7 +26,7 @@ from typing import Any
 import dray
 from service.config.home_lock import LOCK_NAME, HomeLock
 from service.config.settings import Settings
-from service.db.session import normalise_url
+from service.db.engines import normalise_url
 from service.storage.storage import Storage
 
 FORMAT = 1

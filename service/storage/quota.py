@@ -9,19 +9,21 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.folders.disk_room import why_full
+from ray_workers.shared.folders.removal import why_full
 from service.config.settings import Settings
 from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE
 from service.db.repositories import storage as repository
 from service.db.repositories import surroundings
 from service.db.session import Database, notify, touch
-from service.domain import capacity
 from service.domain.errors import QuotaExceeded
-from service.storage.storage import Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
 
 logger = logging.getLogger(__name__)
+HINT = (
+    "delete finished jobs (`dray delete`), or ask who runs the server for more room "
+    "(DRAY_STORAGE_QUOTA_BYTES, DRAY_MIN_FREE_BYTES)"
+)
 
 
 class StorageWatch:
@@ -47,7 +49,7 @@ class StorageWatch:
         used = None
         if self._quota is not None:
             used = await self._database.read(repository.used_bytes)
-        problem = capacity.problem(used=used, free=free, quota=self._quota, min_free=self._min_free)
+        problem = why_no_room(used=used, free=free, quota=self._quota, min_free=self._min_free)
 
         def work(session: Session) -> bool:
             touch(session)
@@ -86,7 +88,7 @@ def refuse_if_full(session: Session) -> None:
     """QuotaExceeded while the storage, as it was last seen, is full."""
     problem = surroundings.seen(session).storage_problem
     if problem is not None:
-        raise QuotaExceeded(f"no job is taken now: {problem}", hint=capacity.HINT)
+        raise QuotaExceeded(f"no job is taken now: {problem}", hint=HINT)
 
 
 def _folder_of(database: Database) -> Path | None:
@@ -94,3 +96,26 @@ def _folder_of(database: Database) -> Path | None:
     if not database.is_sqlite or database.url.database is None:
         return None
     return Path(database.url.database).absolute().parent
+
+
+def why_no_room(
+    *, used: int | None, free: int | None, quota: int | None, min_free: int | None
+) -> str | None:
+    """Why no job should be taken or started, or None while there is room. All in bytes.
+
+    An amount that is not known (None) is no reason. Running jobs go on: they were promised room.
+    """
+    if quota is not None and used is not None and used >= quota:
+        return f"the storage holds {size(used)} and its quota is {size(quota)}"
+    if min_free is not None and free is not None and free < min_free:
+        return f"the disk has {size(free)} free and {size(min_free)} must stay free"
+    return None
+
+
+def size(amount: int) -> str:
+    value = float(amount)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"

@@ -7,13 +7,15 @@ folder to another's: parts like `..` are refused, and on a folder links are foll
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from errno import (
     EACCES,
     EEXIST,
@@ -26,8 +28,9 @@ from errno import (
     ENOTEMPTY,
     EPERM,
 )
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 import fsspec
 
@@ -39,6 +42,11 @@ OF_THE_PATH = frozenset(
 )
 """Errors that files and permissions at an object's own path cause. Those of a full, failing or
 unmounted storage (ENOSPC, EDQUOT, EIO, ESTALE, EROFS) are not among them."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+THREADS = 16
+_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-storage")
 
 
 class BadKey(ValueError):
@@ -292,3 +300,10 @@ def _write_atomically(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+async def in_storage_thread(work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
+    """The result of `work`, which reads or writes the storage. As `asyncio.to_thread`, whose few
+    threads also parse bodies, start Ray and compute forecasts."""
+    call = partial(work, *args, **options)
+    return await asyncio.get_running_loop().run_in_executor(_threads, call)

@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from service.db.repositories.telemetry import chunks, open_chunks, recent_metrics, system_metrics
-from service.domain.series import TIMES, Summary, summarise
-from service.domain.series_rows import Series, unpack_row
+from service.domain.series import TIMES, Series, Summary, summarise, unpack_row
 
 SUMMARISE_AFTER = timedelta(seconds=20)
 """To store them with each reply would cost more than to store the points."""

@@ -17,21 +17,23 @@ from service.db.repositories.telemetry import chunks as repository
 from service.db.repositories.telemetry import recent_metrics
 from service.db.repositories.telemetry.chunks import MetricChunk
 from service.db.types import storable
-from service.domain.attempts.lineage import NO_END, last_steps
+from service.domain.attempts.ledger import NO_END, last_steps
 from service.domain.series import (
     BLOCK_POINTS,
     CHUNK_POINTS,
     TIMES,
     Points,
+    Series,
     Summary,
     downsample,
+    join,
     outlined,
     pack,
     summarise,
     times_at,
     unpack,
+    unpack_row,
 )
-from service.domain.series_rows import Series, join, unpack_row
 from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 
 Piece = tuple[MetricChunk, int]

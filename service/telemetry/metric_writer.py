@@ -21,14 +21,17 @@ from service.domain.series import (
     CHUNK_POINTS,
     TIMES,
     Points,
+    Series,
     append,
+    join,
     outline,
     pack,
+    pack_row,
     summarise,
     tail,
+    unpack_row,
     whole_blocks,
 )
-from service.domain.series_rows import Series, join, pack_row, unpack_row
 from service.lifecycle.transitions import remark
 from service.telemetry import metric_summaries
 from service.telemetry.chunk_columns import by_name, columns_of, summary_of

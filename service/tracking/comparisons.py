@@ -25,7 +25,7 @@ from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.domain import documents
 from service.domain.errors import NotComparable
 from service.domain.tracking.differences import differences
-from service.domain.tracking.search import EXPERIMENT
+from service.domain.tracking.search_tree import EXPERIMENT
 from service.ingest import goodput
 from service.jobs.service import found
 from service.telemetry.chunk_columns import by_name

@@ -26,7 +26,7 @@ from service.domain.errors import (
     TooManyTags,
 )
 from service.domain.events import ANONYMOUS
-from service.domain.tracking.search import EXPERIMENT
+from service.domain.tracking.search_tree import EXPERIMENT
 from service.jobs.service import found
 from service.telemetry.chunk_columns import by_name
 from service.tracking import comparisons

@@ -21,9 +21,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 import dray
-from ray_workers.shared.guarded_sockets import AddressInfo, RefusedAddress, socket_factory
-from ray_workers.shared.net_policy import AllowedHosts
-from service.domain.text import clean
+from ray_workers.shared.frame_fields import clean
+from ray_workers.shared.net_policy import AddressInfo, AllowedHosts, RefusedAddress, socket_factory
 from service.domain.webhooks import Answer
 
 LIMIT_S = 10.0

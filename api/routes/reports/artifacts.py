@@ -10,8 +10,7 @@ from api.http.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
 from api.problems import declare
 from dray import views
 from service.domain.errors import ArtifactNotFound
-from service.storage.storage import BadKey, Storage
-from service.storage.threads import in_storage_thread
+from service.storage.storage import BadKey, Storage, in_storage_thread
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["artifacts"])
 

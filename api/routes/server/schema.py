@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 
 from api.context import NoParameters
 from api.problems import declare
-from dray.spec.authoring.schema import job_schema
+from dray.spec.authoring.describing import job_schema
 
 router = APIRouter(prefix="/v1/schema", tags=["jobs"])
 

@@ -90,6 +90,6 @@ def schema() -> None:
     `# yaml-language-server: $schema=URL`, as the documents of `dray init` do.
     """
     from dray.cli.display.output import write_data
-    from dray.spec.authoring.schema import job_schema
+    from dray.spec.authoring.describing import job_schema
 
     write_data(job_schema())

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, JobIds, app, connect, interruptible
+from dray.cli.base import (
+    AsJson,
+    AsJsonLines,
+    Failures,
+    JobId,
+    JobIds,
+    app,
+    connect,
+    interruptible,
+    seconds,
+)
 from dray.cli.choosing import read_job
 from dray.cli.exits import Exit
-from dray.cli.quantities import seconds
 
 if TYPE_CHECKING:
     from dray.views import Drill, Hang, HangRank
@@ -147,7 +156,7 @@ def _show(hang: Hang, names: Sequence[str], *, every_frame: bool) -> None:
 
 
 def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool) -> None:
-    from dray.cli.display import stacks
+    from dray.cli.display import output
     from dray.cli.display.output import write
 
     stack = rank.stack or "no stack"
@@ -163,9 +172,9 @@ def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool
     if rank.since_s is not None:
         parts.append(f"there for {rank.since_s:.1f} s")
     write(f"  {'; '.join(parts)}")
-    if place := stacks.innermost_of_user(stack):
+    if place := output.innermost_of_user(stack):
         write(f"    at {place}")
-    for line in (stack if every_frame else stacks.of_the_program(stack)).splitlines():
+    for line in (stack if every_frame else output.of_the_program(stack)).splitlines():
         write(f"    {line}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli import completion
-from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, app, connect, interruptible
+from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, app, connect, interruptible, seconds
 from dray.cli.choosing import (
     FINISHED,
     LIVE,
@@ -25,7 +25,6 @@ from dray.cli.choosing import (
     state_names,
 )
 from dray.cli.exits import Exit
-from dray.cli.quantities import seconds
 
 if TYPE_CHECKING:
     from dray.client import Client

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dray.cli.base import AsJson, app, connect
-from dray.cli.quantities import num_bytes
+from dray.cli.base import AsJson, app, connect, num_bytes
 
 if TYPE_CHECKING:
     from dray.views import Plan, PlannedMesh, SyncPlan

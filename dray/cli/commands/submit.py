@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +10,7 @@ import typer
 
 from dray.cli.base import AsJson, JobId, app, connect
 from dray.cli.choosing import read_job
+from dray.cli.code_upload import MODULE, is_program, name_code, packed_folder, upload
 from dray.cli.commands.jobs import report, watch_job
 from dray.cli.completion import job_ids
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from dray.code.packing import PackedCode
     from dray.views import Job
 
-MODULE = "-m"
+
 LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "mpirun", "srun")
 
 
@@ -153,7 +152,7 @@ def submit(
     document = _with_metrics(document, metric or [])
     if git is None and commit is None:
         packed = packed_folder(document, source, code, include or [])
-        if packed is not None and _is_program(source) and not no_packages:
+        if packed is not None and is_program(source) and not no_packages:
             document = _with_found_packages(document, packed)
     else:
         packed = None
@@ -183,7 +182,7 @@ def send(
 ) -> Job:
     """Upload the folder, if there is one, and submit the document that runs it."""
     if packed is not None:
-        _upload(client, document, packed)
+        upload(client, document, packed)
     return client.submit(document, idempotency_key=key)
 
 
@@ -346,113 +345,12 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     return load_document(first), first
 
 
-def _is_program(source: str) -> bool:
-    """Whether the command line names a program, and no document."""
-    return source.endswith(".py") or source.startswith(MODULE)
-
-
-def packed_folder(
-    document: dict[str, Any], source: str, code: Path | None, include: list[str]
-) -> PackedCode | None:
-    """The folder to upload: the one that --code or the document names, or for a program the current
-    one. None if there is none."""
-    from dray.code.local import named_folder
-    from dray.code.packing import pack
-    from dray.documents import folder_of
-    from dray.errors import SpecError
-
-    code = code or named_folder(document, folder_of(source))
-    script, model = document.get("script"), document.get("model")
-    if not isinstance(script, dict):
-        if code is None:
-            return None
-        if not isinstance(model, dict) or "import" not in model:
-            raise SpecError(
-                f"{source} has no script, and no model.import: --code is for jobs with one of them"
-            )
-        return pack(code.absolute(), include)
-    if code is None and not _is_program(source):
-        if include:
-            raise typer.BadParameter(
-                "--include needs --code, or a document with `code: FOLDER`: nothing is uploaded"
-            )
-        return None
-    folder = (code or Path()).absolute()
-    program = script.get("entrypoint")
-    names = []
-    if folder.is_dir() and isinstance(program, str):
-        names = _within(folder, Path(program))
-    packed = pack(folder, include)
-    if names:
-        paths = {file.path for file in packed.files}
-        entrypoint = next((name for name in names if name in paths), None)
-        if entrypoint is None:
-            raise SpecError(
-                f"{program} is left out of the upload: name it by --include, or change the "
-                ".gitignore or .drayignore that names it"
-            )
-        document["script"] = {**script, "entrypoint": entrypoint}
-    return packed
-
-
-def _within(folder: Path, program: Path) -> list[str]:
-    """The program's paths below the folder that is uploaded: the one that was given, and that
-    which links lead to. It may be given relative to that folder, or to the current one. SpecError
-    if it is not there."""
-    from dray.errors import SpecError
-
-    places = [program.absolute(), folder / program]
-    for place in places:
-        if place.is_file() and place.resolve().is_relative_to(folder.resolve()):
-            found = [place.resolve().relative_to(folder.resolve()).as_posix()]
-            given, root = Path(os.path.normpath(place)), os.path.normpath(folder)
-            if given.is_relative_to(root) and given.is_file() and given.samefile(place):
-                found.insert(0, given.relative_to(root).as_posix())
-            return found
-    if places[0].is_file():
-        raise SpecError(f"{program} is not in {folder}, which is uploaded: name its own by --code")
-    raise SpecError(f"there is no file {program} in {folder}, which is uploaded")
-
-
-def _upload(client: Client, document: dict[str, Any], packed: PackedCode) -> None:
-    from dray.cli.display.output import size, warn
-    from dray.code.packing import USELESS
-
-    for note in packed.notes:
-        warn(note)
-    for entry in packed.left_out:
-        if entry.why != USELESS:
-            warn(f"not uploaded: {entry.path} {entry.why}")
-    for file in packed.large:
-        warn(
-            f"{file.path} has {size(file.size_bytes)}: if it is data rather than code, name it in "
-            ".drayignore"
-        )
-    sent = 0
-
-    def count(done: int, _total: int) -> None:
-        nonlocal sent
-        sent = done
-
-    uploaded = client.upload_code(packed, on_progress=count)
-    _name_code(document, uploaded.id)
-    if sys.stderr.isatty():
-        what = "1 file" if uploaded.num_files == 1 else f"{uploaded.num_files} files"
-        warn(f"{uploaded.id}: {what}, {size(uploaded.size_bytes)}, of which {size(sent)} were sent")
-
-
-def _name_code(document: dict[str, Any], identity: str) -> None:
-    """Fill in the id of the uploaded code."""
-    part = "script" if "script" in document else "model"
-    document[part] = {**document[part], "code": identity}
-
-
 def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_json: bool) -> None:
     from dray.cli.display.output import say, size, warn, write_json
     from dray.documents import check
 
     if packed is not None:
-        _name_code(document, packed.id)
+        name_code(document, packed.id)
         for note in packed.notes:
             warn(note)
     spec = check(document, source=source)

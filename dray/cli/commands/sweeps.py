@@ -11,8 +11,9 @@ import typer
 
 from dray.cli.base import AsJson, AsJsonLines, Failures, app, connect
 from dray.cli.choosing import read_job
+from dray.cli.code_upload import packed_folder
 from dray.cli.commands.jobs import report
-from dray.cli.commands.submit import packed_folder, send
+from dray.cli.commands.submit import send
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

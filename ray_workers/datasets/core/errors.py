@@ -8,7 +8,7 @@ import errno
 from collections.abc import Iterable, Iterator
 
 from dray.train.storage_room import StorageError
-from ray_workers.datasets.sources.protocol import TransferError
+from ray_workers.datasets.core.types import TransferError
 from ray_workers.shared.paths import UntrustedFolder
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 

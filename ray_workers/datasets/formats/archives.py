@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
 from ray_workers.datasets.core.errors import Budget, broken, reading, shortened
+from ray_workers.datasets.core.types import is_data
 from ray_workers.datasets.formats.prepared import Workshop
-from ray_workers.datasets.sources.protocol import is_data
 from ray_workers.datasets.sources.source import SourceFile
 
 PIECE_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ray_workers.datasets.core.errors import broken
-from ray_workers.datasets.sources.protocol import Listed, Listing, Sink, is_data
+from ray_workers.datasets.core.types import Listed, Listing, Sink, is_data
 from ray_workers.shared.node_needs import DataPolicy
 
 

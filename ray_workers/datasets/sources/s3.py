@@ -15,8 +15,8 @@ import botocore.exceptions as aws
 import s3fs
 
 from ray_workers.datasets.core.errors import broken
+from ray_workers.datasets.core.types import Listed, Listing, Sink, TransferError, is_data
 from ray_workers.datasets.sources.credentials import Options
-from ray_workers.datasets.sources.protocol import Listed, Listing, Sink, TransferError, is_data
 from ray_workers.shared.node_needs import DataPolicy
 
 PIECE_BYTES = 8 << 20

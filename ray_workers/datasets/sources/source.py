@@ -14,10 +14,10 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from ray_workers.datasets.core.errors import broken
+from ray_workers.datasets.core.types import Listed, Listing, Origin, TransferError
 from ray_workers.datasets.sources.credentials import load_credentials
 from ray_workers.datasets.sources.local import LocalOrigin
 from ray_workers.datasets.sources.node_cache import NodeCache
-from ray_workers.datasets.sources.protocol import Listed, Listing, Origin, TransferError
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ray_workers.node.environments import programs
-from ray_workers.node.environments.layout import CACHE, append, failed_log, size_of
 from ray_workers.node.environments.uv import (
     INSTALLED,
     installed,
@@ -50,6 +49,9 @@ MOST_TRIES = 3
 """Of an environment whose setup command is killed."""
 SIZE_PERIOD_S = 1.0
 """How often the size of a folder is looked at while a program fills it."""
+CACHE = ".cache"
+LOG_CHARS = 8000
+"""The end of the log that a node's answer holds."""
 
 
 @dataclass
@@ -260,3 +262,46 @@ class Build:
     def _index_secret(self, environment: Mapping[str, str]) -> dict[str, str]:
         name = "UV_INDEX_JOB_PASSWORD"
         return {name: environment[name]} if name in environment else {}
+
+
+def failed_log(root: Path, key: str) -> Path:
+    return root / f"{key}.log"
+
+
+def log_of(root: Path, key: str) -> str:
+    return tail(failed_log(root, key))
+
+
+def tail(path: Path, most: int = LOG_CHARS) -> str:
+    try:
+        with open(path, "rb", opener=open_at_once) as file:
+            return end_of(file, most)
+    except OSError:
+        return ""
+
+
+def end_of(file: BinaryIO, most: int) -> str:
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - most))
+    return file.read().decode(errors="replace").strip()
+
+
+def append(log: Path, text: str) -> None:
+    """Add a line; nothing if a setup command has put something else in the log's place."""
+    with contextlib.suppress(OSError), open(log, "a", opener=open_at_once) as file:
+        file.write(f"{text}\n")
+
+
+def open_at_once(path: str, flags: int) -> int:
+    """An opener that follows no link, and waits for nobody at the other end of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files below a folder, each counted once; files may go meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(place, name).lstat().st_size
+    return total

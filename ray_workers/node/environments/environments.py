@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray_workers.node.environments.build import Build
+from ray_workers.node.environments.build import Build, log_of, tail
 from ray_workers.node.environments.eviction import make_room, remove_unfinished
-from ray_workers.node.environments.layout import log_of, tail
 from ray_workers.node.environments.turns import BUILDS_AT_A_TIME, BuildTurns
 from ray_workers.node.shared_work import SharedWork
 from ray_workers.shared.folders.environment_overlay import (

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ray_workers.node.environments.layout import CACHE, size_of
+from ray_workers.node.environments.build import CACHE, size_of
 from ray_workers.node.environments.programs import end_all, mark_of
 from ray_workers.node.environments.uv import uv_program
 from ray_workers.node.shared_work import NotDone

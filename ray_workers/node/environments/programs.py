@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ray_workers.shared.processes.niceness import stand_back
+from ray_workers.shared.processes.linux import stand_back
 from ray_workers.shared.processes.procfs import (
     MARK_BITS,
     MARK_VARIABLE,

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Final
 
-from ray_workers.node.shared_work import Abandoned
-from ray_workers.node.wanted_work import WANTED_S, Owner, WantedWork
+from ray_workers.node.shared_work import WANTED_S, Abandoned, Owner, WantedWork
 
 BUILDS_AT_A_TIME: Final = 8
 BUILDS_OF_A_USER: Final = 2

@@ -13,8 +13,7 @@ from weakref import WeakValueDictionary
 
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
-from ray_workers.node.shared_work import Abandoned, NotDone, SharedWork
-from ray_workers.node.wanted_work import Owner, WantedWork
+from ray_workers.node.shared_work import Abandoned, NotDone, Owner, SharedWork, WantedWork
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, RemoteCodeRef
 from ray_workers.shared.paths import code_dir
 

@@ -14,7 +14,7 @@ from ray_workers.node.folders import job_folders
 from ray_workers.node.folders.folder_mirror import PERIOD_S, FolderMirror
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared import paths
-from ray_workers.shared.folders.script_paths import checkpoint_dir
+from ray_workers.shared.folders.work_dir import checkpoint_dir
 
 Key = tuple[str, int]
 ANSWER_S = 0.5

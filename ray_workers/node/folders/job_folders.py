@@ -30,7 +30,7 @@ from dray.train.spool import SpoolWriter
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.left_behind import left_behind
 from ray_workers.shared import spool_reader
-from ray_workers.shared.folders.script_paths import checkpoint_dir, output_dir
+from ray_workers.shared.folders.work_dir import checkpoint_dir, output_dir
 from ray_workers.shared.frames import ArtifactReport
 from ray_workers.shared.paths import code_dir
 from ray_workers.shared.spool_reader import spool_key

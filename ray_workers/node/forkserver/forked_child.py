@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 
 from ray_workers.node.rank_environment import RANK_NICENESS
 from ray_workers.shared.contracts import RankTask
-from ray_workers.shared.processes.niceness import stand_back
-from ray_workers.shared.processes.prctl import PR_SET_PDEATHSIG, prctl
+from ray_workers.shared.processes.linux import PR_SET_PDEATHSIG, prctl, stand_back
 
 
 class Given(StrEnum):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ray_workers.node.forkserver import forked_child
-from ray_workers.shared.processes.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from ray_workers.shared.processes.linux import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 from ray_workers.shared.processes.procfs import carry_mark
 
 

@@ -44,16 +44,17 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ray_workers.node import session_records
 from ray_workers.node.forkserver import rank_init
+from ray_workers.node.forkserver.served_client import Client
 from ray_workers.shared.paths import preloaded_path
 from ray_workers.shared.peers.peer_credentials import is_own_unix
-from ray_workers.shared.processes import huge_pages
-from ray_workers.shared.processes.prctl import PR_SET_CHILD_SUBREAPER, prctl
+from ray_workers.shared.processes import linux
+from ray_workers.shared.processes.linux import PR_SET_CHILD_SUBREAPER, prctl
 from ray_workers.shared.processes.procfs import (
     Session,
     boot_id,
@@ -85,57 +86,6 @@ Find = Callable[[Sequence[Session]], dict[str, list[int]]]
 """Live processes of sessions, by mark: `procfs.find_members`, or a test's stand-in."""
 
 
-@dataclass
-class Client:
-    """One connection and, once it asked for one, the process forked for it."""
-
-    connection: socket.socket
-    buffer: bytes = b""
-    fds: list[int] = field(default_factory=list)
-    request: dict[str, Any] = field(default_factory=dict)
-    session: Session | None = None
-    """That of the init (`ray_workers.node.forkserver.rank_init`) until the init has reported the
-    pid of the process itself."""
-    init_pid: int = 0
-    """0 once the init is gone."""
-    reports: int = -1
-    """Read end of the init's pipe; -1 once the init has closed it."""
-    unread: bytes = b""
-    """The init's last line, as far as it is there."""
-    exit_code: int | None = None
-    memory_kills_before: int = 0
-    memory_kills: int = 0
-    """Processes that the kernel ended for want of memory from the fork to the end."""
-    ending_since: float | None = None
-    """Since when the process is dead or was sent SIGKILL, by `time.monotonic`."""
-    left: list[int] = field(default_factory=list)
-    """Pids that were not gone in time, and that the client knows of."""
-
-    @property
-    def pid(self) -> int:
-        return self.session.pid if self.session else 0
-
-    def end(self, exit_code: int) -> None:
-        self.exit_code = exit_code
-        self.memory_kills = num_memory_kills() - self.memory_kills_before
-        self.begin_end()
-
-    def begin_end(self) -> None:
-        if self.ending_since is None:
-            self.ending_since = time.monotonic()
-
-    def stands_at(self, message: dict[str, Any]) -> bool:
-        """Whether the process was forked for the rank that a request names."""
-        described = _described(self)
-        names = ("job_id", "attempt", "rank")
-        return bool(self.pid) and all(described[name] == message[name] for name in names)
-
-    def send(self, message: dict[str, Any]) -> None:
-        # A client that has closed its end needs no answer.
-        with contextlib.suppress(OSError):
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-
 class ForkServer:
     """Serves one Unix socket until its lifeline closes."""
 
@@ -158,7 +108,7 @@ class ForkServer:
     def serve(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        packing, is_packed = huge_pages.pack(), False  # while nobody asks for anything
+        packing, is_packed = linux.pack(), False  # while nobody asks for anything
         while True:
             watched: list[Any] = [self._listener, self._lifeline, self._wake_read]
             connections = [client.connection for client in self._clients]
@@ -224,7 +174,7 @@ class ForkServer:
                 self._signal(client, message["signal"])
         elif message["op"] == "list":
             client.send(
-                {"tasks": [_described(c) for c in self._clients + self._abandoned if c.pid]}
+                {"tasks": [c.described() for c in self._clients + self._abandoned if c.pid]}
             )
         elif message["op"] in ("signal", "dump"):
             ranks = [c for c in self._clients if c.exit_code is None and c.stands_at(message)]
@@ -312,7 +262,7 @@ class ForkServer:
         client.send({"pid": pid})
 
     def _record(self, client: Client, session: Session) -> session_records.SessionRecord:
-        described = _described(client)
+        described = client.described()
         task = client.request.get("task", {})
         resources = task.get("spec", {}).get("resources", {})
         return session_records.SessionRecord(
@@ -441,18 +391,6 @@ class ForkServer:
 def _session_of(pid: int) -> int:
     fields = stat_fields(pid)
     return int(fields[3]) if fields else 0
-
-
-def _described(client: Client) -> dict[str, Any]:
-    task = client.request.get("task", {})
-    return {
-        "job_id": task.get("job_id", ""),
-        "attempt": task.get("attempt", 0),
-        "rank": task.get("rank", -1),
-        "incarnation": task.get("incarnation", 0),
-        "pid": client.pid,
-        "left": client.left,
-    }
 
 
 def main(path: str, find: Find = find_members) -> None:

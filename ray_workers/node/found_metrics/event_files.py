@@ -13,7 +13,7 @@ from dray.tensorboard.event_files import (
     VALUE_TENSOR,
     fields,
 )
-from ray_workers.node.found_metrics.points import MAX_STEP, FoundPoint, is_key
+from ray_workers.node.found_metrics.lines import MAX_STEP, FoundPoint, is_key
 
 _FLOAT, _DOUBLE = 1, 2  # of `DataType`
 _FORMATS = {_FLOAT: "<f", _DOUBLE: "<d"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from dray.tensorboard.event_files import Damaged, records
 from dray.train.storage_room import StorageError
 from ray_workers.node.found_metrics.event_files import scalars
-from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in, step_in
+from ray_workers.node.found_metrics.lines import FoundPoint, is_key, number_in, step_in
 from ray_workers.node.found_metrics.runs import Run, RunNames
 from ray_workers.node.found_metrics.stored_names import MAX_NAMES, StoredNames
 

@@ -13,11 +13,10 @@ from typing import Any, Final
 from dray.train.spool import SpoolWriter, segments
 from ray_workers.node.found_metrics.files import MetricFiles
 from ray_workers.node.found_metrics.guesses import Guesses
-from ray_workers.node.found_metrics.lines import LinePatterns, TrainerLines
-from ray_workers.node.found_metrics.points import FoundPoint
+from ray_workers.node.found_metrics.lines import FoundPoint, LinePatterns, TrainerLines
 from ray_workers.node.found_metrics.stored_names import StoredNames
 from ray_workers.shared.contracts import FrameKind, RankTask
-from ray_workers.shared.folders.script_paths import output_dir
+from ray_workers.shared.folders.work_dir import output_dir
 
 STREAM: Final = ".found"
 """Suffix of the spool, beside those of the reports and of the log."""

@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ray_workers.node.found_metrics.lines import CONTROLS, SearchBudget
-from ray_workers.node.found_metrics.points import MAX_STEP, FoundPoint
+from ray_workers.node.found_metrics.lines import CONTROLS, MAX_STEP, FoundPoint, SearchBudget
 from ray_workers.shared.contracts import GUESSED
 
 MAX_NAMES = 50

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from dray.input.patterns import compile_pattern
-from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in, step_in
+from dray.input.names import compile_pattern
+from dray.train.reporting import MAX_KEY_CHARS, MAX_STEP, RESERVED_KEY
 
 SEARCHES_PER_S = 20_000
 """Most searches of a second, each of some microseconds: a script that prints more than can be
@@ -18,6 +18,7 @@ SEARCH_SHARE = 0.25
 search takes a tenth of a second."""
 MAX_DICT_CHARS = 4096
 Found = TypeVar("Found")
+__all__ = ["MAX_KEY_CHARS", "MAX_STEP", "FoundPoint", "is_key", "number_in", "step_in"]
 
 
 class SearchBudget:
@@ -187,3 +188,34 @@ def _named(entries: dict[str, str]) -> dict[str, float]:
         if value is not None and name != "epoch" and is_key(key):
             named[key] = value
     return named
+
+
+class FoundPoint(NamedTuple):
+    key: str
+    step: int
+    value: float
+
+
+def number_in(text: str) -> float | None:
+    """The number that a text is, with or without the punctuation that ends a sentence; NaN and
+    infinities are numbers too."""
+    try:
+        return float(text.strip().rstrip(".,;:%"))
+    except ValueError:
+        return None
+
+
+def step_in(text: str) -> int | None:
+    """The step that a text is, such as `12` or `12.0`."""
+    number = number_in(text)
+    return step_of(number) if number is not None else None
+
+
+def step_of(number: float) -> int | None:
+    is_step = 0 <= number <= MAX_STEP and number == int(number)
+    return int(number) if is_step else None
+
+
+def is_key(text: str) -> bool:
+    """Whether a metric may have this name."""
+    return 0 < len(text) <= MAX_KEY_CHARS and text.isprintable() and text != RESERVED_KEY

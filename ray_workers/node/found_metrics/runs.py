@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from ray_workers.node.found_metrics.points import MAX_KEY_CHARS, FoundPoint
+from ray_workers.node.found_metrics.lines import MAX_KEY_CHARS, FoundPoint
 
 Run = tuple[str, ...]
 """The parts of a run's path; the first names the folder that was searched."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.train import files
-from ray_workers.node.found_metrics.points import is_key
+from ray_workers.node.found_metrics.lines import is_key
 from ray_workers.node.found_metrics.runs import SeriesName
 
 MAX_NAMES = 1000

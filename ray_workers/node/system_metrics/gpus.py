@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from ray_workers.node.gpu_memory import gpu_handle, load_nvml
-from ray_workers.node.system_metrics.rates import Values
+from ray_workers.node.system_metrics.processes import Values
 
 WAIT_S = 0.3
 """For which an answer of NVML is waited for."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ray_workers.node.system_metrics.rates import Values, growth
+from ray_workers.node.system_metrics.processes import Values, growth
 from ray_workers.shared.memory_limit import RoomOfMemory, room_in_control_groups
 from ray_workers.shared.processes.procfs import TICKS_PER_S
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ray_workers.node.session_records import SessionRecord
-from ray_workers.node.system_metrics.rates import Values
 from ray_workers.shared.processes.procfs import (
     DEAD,
     TICKS_PER_S,
@@ -21,6 +21,11 @@ MEMORY = "system/memory_rss"
 DISK_READ, DISK_WRITTEN = "system/disk_read", "system/disk_written"
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+Values = dict[str, float]
+"""Values of one sample by the name of their series."""
+
+DIGITS = 5
+"""Significant digits of a value: samples of many ranks travel and are kept as text and rows."""
 
 
 @dataclass(frozen=True)
@@ -81,3 +86,20 @@ def _roots(record: SessionRecord, parent: int) -> list[int]:
     grandparent = stat_fields(parent)[1:2]
     is_init = grandparent == [str(record.server_pid).encode()]
     return [record.pid, parent] if is_init else [record.pid]
+
+
+def growth(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> list[int]:
+    """By how much the counters of all devices together grew, in the order in which each has them.
+
+    A device that comes or goes, or whose counters were reset or wrapped, counts from then on.
+    """
+    grown = [
+        [max(0, after - earlier) for earlier, after in zip(before[name], counters, strict=True)]
+        for name, counters in now.items()
+        if name in before
+    ]
+    return [sum(of_one) for of_one in zip(*grown, strict=True)]
+
+
+def rounded(values: Mapping[str, float]) -> Values:
+    return {name: float(f"{value:.{DIGITS}g}") for name, value in values.items()}

@@ -12,8 +12,7 @@ from pathlib import Path
 from ray_workers.node import session_records
 from ray_workers.node.system_metrics.gpus import GpuMeter
 from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
-from ray_workers.node.system_metrics.processes import RankReading, read_rank
-from ray_workers.node.system_metrics.rates import Values, rounded
+from ray_workers.node.system_metrics.processes import RankReading, Values, read_rank, rounded
 
 LIMIT_S = 1.0
 """For which a sample is waited for: the observation that it comes with is not to be late."""

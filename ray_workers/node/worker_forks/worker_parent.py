@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from ray_workers.node import compat_ray
 from ray_workers.node.worker_forks.worker_entry import FORKED, RAYS_SCRIPT
-from ray_workers.shared.processes import huge_pages
+from ray_workers.shared.processes import linux
 
 REQUEST_LIMIT_S = 2.0
 """How long a worker's entry may take to send its request; others wait meanwhile."""
@@ -91,7 +91,7 @@ def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None
     events = select.poll()
     events.register(raylet, select.POLLIN)
     events.register(listener, select.POLLIN)
-    packing, is_packed = huge_pages.pack(), False  # while nobody asks for anything
+    packing, is_packed = linux.pack(), False  # while nobody asks for anything
     while raylet not in (ready := dict(events.poll(None if is_packed else 0))):
         if not ready:
             is_packed = next(packing, True)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from dray.train import files
 from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
 
@@ -70,3 +71,13 @@ def remove(root: Path, job_ids: Iterable[str]) -> None:
     """Delete the directories of these jobs; one that can't be deleted now is deleted later."""
     for job_id in set(job_ids) & set(jobs_in(root)):
         remove_tree(root / job_id)
+
+
+def output_dir(folders: Path) -> Path:
+    """DRAY_OUTPUT_DIR. folders: `ray_workers.shared.paths.folders_dir`."""
+    return folders / "output"
+
+
+def checkpoint_dir(folders: Path, folder_url: str) -> Path:
+    """DRAY_CHECKPOINT_DIR: the storage's own folder, or the node's copy of it."""
+    return files.local_path(folder_url) or folders / "checkpoints"

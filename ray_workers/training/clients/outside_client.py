@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dray import spec
-from dray.secure_aggregation.errors import MessageRefused
-from dray.secure_aggregation.messages import MaskingPhase
+from dray.secure_aggregation.messages import MaskingPhase, MessageRefused
 from ray_workers.recipes import RECIPES
 from ray_workers.recipes.private_data import PrivateData
 from ray_workers.training.core.errors import DataError as DataError

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ray_workers.shared.job_log import log
-from ray_workers.shared.processes.prctl import PR_SET_PDEATHSIG, prctl
+from ray_workers.shared.processes.linux import PR_SET_PDEATHSIG, prctl
 
 Take = Callable[[Tensor], tuple[Tensor, Tensor]]
 Array = npt.NDArray[Any]

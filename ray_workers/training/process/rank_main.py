@@ -22,7 +22,7 @@ from dray.train.seeding import seed_from
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
-from ray_workers.shared.folders.script_paths import checkpoint_dir, output_dir
+from ray_workers.shared.folders.work_dir import checkpoint_dir, output_dir
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.clients.silo_ranks import is_silo, run_silo

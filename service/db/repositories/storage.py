@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Float, Select, and_, cast, func, select
+from sqlalchemy import ColumnElement, Float, Select, and_, cast, delete, func, select
 from sqlalchemy.orm import Session, aliased
 
 from service.db.models import (
     ArtifactRow,
     CheckpointRow,
+    DownloadLinkRow,
     JobRow,
     LogChunkRow,
     StorageStateRow,
@@ -90,3 +91,26 @@ def _needed() -> ColumnElement[bool]:
 
 def _pairs(session: Session, query: Select[str, str]) -> list[tuple[str, str]]:
     return [(row[0], row[1]) for row in session.execute(query)]
+
+
+def add(session: Session, row: DownloadLinkRow) -> None:
+    """Harmless to repeat."""
+    session.merge(row)
+
+
+def take(session: Session, secret_sha256: str) -> DownloadLinkRow | None:
+    """The link, whose row is gone from then on: of several callers with one secret, one gets it."""
+    statement = (
+        delete(DownloadLinkRow)
+        .where(DownloadLinkRow.secret_sha256 == secret_sha256)
+        .returning(DownloadLinkRow)
+        .execution_options(synchronize_session=False)
+    )
+    return session.scalars(statement).first()
+
+
+def delete_expired(session: Session, now: datetime) -> None:
+    table = DownloadLinkRow
+    session.execute(
+        delete(table).where(table.expires_at <= now).execution_options(synchronize_session=False)
+    )

@@ -14,11 +14,18 @@ from typing import Any, Final
 
 from dray.spec import Cnn, Gpt, JobSpec, Mlp
 from service.domain.init_from.continuing import Difference
-from service.domain.init_from.toy_datasets import SKLEARN
 
 _HALVINGS_OF_CNN: Final = 2
 """The last layer of a `cnn` sees the image a quarter as high and as wide."""
 _SIZE_OF_DIGITS: Final = (8, 8)
+SKLEARN: dict[str, tuple[int, int]] = {
+    "breast_cancer": (30, 2),
+    "diabetes": (10, 1),
+    "digits": (64, 10),
+    "iris": (4, 3),
+    "wine": (13, 3),
+}
+"""(columns, classes)."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,27 @@ from dray.spec import JobSpec
 from dray.views import JobState
 from service.domain.errors import InvalidSearch
 from service.domain.tracking.document_values import MAX_POINTER, NOT_SEARCHED, escaped
+from service.domain.tracking.search_tree import (
+    COLUMNS,
+    EXPERIMENT,
+    AllOf,
+    AnyOf,
+    ColumnKind,
+    Compared,
+    DocumentField,
+    Exists,
+    HasTag,
+    IsOneOf,
+    JobColumn,
+    LabelField,
+    Literal,
+    MetricField,
+    Negated,
+    Of,
+    Order,
+    SearchField,
+    SearchNode,
+)
 
 MAX_CHARS = 4000
 MAX_DEPTH = 32
@@ -38,108 +59,7 @@ MAX_CONDITIONS = 32
 MAX_LITERALS = 100
 """In the parentheses of one `in`."""
 MAX_METRIC = 512
-EXPERIMENT = "experiment"
-"""The label that groups jobs; as a field short for `labels.experiment`."""
 POINTER = "/where"
-
-
-class ColumnKind(StrEnum):
-    """Kind of value of a column, and of the literals that go with it."""
-
-    TEXT = "a text"
-    STATE = "a state"
-    NUMBER = "a number"
-    TIME = "a time"
-
-
-COLUMNS = {
-    **dict.fromkeys(("id", "name", "owner", "project", "queue"), ColumnKind.TEXT),
-    "state": ColumnKind.STATE,
-    **dict.fromkeys(("priority", "world_size"), ColumnKind.NUMBER),
-    **dict.fromkeys(("created_at", "started_at", "finished_at"), ColumnKind.TIME),
-}
-"""Columns of a job that a search may name."""
-
-
-class Of(StrEnum):
-    """Which value of a series: the newest one, or an extreme."""
-
-    LAST = "last"
-    MIN = "min"
-    MAX = "max"
-
-
-class Order(StrEnum):
-    LESS = "<"
-    AT_MOST = "<="
-    MORE = ">"
-    AT_LEAST = ">="
-
-
-@dataclass(frozen=True)
-class JobColumn:
-    name: str
-
-
-@dataclass(frozen=True)
-class LabelField:
-    key: str
-
-
-@dataclass(frozen=True)
-class DocumentField:
-    pointer: str
-
-
-@dataclass(frozen=True)
-class MetricField:
-    key: str
-    of: Of = Of.LAST
-
-
-SearchField = JobColumn | LabelField | DocumentField | MetricField
-Literal = bool | float | str | datetime
-
-
-@dataclass(frozen=True)
-class Exists:
-    field: SearchField
-
-
-@dataclass(frozen=True)
-class IsOneOf:
-    field: SearchField
-    literals: Sequence[Literal]
-
-
-@dataclass(frozen=True)
-class Compared:
-    field: SearchField
-    order: Order
-    literal: float | datetime
-
-
-@dataclass(frozen=True)
-class HasTag:
-    tag: str
-
-
-@dataclass(frozen=True)
-class Negated:
-    inner: SearchNode
-
-
-@dataclass(frozen=True)
-class AllOf:
-    items: Sequence[SearchNode]
-
-
-@dataclass(frozen=True)
-class AnyOf:
-    items: Sequence[SearchNode]
-
-
-SearchNode = Exists | IsOneOf | Compared | HasTag | Negated | AllOf | AnyOf
 
 
 def parse_search(text: str) -> SearchNode:

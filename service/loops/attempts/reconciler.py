@@ -20,21 +20,16 @@ from sqlalchemy.orm import Session
 
 from ray_workers.shared.commands import Command, Stop
 from ray_workers.shared.contracts import Cause, Frame, Outcome, Phase, PollReply
-from service.checkpoints import unreported
-from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
-from service.config.settings import Settings
-from service.costs.prices_file import PricesFile
-from service.db.notifications import ATTEMPTS, QUEUE, Signals
+from service.checkpoints import catalog
+from service.cluster.port import AttemptRef, ClusterUnavailable
+from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.ingest.attempt_results import Received
-from service.loops.attempts.reply_writer import ReplyWriter
-from service.loops.attempts.unstorable_replies import Leniency
+from service.loops.attempts.reply_writer import Leniency, ReplyWriter
 from service.loops.shared import queue_view
-from service.loops.shared.fencing import LoopDatabase
-from service.loops.shared.launches import Launches
-from service.loops.shared.pace import rest_after
-from service.loops.shared.timings import LoopTimings
+from service.loops.shared.term import LoopContext
+from service.loops.shared.timings import rest_after
 from service.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -47,25 +42,15 @@ MAX_REPLIES_BYTES = 128 << 20
 class Reconciler:
     """Owns one follower task for each live attempt."""
 
-    def __init__(
-        self,
-        database: LoopDatabase,
-        cluster: Cluster,
-        storage: Storage,
-        launches: Launches,
-        signals: Signals,
-        settings: Settings,
-        timings: LoopTimings,
-        prices: PricesFile,
-    ) -> None:
-        self._database = database
-        self._cluster = cluster
+    def __init__(self, context: LoopContext, storage: Storage) -> None:
+        self._database = context.database
+        self._cluster = context.cluster
         self._storage = storage
-        self._launches = launches
-        self._signals = signals
-        self._settings = settings
-        self._timings = timings
-        self._writer = ReplyWriter(database, storage, prices)
+        self._launches = context.launches
+        self._signals = context.signals
+        self._settings = context.settings
+        self._timings = context.timings
+        self._writer = ReplyWriter(context.database, storage, context.prices)
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._refs: dict[tuple[str, int], AttemptRef] = {}
         """Where each followed attempt is now: a group that grows comes to other nodes."""
@@ -231,7 +216,7 @@ class Reconciler:
         found: list[Frame] = []
 
         def search() -> None:
-            for report in unreported.committed(self._storage, ref.job_id, ref.attempt):
+            for report in catalog.committed(self._storage, ref.job_id, ref.attempt):
                 found.append(report)
 
         searching = asyncio.get_running_loop().run_in_executor(self._storage_readers, search)

@@ -1,14 +1,22 @@
-"""Stores the replies of attempts: those that come while a transaction is written share the next."""
+"""Stores the replies of attempts. Those that come while a transaction is written share the next.
+
+Each report is checked when it is decoded, so a reply that can't be stored takes an error of ours.
+Yet an attempt whose reply is asked for again for ever would keep its slots for ever, also when it
+is cancelled: so `Leniency` leaves reports out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from service.costs.prices_file import PricesFile
+from service.db.session import is_of_values
 from service.domain import meter
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Received, Recorded
+from service.ingest.supervisor_frames import is_from_supervisor
 from service.loops.shared.batches import together_or_alone
 from service.loops.shared.fencing import LoopDatabase
 from service.storage.storage import Storage
@@ -20,7 +28,9 @@ SQLite has one writer, and others wait for it."""
 MAX_FRAMES = 2000
 """Frames of one transaction of several replies. A reply with more has a transaction of its own,
 beside the others where the database has several writers: it may write to the storage."""
-
+TRIES = 3
+"""Times that a reply fails before it is stored without the ranks' reports, and as many more before
+without any."""
 
 _Waiting = tuple[Received, asyncio.Future[Recorded]]
 
@@ -101,3 +111,36 @@ class ReplyWriter:
                 known=self._known,
             )
         )
+
+
+@dataclass
+class Leniency:
+    """Takes out of the replies of one attempt the reports that keep them from being stored."""
+
+    _failures: int = 0
+    _why: str = ""
+
+    def note(self, error: Exception) -> None:
+        """A reply could not be stored."""
+        if is_of_values(error):
+            self._failures += 1
+            self._why = type(error).__name__
+
+    def reset(self) -> None:
+        """A reply was stored."""
+        self._failures = 0
+
+    def reduce(self, received: Received) -> Received:
+        """The reply, without what can't be stored."""
+        if self._failures < TRIES:
+            return received
+        frames = received.reply.frames
+        keeps_some = self._failures < 2 * TRIES
+        kept = tuple(frame for frame in frames if keeps_some and is_from_supervisor(frame))
+        number = len(frames) - len(kept) + len(received.in_storage)
+        message = (
+            f"{number} reports of this attempt are left out: they can't be stored ({self._why}); "
+            "the log of the service has the whole error"
+        )
+        reply = replace(received.reply, frames=kept)
+        return replace(received, reply=reply, in_storage=(), left_out=message)

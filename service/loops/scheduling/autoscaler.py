@@ -22,8 +22,8 @@ from service.db.repositories.scheduling import cluster as repository
 from service.db.session import touch
 from service.domain.scheduling import autoscaling, policy
 from service.domain.scheduling.placement.slots import EPSILON
+from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.fencing import LoopDatabase
-from service.loops.shared.queue_view import LiveAttempt
 from service.loops.shared.timings import LoopTimings
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class _Wanted:
         return self.demand.bundles, self.released
 
 
-class Autoscaler:
+class Autoscaler(Stage):
     """Without types of nodes in the settings it asks for nothing, and withdraws what a service with
     other settings has asked for."""
 
@@ -88,28 +88,24 @@ class Autoscaler:
         )
         return replace(cluster, nodes=tuple(nodes))
 
-    def expected(self, cluster: ClusterSnapshot | None) -> tuple[policy.Node, ...]:
-        """Nodes that can't be used yet and may come, for the plan. A node that is refused may be
-        mended or replaced, so it takes no other's place here."""
+    def look(self, session: Session, seen: SchedulerRound) -> None:
+        """Add the nodes that can't be used yet and may come. A node that is refused may be mended
+        or replaced, so it does not count as one of those that are there."""
+        cluster = seen.cluster
         if not self._types or cluster is None:
-            return ()
+            return
         usable = [node for node in _staying(cluster) if node.accepted]
         joining = [_as_node(node) for node in cluster.nodes if _is_joining(node)]
-        return (*joining, *autoscaling.may_come(self._types, usable))
+        to_come = (*joining, *autoscaling.may_come(self._types, usable))
+        seen.snapshot = replace(seen.snapshot, to_come=to_come)
 
-    def consider(
-        self,
-        snapshot: policy.Snapshot,
-        decisions: Sequence[policy.Decision],
-        cluster: ClusterSnapshot | None,
-        live: Sequence[LiveAttempt],
-        now: datetime,
-    ) -> list[policy.Decision]:
-        """Ask for what the plan lacks, from now on; answers the decisions, with what was asked for
-        each job."""
+    async def after(self, seen: SchedulerRound) -> None:
+        """Ask for what the plan lacks, from now on, and add to each decision what was asked for its
+        job."""
+        cluster, snapshot, decisions, now = seen.cluster, seen.snapshot, seen.decisions, seen.now
         if not self._types or cluster is None:
-            return list(decisions)
-        carriers = {node_id for attempt in live for node_id in attempt.node_ids}
+            return
+        carriers = {node_id for attempt in seen.live for node_id in attempt.node_ids}
         carriers |= {part.node_id for holder in snapshot.holders for part in holder.slices}
         in_use = carriers | {n.node_id for n in cluster.nodes if _is_used(n, cluster.shared)}
         free = {node.id: node.available_to_us for node in snapshot.nodes}
@@ -126,7 +122,7 @@ class Autoscaler:
         self._want(_Wanted(found, tuple(sorted(released))))
         self._asked_at = {job_id: self._asked_at.get(job_id, now) for job_id in found.nodes_of}
         requests = {job.job_id: job.request for job in snapshot.queue}
-        return [self._told(decision, found, requests) for decision in decisions]
+        seen.decisions = [self._told(decision, found, requests) for decision in decisions]
 
     def _learn(self, present: Sequence[policy.Node], session: str) -> None:
         """Of nodes that came since: how much memory those of each type really have. Known to this

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
-from service.config.settings import Settings
-from service.db.notifications import QUEUE, Signals
+from service.cluster.port import ClusterSnapshot, ClusterUnavailable
+from service.db.notifications import QUEUE
 from service.lifecycle import preemption
-from service.loops.shared.fencing import LoopDatabase
-from service.loops.shared.timings import LoopTimings
+from service.loops.shared.term import LoopContext
 from service.nodes import node_table
 
 logger = logging.getLogger(__name__)
@@ -25,19 +23,12 @@ NOT_ASKED = "the cluster was not asked yet"
 class ClusterWatcher:
     """Holds `latest`, None while the cluster does not answer, and `problem`, why it does not."""
 
-    def __init__(
-        self,
-        database: LoopDatabase,
-        cluster: Cluster,
-        signals: Signals,
-        settings: Settings,
-        timings: LoopTimings,
-    ) -> None:
-        self._database = database
-        self._cluster = cluster
-        self._signals = signals
-        self._settings = settings
-        self._timings = timings
+    def __init__(self, context: LoopContext) -> None:
+        self._database = context.database
+        self._cluster = context.cluster
+        self._signals = context.signals
+        self._settings = context.settings
+        self._timings = context.timings
         self._stored: object = None
         self._stored_at = 0.0
         self.latest: ClusterSnapshot | None = None

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from service.domain.errors import DatabaseUnavailable
+from service.domain.scheduling import policy
+from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.batches import together_or_alone
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
@@ -25,7 +27,7 @@ FORGET_S = 60.0
 """Between two searches for rounds that are too old or too many."""
 
 
-class DecisionRecorder:
+class DecisionRecorder(Stage):
     """A loop beside the scheduler, which hands it its rounds."""
 
     def __init__(self, database: LoopDatabase, timings: LoopTimings) -> None:
@@ -34,6 +36,10 @@ class DecisionRecorder:
         self._rounds: deque[SeenRound] = deque(maxlen=MOST_WAITING)
         self._woken = asyncio.Event()
         self._forget_at = 0.0
+
+    async def after(self, seen: SchedulerRound) -> None:
+        if any(not isinstance(each, policy.Wait | policy.Stay) for each in seen.decisions):
+            self.note(SeenRound(seen.asked or seen.snapshot, tuple(seen.planned), seen.now))
 
     def note(self, seen: SeenRound) -> None:
         """Keep a round that changed something, soon."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 
 from sqlalchemy.orm import Session
@@ -18,46 +18,33 @@ from sqlalchemy.orm import Session
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories.scheduling import forecasts as repository
 from service.db.session import touch
-from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import ranges
 from service.domain.scheduling.outlook.simulation import Expected
 from service.domain.scheduling.outlook.situation import Situation
+from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.fencing import LoopDatabase
-from service.loops.shared.queue_view import LiveAttempt
 from service.loops.shared.timings import LoopTimings
 from service.outlook import codec, forecasts
-from service.outlook.earlier_runs import EarlierRuns
 from service.outlook.forecasts import Key
+from service.outlook.step_times import EarlierRuns
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SchedulerView:
-    """The view of the scheduler in its last round."""
+class Forecaster(Stage):
+    """A loop next to the scheduler, which hands it each of its rounds."""
 
-    snapshot: policy.Snapshot
-    live: tuple[LiveAttempt, ...]
-    at: datetime
-
-
-class Forecaster:
-    """A loop beside the scheduler."""
-
-    def __init__(
-        self,
-        database: LoopDatabase,
-        latest: Callable[[], SchedulerView | None],
-        signals: Signals,
-        timings: LoopTimings,
-    ) -> None:
-        """latest: what the scheduler saw last; None before its first round."""
+    def __init__(self, database: LoopDatabase, signals: Signals, timings: LoopTimings) -> None:
         self._database = database
-        self._latest = latest
+        self._latest: SchedulerRound | None = None
+        """The newest round, as it was read."""
         self._signals = signals
         self._timings = timings
         self._forecasts = forecasts.Forecasts()
         self._earlier = EarlierRuns()
+
+    def look(self, session: Session, seen: SchedulerRound) -> None:
+        self._latest = replace(seen)  # the round's own snapshot changes
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -77,22 +64,22 @@ class Forecaster:
 
     async def run_once(self) -> int:
         """One forecast; answers how many starts and ends it changed."""
-        view = self._latest()
+        view = self._latest
         if view is None:
             return 0
         known = await self._database.read(self._read)
         there = await asyncio.to_thread(_situation, view, known)
         # First, so that questions about now are answered by it while the play goes on.
         stored = await asyncio.to_thread(lambda: codec.encode(there.first_jobs()))
-        await self._database.write(lambda s, _: _put(s, view.at, stored))
-        plays = await asyncio.to_thread(ranges.plays, there, view.at)
+        await self._database.write(lambda s, _: _put(s, view.now, stored))
+        plays = await asyncio.to_thread(ranges.plays, there, view.now)
         for play in plays:
             while await self._restful(play.step):
                 pass
-        starts, ends = ranges.expected(there, plays), forecasts.ends(known, view.at)
-        pieces = await asyncio.to_thread(self._forecasts.changes, known, starts, ends, view.at)
+        starts, ends = ranges.expected(there, plays), forecasts.ends(known, view.now)
+        pieces = await asyncio.to_thread(self._forecasts.changes, known, starts, ends, view.now)
         for changes in pieces:
-            await self._store(changes, view.at)
+            await self._store(changes, view.now)
         await self._database.write(_settle)
         return sum(map(len, pieces))
 
@@ -127,10 +114,10 @@ def _timed(step: Callable[[], bool]) -> tuple[bool, float]:
     return step(), time.thread_time() - began
 
 
-def _situation(view: SchedulerView, known: forecasts.Facts) -> Situation:
+def _situation(view: SchedulerRound, known: forecasts.Facts) -> Situation:
     ran_s = {
-        attempt.job_id: (view.at - attempt.started_at).total_seconds()
+        attempt.job_id: (view.now - attempt.started_at).total_seconds()
         for attempt in view.live
         if attempt.started_at is not None
     }
-    return forecasts.situation(view.snapshot, known, ran_s, view.at)
+    return forecasts.situation(view.snapshot, known, ran_s, view.now)

@@ -1,17 +1,27 @@
-"""The nodes of the cluster as the plan sees them: what of each may be taken now."""
+"""The nodes of the cluster as the plan sees them: which slots of each may be taken now."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
 
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
+from service.domain.scheduling.placement.slots import count, is_part_of_gpu
+from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.nodes import quarantine
 
+RAY_LAGS = timedelta(seconds=5)
+"""How long Ray may show slots as taken that an attempt has left."""
 
-class SeenNodes:
+
+class SeenNodes(Stage):
     """Remembers, of the newest snapshot of the cluster, its sum and the nodes of which nothing is
     held: they are the same from round to round. Belongs to one loop."""
 
@@ -19,6 +29,23 @@ class SeenNodes:
         self._cluster: ClusterSnapshot | None = None
         self._total: Mapping[str, float] = {}
         self._unheld: dict[str, policy.Node] = {}
+
+    def look(self, session: Session, seen: SchedulerRound) -> None:
+        cluster, live, snapshot = seen.cluster, seen.live, seen.snapshot
+        seen.total = self.total(cluster)
+        if cluster is None:
+            return
+        bundles = (*(job.request.bundle for job in snapshot.queue), *(a.bundle for a in live))
+        shares_gpus = any(map(is_part_of_gpu, bundles))
+        alive = {(attempt.job_id, attempt.attempt) for attempt in live}
+        here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
+        seen.snapshot = replace(
+            snapshot,
+            nodes=self.of(cluster, snapshot.holders, alive, shares_gpus=shares_gpus),
+            growing=tuple(a.growing for a in here if a.growing is not None),
+            running=tuple(a.running for a in here if a.running is not None),
+            running_of_arrays=Counter(a.array_id for a in live if a.array_id is not None),
+        )
 
     def total(self, cluster: ClusterSnapshot | None) -> Mapping[str, float]:
         """The sum of the resources of the accepted nodes."""
@@ -54,6 +81,32 @@ class SeenNodes:
             nodes = () if cluster is None else cluster.nodes
             self._total = slots.total_of(node.resources for node in nodes if node.accepted)
             self._cluster, self._unheld = cluster, {}
+
+
+class LeftSlots(Stage):
+    """While slots may be free that a shared Ray still shows as taken, no more jobs are asked to
+    leave theirs."""
+
+    def __init__(self) -> None:
+        self._held: Mapping[tuple[str, int], int] = {}
+        """Slots that attempts held in the last round."""
+        self._left_at: datetime | None = None
+
+    def look(self, session: Session, seen: SchedulerRound) -> None:
+        if seen.cluster is None or not seen.cluster.shared:
+            return
+        holding = {(a.job_id, a.attempt): count(a.slices) for a in seen.live}
+        if any(holding.get(key, 0) < number for key, number in self._held.items()):
+            self._left_at = seen.now
+        self._held = holding
+        if self._left_at is None or seen.now - self._left_at >= RAY_LAGS:
+            return
+        leaving = tuple(
+            replace(job, spare=())
+            for job in seen.snapshot.running
+            if job.is_leaving or job.recalled
+        )
+        seen.snapshot = replace(seen.snapshot, running=leaving)
 
 
 def _seen(

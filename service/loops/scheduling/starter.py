@@ -4,58 +4,87 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
 
-from ray_workers.shared.contracts import AttemptSpec
-from service.cluster.port import Cluster, ClusterUnavailable
-from service.config.settings import Settings
-from service.db.notifications import ATTEMPTS, Signals
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, Cause
+from service.cluster.port import ClusterUnavailable
+from service.db.notifications import ATTEMPTS
+from service.db.repositories import attempts as repository
+from service.db.repositories.bulk import in_chunks
+from service.domain.attempts.reliability import Seen, worker_mtbf_s
+from service.domain.scheduling import policy
 from service.lifecycle import claims
 from service.lifecycle.claims import Deployment, Wanted
-from service.loops.scheduling import mtbf
+from service.loops.scheduling.environment_gate import EnvironmentGate
+from service.loops.scheduling.stages import SchedulerRound, Stage
+from service.loops.scheduling.trial_values import TrialValues
+from service.loops.scheduling.used_shares import UsedShares
 from service.loops.shared.batches import together_or_alone
-from service.loops.shared.fencing import LoopDatabase
-from service.loops.shared.launches import Launches
+from service.loops.shared.term import LoopContext
 
 logger = logging.getLogger(__name__)
 
+MAX_CLAIMS = 200
+"""Jobs that are claimed in one transaction: SQLite has one writer, and others wait for it."""
 MAX_LAUNCHES = 16
 """Launches that are under way at once."""
+LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
+"""Not preemptions, before which a job saves, nor the user's own errors, which say nothing of the
+machines."""
+OVERLOAD = "the machine is overloaded"
+"""Words of `machine_pace` in the reason of an attempt that ended because its machines were too
+slow: nothing of it was lost."""
+LOOK_BACK = timedelta(days=30)
+"""The attempts by which a launch tells its ranks how often workers are lost."""
 
 
-class Starter:
-    """Starts jobs on the cluster."""
+class Starter(Stage):
+    """Claims the jobs that the round starts, and launches their attempts."""
 
     def __init__(
         self,
-        database: LoopDatabase,
-        cluster: Cluster,
-        launches: Launches,
-        signals: Signals,
-        settings: Settings,
-        deployment_id: str,
-        note_ready: Callable[[str, int], Awaitable[None]],
+        context: LoopContext,
+        gate: EnvironmentGate,
+        trial_values: TrialValues,
+        used: UsedShares,
     ) -> None:
-        """note_ready: is called with each job and its attempt before the launch."""
-        self._database = database
-        self._cluster = cluster
-        self._launches = launches
-        self._signals = signals
-        self._settings = settings
-        self._deployment_id = deployment_id
-        self._note_ready = note_ready
+        self._database = context.database
+        self._cluster = context.cluster
+        self._launches = context.launches
+        self._signals = context.signals
+        self._settings = context.settings
+        self._deployment_id = context.deployment_id
+        self._halted = context.halted
+        self._gate = gate
+        self._trial_values = trial_values
+        self._used = used
 
-    async def start(
-        self,
-        wanted: Sequence[Wanted],
-        cluster_session: str,
-        seen: Callable[[Sequence[AttemptSpec]], Awaitable[None]],
-    ) -> int:
-        """Claim these jobs for new attempts and launch those; answers how many were claimed.
+    async def after(self, seen: SchedulerRound) -> None:
+        by_id = {job.job_id: job for job in seen.snapshot.queue}
+        wanted = [
+            _wanted(by_id[decision.job_id], decision)
+            for decision in seen.decisions
+            if isinstance(decision, policy.Start)
+            and not self._trial_values.is_asked_for(decision.job_id)
+        ]
+        if not wanted:
+            return
+        assert seen.cluster is not None, "the plan starts nothing without a cluster"
+        began = asyncio.get_running_loop().time()
+        for some in in_chunks(wanted, MAX_CLAIMS):
+            if self._halted.is_set():
+                break
+            await self._start(some, seen.cluster.session)
+        seen.starting_s = asyncio.get_running_loop().time() - began
 
-        seen: is told of them before they are launched.
-        """
+    async def _start(self, wanted: Sequence[Wanted], cluster_session: str) -> None:
+        """Claim these jobs for new attempts, and launch those."""
         for one in wanted:
             self._launches.begin(one.job_id, one.attempt_seen + 1)
         under_way = {one.job_id: one.attempt_seen + 1 for one in wanted}
@@ -63,7 +92,10 @@ class Starter:
             claimed = await self._claim(wanted, cluster_session)
             for each in claimed:
                 self._launches.claimed(each.job_id, each.attempt)
-            await seen(claimed)
+            self._used.claimed((each.job_id, each.attempt) for each in claimed)
+            if len(claimed) < len(wanted):
+                taken = {each.job_id for each in claimed}
+                await self._trial_values.ask(w.job_id for w in wanted if w.job_id not in taken)
             at_once = asyncio.Semaphore(MAX_LAUNCHES)
 
             async def launch(each: AttemptSpec) -> None:
@@ -77,7 +109,6 @@ class Starter:
                 self._signals.publish(ATTEMPTS)
 
             await asyncio.gather(*map(launch, claimed))
-            return len(claimed)
         finally:
             for job_id, attempt in under_way.items():
                 self._launches.answered(job_id, attempt)
@@ -98,9 +129,9 @@ class Starter:
         return claimed
 
     async def _launch(self, spec: AttemptSpec) -> None:
-        await self._note_ready(spec.job_id, spec.attempt)
-        if mtbf.asks(spec.spec):
-            found = await self._database.read(lambda s, at: mtbf.worker_mtbf(s, spec.job_id, at))
+        await self._gate.note_ready(spec.job_id, spec.attempt)
+        if saves_by_losses(spec.spec):
+            found = await self._database.read(lambda s, at: worker_mtbf(s, spec.job_id, at))
             spec = replace(spec, worker_mtbf_s=found)
         try:
             await self._cluster.launch(spec)
@@ -110,3 +141,29 @@ class Starter:
             logger.warning(
                 "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
             )
+
+
+def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
+    asked = job.request
+    return Wanted(job.job_id, job.attempt, job.queue, start.slices, asked.bundle, asked.roles)
+
+
+def saves_by_losses(document: Mapping[str, Any]) -> bool:
+    """Whether the job saves by how often workers are lost."""
+    return bool(document["checkpoint"]["every_steps"] == "auto")
+
+
+def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:
+    """Seconds between two losses of one worker, by the attempts of the last weeks."""
+    ended = repository.ended(session, since=now - LOOK_BACK)
+    return worker_mtbf_s(
+        _seen(ended), _seen(row for row in ended if row.job_id == job_id), prior_s=WORKER_MTBF_S
+    )
+
+
+def _seen(rows: Iterable[Row[Any, Any, Any, Any, Any, Any]]) -> Seen:
+    worker_s, num_losses = 0.0, 0
+    for row in rows:
+        worker_s += row.world_size * max(0.0, (row.finished_at - row.started_at).total_seconds())
+        num_losses += row.reason_code in LOSSES and OVERLOAD not in (row.reason_message or "")
+    return Seen(worker_s, num_losses)

@@ -17,15 +17,16 @@ from dray.input.validation import Fault, check
 from dray.spec import Sweep
 from dray.spec.sweep import with_values
 from dray.views import JobState
+from ray_workers.shared.frame_fields import clean
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.catalog import document_values
 from service.db.repositories.submission import sweeps as repository
 from service.domain.scheduling import policy
 from service.domain.states import STOPPED_EARLY
-from service.domain.text import clean
 from service.domain.tracking.document_values import of_trial
 from service.lifecycle import transitions
+from service.loops.scheduling.stages import SchedulerRound, Stage, held_back
 from service.loops.shared.fencing import LoopDatabase
 from service.sweeps import optuna_sampler
 from service.sweeps.optuna_sampler import EarlierTrial, Told
@@ -49,7 +50,7 @@ class _SamplerQuestion:
     earlier: Sequence[EarlierTrial]
 
 
-class TrialValues:
+class TrialValues(Stage):
     """Asks the samplers beside the scheduler's rounds, that of a sweep one question at a time: it
     may take a second, and must see the trials that were asked for before.
 
@@ -76,18 +77,20 @@ class TrialValues:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def in_queue(self, queue: Sequence[policy.WaitingJob]) -> tuple[policy.WaitingJob, ...]:
+    async def before(self, seen: SchedulerRound) -> None:
         """Trials whose sampler is late or has failed take no slots until it has answered."""
         late, lacking = dict(self._late), {}
         if late:
             lacking = await self._database.read(lambda s, _: repository.without_values_of(s, late))
-        said = self._passed_over = {job_id: late[of] for job_id, of in lacking.items()}
-        return tuple(
-            replace(job, preparing=said[job.job_id]) if job.job_id in said else job for job in queue
-        )
+        self._passed_over = {job_id: late[of] for job_id, of in lacking.items()}
+        seen.snapshot = held_back(seen.snapshot, self._passed_over)
 
-    def reason(self, decision: policy.Decision) -> policy.Decision:
-        """The same, with the reason of such a trial."""
+    async def after(self, seen: SchedulerRound) -> None:
+        if self._passed_over:
+            seen.decisions = seen.planned = [self._reason(each) for each in seen.planned]
+
+    def _reason(self, decision: policy.Decision) -> policy.Decision:
+        """Give the reason why such a trial waits."""
         said = self._passed_over.get(decision.job_id)
         if said is None or not isinstance(decision, policy.Wait):
             return decision

@@ -1,24 +1,41 @@
-"""How much of the cluster each user of each queue has used of late."""
+"""How much each queue and its users have used: shares of the cluster, and budgets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
+from service.costs.prices_file import PricesFile
+from service.costs.spending import UsedUpBudgets
 from service.db.repositories import attempts as repository
+from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.scheduling.placement.slots import Request, count, share_of
 from service.domain.scheduling.rules.shares import REMEMBERED_S, Account, Used
 from service.lifecycle import resizing
+from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.queue_view import LiveAttempt
 
 MAX_READ = 100_000
 
 
-class UsedShares:
+class QueuesAndBudgets(Stage):
+    """The queues, and those whose budget is used up."""
+
+    def __init__(self, prices: PricesFile) -> None:
+        self._budgets = UsedUpBudgets(prices)
+
+    def look(self, session: Session, seen: SchedulerRound) -> None:
+        queues = queues_repository.every(session)
+        used_up = self._budgets.get(session, queues, seen.now)
+        seen.snapshot = replace(seen.snapshot, queues=queues, used_up=used_up)
+
+
+class UsedShares(Stage):
     """Reads each attempt once, when it has ended; belongs to one loop.
 
     An attempt counts with the slots that it held at its end, from its claim on.
@@ -33,6 +50,11 @@ class UsedShares:
     def claimed(self, attempts: Iterable[tuple[str, int]]) -> None:
         """These attempts have begun, and may end before anybody sees them alive."""
         self._lived.update(attempts)
+
+    def look(self, session: Session, seen: SchedulerRound) -> None:
+        if seen.snapshot.queue and seen.total:
+            used_s = self.get(session, seen.now, seen.live, seen.total)
+            seen.snapshot = replace(seen.snapshot, used_s=used_s)
 
     def get(
         self,

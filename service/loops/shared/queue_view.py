@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
-from dray.drills import DrillKind
 from dray.views import JobState
+from dray.views.faults import DrillKind
 from ray_workers.shared.commands import Command, Drill, Leave, Stop
 from ray_workers.shared.contracts import RoleSlots, Slice
 from service.db.repositories import attempts as attempts_repository
@@ -24,11 +24,11 @@ from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.outlook import ranges
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
-from service.outlook.earlier_runs import Kind, Runs
+from service.outlook.step_times import Kind, Runs
 
 SLOW_START_S = 900.0
 """For an attempt to come to its first step. One that hangs before may be asked for its slots after
@@ -249,7 +249,7 @@ def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
     total = progress.get("total_steps")
     share_done = min(1.0, progress.get("step", 0) / total) if total else None
     earlier_s = runs.get(Kind(job.owner, job.name, job.num_workers), ())
-    return forecast.seconds_left(share_done, ran_s, earlier_s)
+    return ranges.seconds_left(share_done, ran_s, earlier_s)
 
 
 def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:

@@ -1,14 +1,20 @@
-"""Waits and limits of the loops. `service.runtime` hands them in."""
+"""Waits and limits of the loops, and the rest that they leave to others."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
+
+REST = 4.0
+"""As a multiple of the time that a round took: all threads of a process share one interpreter, and
+what a loop takes of it, submits and answers wait for."""
+MAX_REST_S = 0.2
 
 
 @dataclass(frozen=True)
 class LoopTimings:
-    """Where nothing else is said, what a deployment uses."""
+    """The values of a deployment, unless `service.runtime` is given others."""
 
     watch_period_s: float = 1.0
     """Between two snapshots of the cluster."""
@@ -72,3 +78,10 @@ class LoopTimings:
     away."""
     deletion_grace: timedelta = timedelta(minutes=1)
     """A deletion that began longer ago was cut off: the process that began it is gone."""
+
+
+async def rest_after(began: float) -> None:
+    """Rest for `REST` times as long as the round took that began at this time of the loop, and for
+    `MAX_REST_S` at most. The next round finds what comes meanwhile."""
+    took_s = asyncio.get_running_loop().time() - began
+    await asyncio.sleep(min(REST * took_s, MAX_REST_S))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dray.spec import Gpt, Imported, JobSpec, ParameterServer
-from service.domain.init_from.toy_datasets import SKLEARN
+from service.domain.init_from.weights import SKLEARN
 
 BYTES = 256
 CLASSES = 10

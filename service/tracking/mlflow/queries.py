@@ -19,7 +19,7 @@ from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
 from service.domain.tracking import mlflow_search as search
-from service.domain.tracking.search import EXPERIMENT
+from service.domain.tracking.search_tree import EXPERIMENT
 from service.jobs import serializers
 from service.jobs.queries import Queries
 from service.tracking.mlflow.runs import (

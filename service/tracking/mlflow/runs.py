@@ -12,7 +12,7 @@ from typing import Any
 
 from dray import views
 from dray.views import JobState
-from service.domain.tracking.search import EXPERIMENT
+from service.domain.tracking.search_tree import EXPERIMENT
 
 MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
 """MLflow's limits."""

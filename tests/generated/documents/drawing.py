@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from dray.spec.authoring.schema import job_schema
+from dray.spec.authoring.describing import job_schema
 from tests.generated.documents.bases import BASES
 
 SCHEMA = job_schema()

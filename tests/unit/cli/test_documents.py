@@ -11,7 +11,7 @@ import yaml
 
 import dray
 from dray.client import Client
-from dray.spec.authoring.schema import job_schema
+from dray.spec.authoring.describing import job_schema
 from dray.spec.authoring.starting import KINDS
 from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli

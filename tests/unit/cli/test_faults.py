@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dray.cli.display import stacks
+from dray.cli.display import output
 from dray.cli.exits import Exit
 from ray_workers.shared.contracts import Frame
 from tests.unit.api.serving import LiveServer, wait_until
@@ -147,8 +147,8 @@ def test_a_stack_of_a_script_begins_with_the_users_line_and_ends_with_the_progra
 
 def test_a_stack_within_dray_is_shown_as_it_is() -> None:
     own = "\n".join(SCRIPT_STACK.splitlines()[7:])
-    assert stacks.of_the_program(own) == own
-    assert stacks.innermost_of_user(own) is None
+    assert output.of_the_program(own) == own
+    assert output.innermost_of_user(own) is None
 
 
 def test_goodput_is_a_line_of_the_job(cli: Cli, server: LiveServer) -> None:

@@ -17,7 +17,7 @@ from dray.spec import Data
 from ray_workers.datasets import open_table, open_text
 from ray_workers.datasets.sources import http, source
 from ray_workers.datasets.sources.credentials import headers_for
-from ray_workers.shared import guarded_sockets
+from ray_workers.shared import net_policy
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 from tests.unit.datasets.web import Answer, Web, serving
@@ -177,7 +177,7 @@ def test_the_connection_itself_is_guarded(
     host: str, web: Web, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Literal addresses pass by no resolver, so this looks at the socket alone."""
-    monkeypatch.setattr(guarded_sockets, "refused_host", lambda host, allowed: None)
+    monkeypatch.setattr(net_policy, "refused_host", lambda host, allowed: None)
     web.answers["/t.csv"] = Answer(CSV)
     with pytest.raises(DataError, match=r"127\.0\.0\.1 is the machine itself"):
         read(web.url("/t.csv", host=host), policy)

@@ -10,7 +10,7 @@ import pytest
 from api.security import local_callers
 from dray import AsyncClient, Client, errors, home_token
 from dray.cli import main
-from service.config import home_token as written
+from service.config import tokens_file as written
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.workers.other_user import needs_root, run_as_another
 

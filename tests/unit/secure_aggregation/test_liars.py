@@ -12,10 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dray.secure_aggregation import shamir
+from dray.secure_aggregation import keys
 from dray.secure_aggregation.client import MaskingClient
-from dray.secure_aggregation.errors import MessageRefused, TooFewClients, WrongShares
-from dray.secure_aggregation.messages import KEY_BYTES, MaskingPhase, MaskingSettings
+from dray.secure_aggregation.messages import (
+    KEY_BYTES,
+    MaskingPhase,
+    MaskingSettings,
+    MessageRefused,
+    TooFewClients,
+    WrongShares,
+)
 from dray.secure_aggregation.reconstruction import MAX_SUBSETS, Reconstruction
 from tests.marks import soak
 from tests.unit.secure_aggregation.liars import AS_HOLDER, AS_OWNER, Liar
@@ -171,7 +177,7 @@ def test_subsets_find_the_secret_whenever_enough_shares_are_right(
     rng = random.Random(seed)
     names = [f"{at:02}" for at in range(least + num_more)]
     secret = rng.randbytes(KEY_BYTES)
-    shares = dict(zip(names, shamir.split(secret, least, len(names)), strict=True))
+    shares = dict(zip(names, keys.split(secret, least, len(names)), strict=True))
     wrong = rng.sample(names, rng.randint(0, len(names)))
     for name in wrong:
         shares[name] = b"\0" + rng.randbytes(KEY_BYTES)
@@ -195,7 +201,7 @@ def test_the_number_of_subsets_is_bounded_in_a_round() -> None:
         tried.append(secret)
         return False
 
-    shares = dict(zip(names, shamir.split(bytes(32), 60, 100), strict=True))
+    shares = dict(zip(names, keys.split(bytes(32), 60, 100), strict=True))
     for _ in range(3):
         with pytest.raises(WrongShares):
             rebuilt.secret("x", shares, fits, has_digests=False)

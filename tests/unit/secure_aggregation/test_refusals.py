@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dray.secure_aggregation.errors import MessageRefused, WrongShares
 from dray.secure_aggregation.messages import (
     MAX_MESSAGE_BYTES,
     ConsistencyCodes,
     KeyAdvertisement,
     MaskingPhase,
+    MessageRefused,
     RevealedShares,
     SharedKeys,
+    WrongShares,
 )
 from tests.unit.secure_aggregation.rounds import Round
 

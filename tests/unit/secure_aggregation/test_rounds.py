@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dray.secure_aggregation import shamir
-from dray.secure_aggregation.errors import TooFewClients
+from dray.secure_aggregation import keys
 from dray.secure_aggregation.fixed_point import FixedPoint
-from dray.secure_aggregation.messages import MaskingPhase
+from dray.secure_aggregation.messages import MaskingPhase, TooFewClients
 from dray.secure_aggregation.server import MaskingServer
 from tests.unit.secure_aggregation.rounds import PHASES, Round, settings
 
@@ -119,10 +118,10 @@ def test_the_parts_of_a_server_come_to_the_same_sum() -> None:
 
 
 def test_shares_give_a_secret_from_as_many_as_the_threshold_and_no_fewer() -> None:
-    prime = shamir.PRIME
+    prime = keys.PRIME
     assert all(pow(base, prime - 1, prime) == 1 for base in (2, 3, 5, 7, 11)), "it is a prime"
     for secret in (bytes(32), b"\xff" * 32, bytes(range(32))):
-        shares = dict(enumerate(shamir.split(secret, 4, 7), 1))
-        assert shamir.combine({at: shares[at] for at in (2, 3, 5, 7)}) == secret
-        assert shamir.combine({at: shares[at] for at in (7, 1, 4, 2)}) == secret
-        assert shamir.combine({at: shares[at] for at in (2, 3, 5)}) != secret
+        shares = dict(enumerate(keys.split(secret, 4, 7), 1))
+        assert keys.combine({at: shares[at] for at in (2, 3, 5, 7)}) == secret
+        assert keys.combine({at: shares[at] for at in (7, 1, 4, 2)}) == secret
+        assert keys.combine({at: shares[at] for at in (2, 3, 5)}) != secret

@@ -13,12 +13,12 @@ import pytest
 
 from dray.secure_aggregation import keys
 from dray.secure_aggregation.client import MaskingClient
-from dray.secure_aggregation.errors import MessageRefused
 from dray.secure_aggregation.fixed_point import FixedPoint
 from dray.secure_aggregation.messages import (
     ConsistencyCodes,
     DeliveredShares,
     MaskingPhase,
+    MessageRefused,
     RevealedShares,
     Roster,
     Survivors,

@@ -11,8 +11,7 @@ import pytest
 from api import job_document
 from dray.documents import check, load_document, parse_yaml
 from dray.errors import SpecError
-from dray.spec.authoring.describing import Part, parts
-from dray.spec.authoring.schema import job_schema
+from dray.spec.authoring.describing import Part, job_schema, parts
 from dray.spec.authoring.starting import KINDS, starting_document
 from dray.spec.authoring.synonyms import MEANT
 from dray.spec.program.recipes import FORMATS_OF, RECIPES

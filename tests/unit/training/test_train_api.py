@@ -24,7 +24,7 @@ from dray import train
 from dray.spec.program.metrics import MetricKey
 from dray.train import reporting, saved_files, storage_room
 from dray.train.spool import SpoolWriter, segments
-from service.ingest.decoding import metric_key
+from ray_workers.shared.frame_fields import metric_key
 
 
 @pytest.fixture

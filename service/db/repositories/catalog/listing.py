@@ -21,7 +21,7 @@ from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow
 from service.db.repositories.catalog import search
 from service.domain.ids import ids_since, ids_up_to, last_id
-from service.domain.tracking.search import SearchNode
+from service.domain.tracking.search_tree import SearchNode
 
 
 def page(

@@ -34,8 +34,8 @@ from service.db.repositories.catalog.document_values import SHARES
 from service.domain.errors import InvalidSearch
 from service.domain.ids import ids_since, ids_up_to, last_id
 from service.domain.tracking.document_values import ABSENT, DEFAULTS, StoredValue, stored
-from service.domain.tracking.search import (
-    POINTER,
+from service.domain.tracking.search import POINTER
+from service.domain.tracking.search_tree import (
     AllOf,
     AnyOf,
     Compared,

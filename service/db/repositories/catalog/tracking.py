@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db.models import ExperimentRow, JobAnnotationRow, JobLabelRow, JobRow, JobTagRow
 from service.db.repositories.bulk import CHUNK, in_chunks
-from service.domain.tracking.search import EXPERIMENT
+from service.domain.tracking.search_tree import EXPERIMENT
 
 
 def annotation(session: Session, job_id: str) -> JobAnnotationRow | None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.http.ranges import Range, Unsatisfied, parse_range
+from api.http.downloads import Range, Unsatisfied, parse_range
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from api.app import ROUTERS
 from api.security import local_callers
 from dray import home_token
 from ray_workers.shared.peers import peer_credentials
-from service.config import home_token as written
+from service.config import tokens_file as written
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.workers.other_user import needs_root, run_as_another
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dray import home_token as found
-from service.config import home_token
-from service.config.home_token import HomeTokenUnusable
+from service.config import tokens_file
+from service.config.tokens_file import HomeTokenUnusable
 from tests.unit.workers.other_user import NOBODY, needs_root
 
 
@@ -19,7 +19,7 @@ def test_the_first_start_writes_it_and_later_ones_keep_it(tmp_path: Path) -> Non
     home = tmp_path / "home"
     before = os.umask(0)
     try:
-        token = home_token.ensure(home)
+        token = tokens_file.ensure(home)
     finally:
         os.umask(before)
     assert token.startswith(found.PREFIX)
@@ -27,13 +27,13 @@ def test_the_first_start_writes_it_and_later_ones_keep_it(tmp_path: Path) -> Non
     path = found.path_in(home)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
-    assert home_token.ensure(home) == token == found.read(home)
+    assert tokens_file.ensure(home) == token == found.read(home)
     assert [entry.name for entry in home.iterdir()] == [found.FILE_NAME]
 
 
 def test_services_that_start_at_once_have_one_token(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        tokens = set(threads.map(home_token.ensure, [tmp_path / "home"] * 32))
+        tokens = set(threads.map(tokens_file.ensure, [tmp_path / "home"] * 32))
     assert len(tokens) == 1
 
 
@@ -44,7 +44,7 @@ def test_a_file_system_without_hard_links_will_do(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    token = home_token.ensure(tmp_path)
+    token = tokens_file.ensure(tmp_path)
     assert found.read(tmp_path) == token
     assert [entry.name for entry in tmp_path.iterdir()] == [found.FILE_NAME]
 
@@ -84,14 +84,14 @@ def test_a_file_that_others_may_have_made_or_read_is_refused(
     assert callable(make)
     make(found.path_in(tmp_path))
     with pytest.raises(HomeTokenUnusable, match=f"token {why}: delete it"):
-        home_token.ensure(tmp_path)
+        tokens_file.ensure(tmp_path)
 
 
 @needs_root
 def test_another_users_token_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home_token.ensure(tmp_path)
+    tokens_file.ensure(tmp_path)
     os.chown(found.path_in(tmp_path), NOBODY, NOBODY)
     with pytest.raises(HomeTokenUnusable, match=f"user with id {NOBODY}"):
-        home_token.ensure(tmp_path)
+        tokens_file.ensure(tmp_path)
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     assert found.own() is None

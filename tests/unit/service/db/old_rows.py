@@ -16,8 +16,7 @@ from ray_workers.shared.names import attempt_prefix
 from ray_workers.shared.quarantine import Quarantined
 from service.checkpoints.init_from import InitFromCheckpoint
 from service.db import models
-from service.domain.series import CHUNK_POINTS, pack, summarise
-from service.domain.series_rows import pack_row
+from service.domain.series import CHUNK_POINTS, pack, pack_row, summarise
 from service.domain.system_metrics import SystemSamples
 from service.domain.system_metrics import pack as pack_samples
 from service.ingest.decoding import decode

@@ -25,11 +25,12 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db import notifications
 from service.db import session as db_session
+from service.db.engines import normalise_url
 from service.db.migrate import SchemaTooNew, SchemaTooOld, migrate
 from service.db.models import Base, DeploymentRow
 from service.db.notifications import Signals
 from service.db.repositories.scheduling.cluster import ensure_deployment
-from service.db.session import Database, normalise_url, notify
+from service.db.session import Database, notify
 from service.db.types import from_json
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import new_job_id

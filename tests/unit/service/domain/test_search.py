@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.domain.errors import InvalidSearch
-from service.domain.tracking.search import (
-    MAX_CHARS,
-    MAX_CONDITIONS,
-    MAX_DEPTH,
+from service.domain.tracking.search import MAX_CHARS, MAX_CONDITIONS, MAX_DEPTH, parse_search
+from service.domain.tracking.search_tree import (
     AllOf,
     AnyOf,
     Compared,
@@ -30,7 +28,6 @@ from service.domain.tracking.search import (
     Of,
     Order,
     SearchNode,
-    parse_search,
 )
 
 ACCURACY = MetricField("val/accuracy")

@@ -7,8 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.series import Points
-from service.domain.series_rows import Series, join, pack_row, unpack_row
+from service.domain.series import Points, Series, join, pack_row, unpack_row
 
 steps = st.lists(st.integers(0, 2**53), min_size=1, max_size=4, unique=True).map(sorted)
 points = steps.flatmap(

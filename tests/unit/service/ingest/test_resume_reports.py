@@ -12,7 +12,7 @@ from dray.spec import JobSpec
 from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
 from ray_workers.shared.processes.machine_pace import OVERLOADED, said_of
 from service.domain.attempts.reliability import Seen, worker_mtbf_s
-from service.loops.scheduling import mtbf as mtbf_loop
+from service.loops.scheduling import starter
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import SHA, Service, frame, metrics, resumed
 
@@ -185,7 +185,7 @@ async def test_losses_of_workers_count_by_the_time_that_they_ran(service: Servic
         return job_id
 
     def mtbf(job_id: str) -> float:
-        return service.database.read_sync(lambda s: mtbf_loop.worker_mtbf(s, job_id, service.now))
+        return service.database.read_sync(lambda s: starter.worker_mtbf(s, job_id, service.now))
 
     assert mtbf("job-none") == WORKER_MTBF_S
     await lose(Cause.SUCCEEDED, 1, 3600.0)
@@ -200,7 +200,8 @@ async def test_losses_of_workers_count_by_the_time_that_they_ran(service: Servic
 
 def test_only_a_job_that_asks_for_it_is_told() -> None:
     def asks(**said: Any) -> bool:
-        return mtbf_loop.asks(JobSpec(recipe="image_classification", **said))
+        spec = JobSpec(recipe="image_classification", **said)
+        return starter.saves_by_losses(spec.model_dump(mode="json"))
 
     assert asks(checkpoint={"every_steps": "auto"})
     assert not asks(checkpoint={"every_steps": 5})

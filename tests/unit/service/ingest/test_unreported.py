@@ -12,7 +12,7 @@ import pytest
 
 from ray_workers.shared.contracts import Cause, Outcome, Phase
 from ray_workers.shared.names import attempt_prefix
-from service.checkpoints import unreported
+from service.checkpoints import catalog
 from service.storage.storage import Storage
 from tests.unit.service.helpers import Service, events_of, resumed
 
@@ -34,7 +34,7 @@ def end(service: Service, job_id: str, attempt: int, cause: Cause = Cause.NODE_L
     """The end of an attempt as the reconciler stores it."""
     outcome = Outcome.unseen(cause, "a node that carried it is gone")
     reply = service.reply(job_id, attempt, phase=Phase.ENDED, outcome=outcome)
-    found = list(unreported.committed(service.storage, job_id, attempt))
+    found = list(catalog.committed(service.storage, job_id, attempt))
     service.store(job_id, attempt, reply, in_storage=found)
 
 
@@ -96,7 +96,7 @@ def test_a_broken_checkpoint_does_not_count_and_hides_no_other(
     storage.write_bytes(f"{uncommitted}/step-{15:012d}/state.json", b"state")
     storage.write_bytes(f"{uncommitted}/step-x/manifest.json", b"{}")
     storage.write_bytes(f"{uncommitted}/step-{16:012d}", b"a file")
-    assert [frame.body["step"] for frame in unreported.committed(storage, "job-1", 1)] == [5]
+    assert [frame.body["step"] for frame in catalog.committed(storage, "job-1", 1)] == [5]
 
 
 @pytest.mark.parametrize("kind", ["folder", "fsspec"])

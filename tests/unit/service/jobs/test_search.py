@@ -28,7 +28,8 @@ from service.db.repositories.catalog import document_values, listing, search, tr
 from service.db.session import Database
 from service.domain.errors import BadCursor, InvalidSearch
 from service.domain.tracking.document_values import defaults
-from service.domain.tracking.search import (
+from service.domain.tracking.search import parse_search
+from service.domain.tracking.search_tree import (
     AllOf,
     AnyOf,
     Compared,
@@ -44,7 +45,6 @@ from service.domain.tracking.search import (
     Order,
     SearchField,
     SearchNode,
-    parse_search,
 )
 from service.storage.storage import Storage
 from service.tracking.service import Tracking

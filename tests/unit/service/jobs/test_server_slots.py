@@ -14,7 +14,7 @@ from service.domain.errors import Unsatisfiable
 from service.lifecycle import claims, resizing
 from service.loops.shared import queue_view
 from service.nodes import node_table
-from service.queues import usage
+from service.queues import admission
 from tests.unit.service.helpers import Service
 from tests.unit.service.jobs.test_silos import seat
 from tests.wire import attempt_spec, cluster_node
@@ -50,7 +50,7 @@ async def test_servers_keep_their_slots_from_the_document_to_the_attempt(service
     service.database.write_sync(lambda s: claims.claim(s, [wanted], at, service.now))
     (live,) = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))[1]
     assert live.roles == SERVERS
-    held = service.database.read_sync(lambda s: usage.of_users(s, []))
+    held = service.database.read_sync(lambda s: admission.of_users(s, []))
     assert held["default"][0].holds["CPU"] == 4.0
 
 

@@ -287,7 +287,7 @@ async def test_a_holder_stopped_in_the_middle_of_a_write_is_replaced_when_its_le
 async def test_a_transaction_of_a_stopped_process_does_not_keep_its_locks(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.db.session.MAX_IDLE_MS", 200)
+    monkeypatch.setattr("service.db.engines.MAX_IDLE_MS", 200)
     stopped, other = Database(postgres_url), Database(postgres_url)
     try:
         with stopped.engine.connect() as connection:

@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from service.db.notifications import ATTEMPTS, QUEUE, Signals
-from service.loops.shared import pace
+from service.loops.shared import timings
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(
     ("took_s", "rests_s"),
-    [(0.0, 0.0), (0.01, 0.04), (10.0, pace.MAX_REST_S), (3600.0, pace.MAX_REST_S)],
+    [(0.0, 0.0), (0.01, 0.04), (10.0, timings.MAX_REST_S), (3600.0, timings.MAX_REST_S)],
 )
 async def test_a_loop_rests_longer_than_its_round_but_not_after_a_slow_one(
     monkeypatch: pytest.MonkeyPatch, took_s: float, rests_s: float
@@ -28,8 +28,8 @@ async def test_a_loop_rests_longer_than_its_round_but_not_after_a_slow_one(
 
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "time", lambda: 5.0e5)
-    monkeypatch.setattr("service.loops.shared.pace.asyncio.sleep", sleep)
-    await pace.rest_after(5.0e5 - took_s)
+    monkeypatch.setattr("service.loops.shared.timings.asyncio.sleep", sleep)
+    await timings.rest_after(5.0e5 - took_s)
     assert rests == [pytest.approx(rests_s, abs=1e-6)]
 
 
@@ -37,7 +37,9 @@ async def test_a_job_that_is_submitted_while_a_loop_rests_is_seen_after_the_rest
     signals = Signals()
     with signals.subscribe(QUEUE, ATTEMPTS) as woken:
         for _ in range(3):
-            rests = asyncio.ensure_future(pace.rest_after(asyncio.get_running_loop().time() - 1.0))
+            rests = asyncio.ensure_future(
+                timings.rest_after(asyncio.get_running_loop().time() - 1.0)
+            )
             await asyncio.sleep(0)
             submit = threading.Thread(target=signals.publish, args=(QUEUE,))
             submit.start()

@@ -21,12 +21,12 @@ from ray_workers.shared.names import attempt_prefix
 from service.db.repositories import attempts
 from service.db.repositories import jobs as repository
 from service.db.session import Database
-from service.domain import capacity
 from service.domain.errors import NotFound, QuotaExceeded
 from service.domain.scheduling.rules.shares import REMEMBERED_S
 from service.jobs.service import IdempotencyKey
 from service.loops.retention import Retention
 from service.loops.shared.timings import LoopTimings
+from service.storage import quota
 from service.storage.quota import StorageWatch
 from service.storage.storage import Storage
 from tests.unit.service.helpers import START, Service, spec
@@ -323,7 +323,7 @@ async def test_a_job_that_somebody_deleted_first_is_passed_over(
 
 
 def test_an_unknown_amount_is_no_reason() -> None:
-    assert capacity.problem(used=None, free=None, quota=1, min_free=1) is None
-    assert capacity.problem(used=5, free=5, quota=None, min_free=None) is None
-    assert capacity.problem(used=5, free=5, quota=6, min_free=5) is None
-    assert "5 GiB" in str(capacity.problem(used=5 << 30, free=1, quota=1, min_free=None))
+    assert quota.why_no_room(used=None, free=None, quota=1, min_free=1) is None
+    assert quota.why_no_room(used=5, free=5, quota=None, min_free=None) is None
+    assert quota.why_no_room(used=5, free=5, quota=6, min_free=5) is None
+    assert "5 GiB" in str(quota.why_no_room(used=5 << 30, free=1, quota=1, min_free=None))

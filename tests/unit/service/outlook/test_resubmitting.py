@@ -10,8 +10,8 @@ from sqlalchemy import select
 from service.db.models import JobRow
 from service.domain.scheduling.outlook.counterfactuals import Change
 from service.domain.scheduling.policy import Request, WaitingJob
-from service.outlook.earlier_runs import Kind
 from service.outlook.resubmitting import Resubmission
+from service.outlook.step_times import Kind
 from tests.marks import RULES
 from tests.unit.service.helpers import Service
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from service.storage.threads import THREADS, in_storage_thread
+from service.storage.storage import THREADS, in_storage_thread
 
 
 async def test_more_calls_that_hang_than_there_are_threads_hold_up_no_other_work() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.node import shared_work, wanted_work
+from ray_workers.node import shared_work
 from ray_workers.node.environments import build, turns
 from ray_workers.node.environments.environments import Environments
 from ray_workers.node.environments.eviction import make_room
@@ -213,7 +213,7 @@ async def test_a_build_that_no_service_asks_for_ends(
     """As when it is cancelled while no service runs; also if its command is stopped."""
     child = await is_running(node, tmp_path / "pid", "ann")
     os.kill(child, signal.SIGSTOP)
-    monkeypatch.setattr(wanted_work, "WANTED_S", 0.2)
+    monkeypatch.setattr(shared_work, "WANTED_S", 0.2)
     await until(lambda: started_ticks(child) is None, "what the build started goes on")
 
 

@@ -17,11 +17,15 @@ from dray.tensorboard.event_files import masked_crc32c
 from ray_workers.node.found_metrics import files, finder, lines
 from ray_workers.node.found_metrics.files import MetricFiles
 from ray_workers.node.found_metrics.finder import MetricFinder, sources_of
-from ray_workers.node.found_metrics.lines import LinePatterns, SearchBudget, TrainerLines
-from ray_workers.node.found_metrics.points import FoundPoint
+from ray_workers.node.found_metrics.lines import (
+    FoundPoint,
+    LinePatterns,
+    SearchBudget,
+    TrainerLines,
+)
 from ray_workers.node.found_metrics.runs import RunNames
 from ray_workers.shared import spool_reader
-from ray_workers.shared.folders.script_paths import output_dir
+from ray_workers.shared.folders.work_dir import output_dir
 from tests.wire import rank_task
 
 BOTH = frozenset(("tensorboard", "csv"))

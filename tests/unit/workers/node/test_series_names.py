@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dray.train import files as stored_files
 from dray.train.storage_room import StorageError
 from ray_workers.node.found_metrics.files import MetricFiles
-from ray_workers.node.found_metrics.points import FoundPoint
+from ray_workers.node.found_metrics.lines import FoundPoint
 from ray_workers.node.found_metrics.runs import Run, RunNames, form_of
 from ray_workers.node.found_metrics.stored_names import MAX_NAMES, StoredNames
 

@@ -13,6 +13,7 @@ import pytest
 
 from dray.train.spool import SpoolWriter
 from ray_workers.node import agent, silo_gate
+from ray_workers.node.rank_gate import RankGate
 from ray_workers.node.silo_gate import METRICS, OPENS, Opening, SiloGate, SiloRules
 from ray_workers.shared import frames, paths, spool_reader
 from ray_workers.shared.contracts import Cause, FrameKind, RankTask
@@ -124,8 +125,8 @@ async def test_a_node_with_a_silos_source_starts_no_other_rank_and_builds_nothin
     actor = rank_class("dray:j:1:r0:0", "j", Timings())
     started: list[int] = []
 
-    async def start(task: RankTask, *_: object) -> int:
-        started.append(task.rank)
+    async def start(gate: RankGate, *_: object) -> int:
+        started.append(gate.task.rank)
         return 1
 
     monkeypatch.setattr(actor, "_start", start)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers.shared.processes import huge_pages
+from ray_workers.shared.processes import linux
 
 PROGRAM = """
-from ray_workers.shared.processes import huge_pages
+from ray_workers.shared.processes import linux
 from tests.unit.workers.shared.test_huge_pages import huge_mib
 held = bytearray(range(256)) * (64 << 12)  # 64 MiB, each page of which is written to
-assert set(huge_pages.pack()) == {False}
+assert set(linux.pack()) == {False}
 assert held == bytearray(range(256)) * (64 << 12)
 print(huge_mib("self"))
 """
@@ -48,5 +48,5 @@ def test_only_memory_without_a_file_is_moved(tmp_path: Path) -> None:
         "7f0000f00000-7f0001000000 rw-p 00000000 00:00 0 [heap]\n"
     )
     (path := tmp_path / "maps").write_text(lines)
-    found = list(huge_pages._own_memory(str(path)))
+    found = list(linux._own_memory(str(path)))
     assert found == [(0x7F0000000000, 0x7F0000600000), (0x7F0000F00000, 0x7F0001000000)]

@@ -19,9 +19,14 @@ import torch
 from torch import Tensor
 
 from dray import spec
-from dray.secure_aggregation.errors import MessageRefused, TooFewClients, WrongShares
 from dray.secure_aggregation.fixed_point import Aggregate, FixedPoint
-from dray.secure_aggregation.messages import LEAST_CLIENTS, MaskingPhase
+from dray.secure_aggregation.messages import (
+    LEAST_CLIENTS,
+    MaskingPhase,
+    MessageRefused,
+    TooFewClients,
+    WrongShares,
+)
 from dray.secure_aggregation.server import MaskingServer
 from ray_workers.shared import round_files
 from ray_workers.shared.frames import RoundReport, RoundTroubleReport

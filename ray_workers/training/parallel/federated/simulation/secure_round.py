@@ -15,9 +15,8 @@ from torch import Tensor
 
 from dray import spec
 from dray.secure_aggregation.client import MaskingClient
-from dray.secure_aggregation.errors import TooFewClients
 from dray.secure_aggregation.fixed_point import FixedPoint
-from dray.secure_aggregation.messages import MaskingPhase
+from dray.secure_aggregation.messages import MaskingPhase, TooFewClients
 from dray.secure_aggregation.server import MaskingServer
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log

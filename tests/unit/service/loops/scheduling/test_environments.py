@@ -11,7 +11,7 @@ import pytest
 from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment
-from service.loops.scheduling import preparations
+from service.loops.scheduling import environment_gate, preparations
 from service.runtime import Runtime
 from tests.fakes.cluster import READY
 from tests.marks import ON_SQLITE
@@ -249,7 +249,7 @@ async def test_a_job_waits_for_code_that_its_nodes_fetch(world: World) -> None:
 async def test_those_that_wait_for_their_environment_starve_nobody(world: World) -> None:
     world.fake.environments["node-a"] = BUILDING
     runtime = await world.open()
-    count = 2 * preparations.MAX_PLANS + 1
+    count = 2 * environment_gate.MAX_PLANS + 1
     waiting = [await world.submit(runtime, workers=4, **WITH_PACKAGES) for _ in range(count)]
     other = await world.submit(runtime, workers=4)
     await comes_to(runtime, other, JobState.SUCCEEDED)
@@ -263,7 +263,7 @@ async def test_a_job_that_was_not_next_for_long_is_asked_for_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile its node was asked no more."""
-    monkeypatch.setattr(preparations, "PLANNED_ANEW_S", 0.0)
+    monkeypatch.setattr(environment_gate, "PLANNED_ANEW_S", 0.0)
     world.plays["waits"] = waits
     world.fake.environments["node-a"] = BUILDING
     runtime = await world.open()

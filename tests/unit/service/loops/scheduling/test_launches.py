@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.loops.shared.launches import Launches
+from service.loops.shared.term import Launches
 
 
 def test_a_launch_is_under_way_until_it_is_answered_and_ours_until_its_end() -> None:

@@ -11,8 +11,8 @@ from service.db.repositories import attempts
 from service.domain.scheduling.rules.shares import HALF_LIFE_S
 from service.loops.scheduling.used_shares import UsedShares
 from service.loops.shared import queue_view
-from service.outlook import earlier_runs
-from service.outlook.earlier_runs import EarlierRuns, Kind
+from service.outlook import step_times
+from service.outlook.step_times import EarlierRuns, Kind
 from tests.unit.service.helpers import Service
 
 TOTAL = {"CPU": 8.0}
@@ -101,7 +101,7 @@ async def test_earlier_runs_are_those_of_succeeded_jobs_of_a_kind(service: Servi
         job_id = await service.running(max_retries=0)
         service.now += timedelta(seconds=seconds)
         service.end(job_id, 1, cause)
-    service.now += earlier_runs.FRESH_FOR
+    service.now += step_times.FRESH_FOR
     (found,) = known().items()
     assert found[0].num_workers == 1
     assert found[1] == [pytest.approx(30.0), pytest.approx(40.0)]

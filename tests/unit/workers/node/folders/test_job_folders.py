@@ -25,7 +25,7 @@ from ray_workers.node.folders.job_folders import (
 )
 from ray_workers.shared import paths, spool_reader
 from ray_workers.shared.contracts import FrameKind
-from ray_workers.shared.folders.script_paths import checkpoint_dir, output_dir
+from ray_workers.shared.folders.work_dir import checkpoint_dir, output_dir
 from service.storage.storage import Storage, check_file_name
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ray_workers.node.system_metrics import machine
 from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
-from ray_workers.node.system_metrics.rates import growth, rounded
+from ray_workers.node.system_metrics.processes import growth, rounded
 from ray_workers.shared.memory_limit import RoomOfMemory, memory_here
 
 GIB = 2**30

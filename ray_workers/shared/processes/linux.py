@@ -1,18 +1,39 @@
-"""Huge pages for a process that is forked often.
-
-A fork copies an entry of the page table for each 4 KiB that the process has written to, and the end
-of the forked process frees each of them. In pages of 2 MiB, 300 MB have 150 entries instead of
-75,000. A page that the forked process writes to is taken apart, and 4 KiB of it are copied.
-"""
+"""Requests to Linux about processes: their parents, their priority, their memory."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 from collections.abc import Iterator
 
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 MADV_COLLAPSE = 25
 """madvise(2), since Linux 6.1; an older kernel refuses it, and all stays as it is."""
 HUGE_BYTES = 2 << 20
+
+
+def prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def stand_back(niceness: int, pid: int = 0) -> None:
+    """Give the leader of a session this niceness, unless it has a greater one. Its children inherit
+    it. pid: of the leader; 0 for this process.
+
+    Where Linux groups processes by session (sched_autogroup), a process's own niceness counts only
+    within its session, and that of the session is set here too.
+    """
+    niceness = max(niceness, os.getpriority(os.PRIO_PROCESS, pid))
+    os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    with contextlib.suppress(OSError), open(f"/proc/{pid or 'self'}/autogroup", "w") as group:
+        group.write(str(niceness))
+
+
+# A fork copies an entry of the page table for each 4 KiB that the process has written to, and the
+# end of the forked process frees each of them. In pages of 2 MiB, 300 MB have 150 entries instead
+# of 75,000. A page that the forked process writes to is taken apart, and 4 KiB of it are copied.
 
 
 def pack(maps: str = "/proc/self/maps") -> Iterator[bool]:

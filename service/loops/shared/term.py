@@ -1,8 +1,16 @@
-"""The attempts that this process launches: what the scheduler and the reconciler share."""
+"""The things that the loops of one term share; loops of different terms share nothing."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
+
+from service.cluster.port import Cluster
+from service.config.settings import Settings
+from service.costs.prices_file import PricesFile
+from service.db.notifications import Signals
+from service.loops.shared.fencing import LoopDatabase
+from service.loops.shared.timings import LoopTimings
 
 
 class Launches:
@@ -45,3 +53,19 @@ class Launches:
     def is_ours(self, job_id: str, attempt: int) -> bool:
         """Whether this process claimed the attempt, so that it knows when the launch is over."""
         return (job_id, attempt) in self._ours
+
+
+@dataclass(frozen=True)
+class LoopContext:
+    """The things that loops are built from; each loop takes those that it needs."""
+
+    database: LoopDatabase
+    cluster: Cluster
+    signals: Signals
+    settings: Settings
+    timings: LoopTimings
+    prices: PricesFile
+    deployment_id: str
+    halted: asyncio.Event
+    """Set once nothing is to be started any more."""
+    launches: Launches = field(default_factory=Launches)

@@ -1,0 +1,75 @@
+"""A client of the forkserver as the server sees it, and the process that was forked for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray_workers.shared.processes.procfs import Session, num_memory_kills
+
+
+@dataclass
+class Client:
+    """One connection and, once it asked for one, the process forked for it."""
+
+    connection: socket.socket
+    buffer: bytes = b""
+    fds: list[int] = field(default_factory=list)
+    request: dict[str, Any] = field(default_factory=dict)
+    session: Session | None = None
+    """That of the init (`ray_workers.node.forkserver.rank_init`) until the init has reported the
+    pid of the process itself."""
+    init_pid: int = 0
+    """0 once the init is gone."""
+    reports: int = -1
+    """Read end of the init's pipe; -1 once the init has closed it."""
+    unread: bytes = b""
+    """The init's last line, as far as it is there."""
+    exit_code: int | None = None
+    memory_kills_before: int = 0
+    memory_kills: int = 0
+    """Processes that the kernel ended for want of memory from the fork to the end."""
+    ending_since: float | None = None
+    """Since when the process is dead or was sent SIGKILL, by `time.monotonic`."""
+    left: list[int] = field(default_factory=list)
+    """Pids that were not gone in time, and that the client knows of."""
+
+    @property
+    def pid(self) -> int:
+        return self.session.pid if self.session else 0
+
+    def end(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self.memory_kills = num_memory_kills() - self.memory_kills_before
+        self.begin_end()
+
+    def begin_end(self) -> None:
+        if self.ending_since is None:
+            self.ending_since = time.monotonic()
+
+    def stands_at(self, message: dict[str, Any]) -> bool:
+        """Whether the process was forked for the rank that a request names."""
+        described = self.described()
+        names = ("job_id", "attempt", "rank")
+        return bool(self.pid) and all(described[name] == message[name] for name in names)
+
+    def described(self) -> dict[str, Any]:
+        """The process as the list of all shows it."""
+        task = self.request.get("task", {})
+        return {
+            "job_id": task.get("job_id", ""),
+            "attempt": task.get("attempt", 0),
+            "rank": task.get("rank", -1),
+            "incarnation": task.get("incarnation", 0),
+            "pid": self.pid,
+            "left": self.left,
+        }
+
+    def send(self, message: dict[str, Any]) -> None:
+        # A client that has closed its end needs no answer.
+        with contextlib.suppress(OSError):
+            self.connection.sendall(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,210 @@
+"""The types of the fields of frames: which values each takes, and how texts are made storable.
+
+Pydantic checks them where frames arrive. A validator raises ValueError for what it refuses.
+`service.ingest.decoding` looks up the names here that the classes of `frames` have as annotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationInfo,
+)
+from pydantic.types import AllowInfNan
+
+from dray.secure_aggregation.messages import MaskingPhase
+from dray.spec import MAX_WORKERS
+from dray.spec import OnDivergence as OnDivergence
+from dray.spec.federated.parts import MAX_CLIENTS
+from ray_workers.shared.contracts import Slice
+from ray_workers.shared.round_files import UPDATE, number_of
+
+MAX_STEP = 2**53
+"""Steps stay exact in JSON, and far below what a 64-bit column holds."""
+MAX_SECONDS = 1e12
+MAX_KEY_CHARS = 128
+MAX_PHASE_CHARS = 64
+MAX_RECEIPT_CHARS = 2048
+SYSTEM_PREFIX = "system/"
+TIMES = "@time"
+"""Name of the series of an attempt's Unix times: when rank 0 first reported each step. No metric
+can have this name."""
+
+
+def clean(text: str) -> str:
+    """Return text that every database stores: no NUL (PostgreSQL), no lone surrogates (UTF-8)."""
+    return text.replace("\0", "␀").encode("utf-8", "replace").decode()
+
+
+def metric_key(key: str) -> str:
+    """Return the name of a metric, or raise ValueError."""
+    if not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
+        raise ValueError(f"not a metric's name: {key!r}")
+    if key == TIMES:
+        raise ValueError(f"{key!r} is the name of dray's own series")
+    return key
+
+
+def up_to(limit: int) -> Any:
+    """The bounds of a count."""
+    return Field(ge=0, le=limit)
+
+
+def cut(limit: int, *, from_end: bool = False) -> BeforeValidator:
+    """Any value as a text, of which the first or last `limit` characters stay; None is empty."""
+
+    def validate(value: object) -> str:
+        text = "" if value is None else clean(str(value))
+        return text[-limit:] if from_end else text[:limit]
+
+    return BeforeValidator(validate)
+
+
+def first(limit: int) -> BeforeValidator:
+    """The first `limit` items of a list."""
+    return BeforeValidator(lambda value: value[:limit] if isinstance(value, list) else value)
+
+
+def _ranks(limit: int) -> AfterValidator:
+    return AfterValidator(lambda ranks: sorted(set(ranks))[:limit])
+
+
+def _short(text: str) -> str:
+    # `max_length` would refuse a text with lone surrogates.
+    if len(text) > MAX_RECEIPT_CHARS:
+        raise ValueError(f"longer than {MAX_RECEIPT_CHARS} characters")
+    return clean(text)
+
+
+def _as_stored(url: str) -> str:
+    if clean(url) != url:
+        raise ValueError(f"not a text that can be stored: {url!r}")
+    return url
+
+
+def _of_ranks(values: Mapping[str, float], info: ValidationInfo) -> Mapping[str, float]:
+    return {str(rank): values[str(rank)] for rank in info.data.get("ranks", ())}
+
+
+def _name_of_round(name: str, info: ValidationInfo) -> str:
+    if number_of(name) != info.data.get("number"):
+        raise ValueError(f"not the name of the round: {name!r}")
+    return name
+
+
+def _awaited(value: str) -> str:
+    """The value becomes a part of a path, so no others may come."""
+    if value not in (UPDATE, *MaskingPhase):
+        raise ValueError(f"not a thing that clients send: {value!r}")
+    return value
+
+
+def _collective(value: object) -> int | str | None:
+    if type(value) is not int:
+        return None if value is None else clean(str(value))[:MAX_PHASE_CHARS]
+    if not 0 <= value <= MAX_STEP:
+        raise ValueError(f"not a count: {value}")
+    return value
+
+
+def _rising(ranks: Sequence[int]) -> Sequence[int]:
+    if list(ranks) != sorted(set(ranks)):
+        raise ValueError("ranks do not rise")
+    return ranks
+
+
+def _of_each_rank(
+    values: Mapping[str, Sequence[float]], info: ValidationInfo
+) -> Mapping[str, Sequence[float]]:
+    num_ranks = len(info.data.get("ranks", ()))
+    for key, column in values.items():
+        if len(column) != num_ranks or not key.startswith(SYSTEM_PREFIX):
+            raise ValueError(f"{key!r} is no system metric of {num_ranks} ranks")
+    return values
+
+
+MISSING_IS_NONE: Any = Field(default=None)
+MISSING_IS_EMPTY: Any = Field(default="")
+
+Count = Annotated[StrictInt, up_to(MAX_STEP)]
+MaybeCount = Annotated[Count | None, MISSING_IS_NONE]
+Bytes = Annotated[StrictInt, up_to(2**62)]
+Workers = Annotated[StrictInt, up_to(MAX_WORKERS)]
+Clients = Annotated[StrictInt, up_to(MAX_CLIENTS)]
+Number = StrictFloat
+MaybeNumber = Annotated[Number | None, MISSING_IS_NONE]
+Finite = Annotated[StrictFloat, AllowInfNan(False)]
+"""A number that JSON has: PostgreSQL stores no other in it."""
+MaybeSeconds = Annotated[
+    Annotated[StrictFloat, Field(ge=0, le=MAX_SECONDS)] | None, MISSING_IS_NONE
+]
+Ranks = Annotated[Sequence[Count], _ranks(MAX_WORKERS)]
+"""Numbers of ranks, each once, in order."""
+ClientNumbers = Annotated[Sequence[Count], _ranks(MAX_CLIENTS)]
+"""Numbers of clients, in the same form."""
+Flag = StrictBool
+LedgerSeconds = Mapping[StrictStr, Finite]
+MetricKey = Annotated[StrictStr, AfterValidator(metric_key)]
+Sha256 = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
+Url = Annotated[StrictStr, AfterValidator(_as_stored)]
+Receipt = Annotated[StrictStr, AfterValidator(_short)]
+AnyText = Annotated[str, BeforeValidator(str)]
+Text = Annotated[StrictStr, AfterValidator(clean)]
+Message = Annotated[str, cut(4096), MISSING_IS_EMPTY]
+DrillMessage = Annotated[str, cut(1024), MISSING_IS_EMPTY]
+Code = Annotated[str, cut(64), MISSING_IS_EMPTY]
+Phase = Annotated[
+    str | None, AfterValidator(lambda text: text or None), cut(MAX_PHASE_CHARS), MISSING_IS_NONE
+]
+Traceback = Annotated[str, cut(16 * 1024, from_end=True), MISSING_IS_EMPTY]
+Stack = Annotated[
+    Annotated[str, BeforeValidator(lambda text: clean(str(text)))] | None, MISSING_IS_NONE
+]
+LineNumber = Annotated[StrictInt, up_to(2**40)]
+"""Of a log: gaps between the numbers are added up in a 64-bit column."""
+
+of_ranks = AfterValidator(_of_ranks)
+"""Leaves the values of the `ranks` of the same report."""
+
+RoundName = Annotated[StrictStr, Field(max_length=64), AfterValidator(_name_of_round)]
+Awaited = Annotated[StrictStr, AfterValidator(_awaited)]
+UpdateElements = Annotated[StrictInt, up_to(2**40)]
+UpdateBytes = Annotated[StrictInt, up_to(2**42)]
+
+Collective = Annotated[int | str | None, BeforeValidator(_collective), MISSING_IS_NONE]
+
+RisingRanks = Annotated[Sequence[Count], Field(max_length=MAX_WORKERS), AfterValidator(_rising)]
+SystemMetrics = Annotated[
+    Mapping[MetricKey, Sequence[Annotated[StrictFloat, Field(ge=0, le=1e30)]]],
+    Field(max_length=100),
+    AfterValidator(_of_each_rank),
+]
+"""By name, a value of each of the `ranks` of the same report."""
+
+
+@dataclass(frozen=True)
+class _HeldSlots:
+    node_id: Annotated[str, cut(128), MISSING_IS_EMPTY]
+    num_workers: Workers
+
+
+_ALL_HELD = TypeAdapter(Annotated[Sequence[_HeldSlots], Field(max_length=MAX_WORKERS)])
+
+
+def _slices(rows: object) -> Sequence[Slice]:
+    held = _ALL_HELD.validate_python(rows)
+    return [Slice(slots.node_id, slots.num_workers) for slots in held if slots.num_workers]
+
+
+Slots = Annotated[Sequence[Slice], BeforeValidator(_slices)]

@@ -1,0 +1,76 @@
+"""Connections to SQLite and PostgreSQL, as the sessions need them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+
+from service.config.home_lock import make_private
+from service.db import damage
+from service.db.types import from_json
+
+THREADS = 8
+BUSY_TIMEOUT_MS = 10_000
+MAX_IDLE_MS = 30_000
+"""PostgreSQL ends a transaction in which nothing happens for so long: a process that was stopped in
+the middle of one must not hold its locks for ever."""
+
+
+def normalise_url(url: str) -> URL:
+    """`postgresql://` and `postgres://` mean psycopg 3. ValueError for other databases."""
+    parsed = make_url(url)
+    backend = parsed.drivername.split("+")[0]
+    if backend in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
+        return parsed
+    raise ValueError(
+        f"DRAY_DATABASE_URL names {parsed.drivername!r}: use sqlite:////path/to/file or "
+        "postgresql://user@host/database"
+    )
+
+
+def limit_idling(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _: Any) -> None:
+        connection.autocommit = True
+        connection.execute(f"SET idle_in_transaction_session_timeout = {MAX_IDLE_MS}")
+        connection.autocommit = False
+
+
+def sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine:
+    assert url.database is not None
+    if writes:
+        folder = Path(url.database).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise damage.unusable_folder(folder, error) from error
+        make_private(Path(url.database))
+    engine = create_engine(
+        url,
+        pool_size=1 if writes else pool_size,
+        max_overflow=0,
+        connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
+        json_deserializer=from_json,
+    )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        pragmas = ["foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"]
+        if writes:
+            pragmas += ["journal_mode=WAL", "synchronous=FULL"]
+        else:
+            pragmas += ["query_only=ON", "wal_autocheckpoint=0"]
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+
+    def begin(connection: Any) -> None:
+        connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    # Not by the event of that name: an engine that has one looks for listeners at each statement.
+    engine.dialect.do_begin = begin  # type: ignore[method-assign, assignment]
+    return engine

@@ -1,0 +1,110 @@
+"""Search expressions once they are parsed: fields of jobs, and conditions on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+EXPERIMENT = "experiment"
+"""The label that groups jobs; as a field short for `labels.experiment`."""
+
+
+class ColumnKind(StrEnum):
+    """Kind of value of a column, and of the literals that go with it."""
+
+    TEXT = "a text"
+    STATE = "a state"
+    NUMBER = "a number"
+    TIME = "a time"
+
+
+COLUMNS = {
+    **dict.fromkeys(("id", "name", "owner", "project", "queue"), ColumnKind.TEXT),
+    "state": ColumnKind.STATE,
+    **dict.fromkeys(("priority", "world_size"), ColumnKind.NUMBER),
+    **dict.fromkeys(("created_at", "started_at", "finished_at"), ColumnKind.TIME),
+}
+"""Columns of a job that a search may name."""
+
+
+class Of(StrEnum):
+    """Which value of a series: the newest one, or an extreme."""
+
+    LAST = "last"
+    MIN = "min"
+    MAX = "max"
+
+
+class Order(StrEnum):
+    LESS = "<"
+    AT_MOST = "<="
+    MORE = ">"
+    AT_LEAST = ">="
+
+
+@dataclass(frozen=True)
+class JobColumn:
+    name: str
+
+
+@dataclass(frozen=True)
+class LabelField:
+    key: str
+
+
+@dataclass(frozen=True)
+class DocumentField:
+    pointer: str
+
+
+@dataclass(frozen=True)
+class MetricField:
+    key: str
+    of: Of = Of.LAST
+
+
+SearchField = JobColumn | LabelField | DocumentField | MetricField
+Literal = bool | float | str | datetime
+
+
+@dataclass(frozen=True)
+class Exists:
+    field: SearchField
+
+
+@dataclass(frozen=True)
+class IsOneOf:
+    field: SearchField
+    literals: Sequence[Literal]
+
+
+@dataclass(frozen=True)
+class Compared:
+    field: SearchField
+    order: Order
+    literal: float | datetime
+
+
+@dataclass(frozen=True)
+class HasTag:
+    tag: str
+
+
+@dataclass(frozen=True)
+class Negated:
+    inner: SearchNode
+
+
+@dataclass(frozen=True)
+class AllOf:
+    items: Sequence[SearchNode]
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    items: Sequence[SearchNode]
+
+
+SearchNode = Exists | IsOneOf | Compared | HasTag | Negated | AllOf | AnyOf

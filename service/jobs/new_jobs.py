@@ -1,0 +1,182 @@
+"""A job at its submit: the checks of its document against the cluster, and its first rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray.spec import JobSpec
+from dray.views import JobState
+from service.checkpoints import init_from
+from service.code import entrypoints
+from service.config.node_types import LABEL, label_resources
+from service.config.settings import Settings
+from service.db.models import JobRow
+from service.db.repositories import jobs as repository
+from service.db.repositories.submission import code as code_repository
+from service.domain.errors import Unsatisfiable
+from service.domain.events import ACTOR, SYNC_PLAN
+from service.domain.scheduling import policy
+from service.domain.scheduling.placement.topology import Topology
+from service.lifecycle import resizing
+from service.nodes import node_table
+from service.planning.service import Resolved
+
+
+def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
+    """The document without the URLs of its silos' data, which only their own ranks are told, and
+    these; None of a job without silos."""
+    federated = spec.federated
+    if federated is None or federated.silos is None:
+        return spec, None
+    silos = [silo.model_copy(update={"source": None}) for silo in federated.silos]
+    bare = federated.model_copy(update={"silos": silos})
+    return spec.model_copy(update={"federated": bare}), [one.source for one in federated.silos]
+
+
+def at_home(request: policy.Request, spec: JobSpec) -> policy.Request:
+    """The request, with the worker of each silo on a node that has its labels."""
+    silos = None if spec.federated is None else spec.federated.silos
+    homes = tuple(tuple(sorted(label_resources(silo.node_labels))) for silo in silos or ())
+    return replace(request, homes=homes)
+
+
+def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None:
+    """Keep the code that the job names from being deleted; CodeUnfit if it is gone."""
+    code = spec.code
+    if code is not None and code_repository.use(session, owner, code, now) is None:
+        pointer = "/script/code" if spec.script else "/model/code"
+        raise entrypoints.code_unfit(code, pointer)
+
+
+def refuse_impossible(
+    session: Session, spec: JobSpec, request: policy.Request, settings: Settings
+) -> None:
+    """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
+    an autoscaler may add; or if no level of the topology has the name that it asks for."""
+    has_labels = any(name.startswith(LABEL) for name in request.bundle)
+    is_spread = bool(request.homes) or bool(request.roles)
+    is_placed = has_labels or is_spread or request.required_level is not None
+    known = node_table.usable if is_placed else node_table.totals
+    usable = known(session, settings.autoscale_nodes)
+    topology = Topology(settings.topology, (usable or ()) if is_placed else ())
+    reason = policy.why_no_level(request, topology)
+    if reason is None and usable is not None:
+        reason = policy.can_ever_fit(request, usable, topology)
+    if reason is not None:
+        raise Unsatisfiable(
+            f"this job could never start: {reason.message}",
+            pointer=_pointer_of_lack(spec, request, usable or ()),
+            hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it "
+            "has",
+        )
+
+
+def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[policy.Node]) -> str:
+    """The field of a request that these nodes could never meet."""
+    if (homeless := policy.homeless_worker(request, usable)) is not None:
+        is_silo = homeless < len(request.homes)
+        return f"/federated/silos/{homeless}/node_labels" if is_silo else "/resources"
+    alike = replace(request, num_workers=request.num_alike, roles=())
+    if request.roles and policy.can_ever_fit(alike, usable) is None:
+        role = policy.lacking_role(request, usable)
+        if spec.script is None:
+            return "/sync/server_resources"
+        return "/script/roles" if role is None else f"/script/roles/{role.role}/resources"
+    anywhere = replace(request, required_level=None)
+    if request.required_level and (not usable or policy.can_ever_fit(anywhere, usable) is None):
+        return "/resources/required_topology"
+    lacking = policy.lacking_resource(request, usable)
+    has_roles = spec.script is not None and spec.script.roles
+    number = "/script/roles" if has_roles else "/resources/num_workers"
+    pointers = {
+        None: "/elastic/min_workers" if request.min_workers else number,
+        "CPU": "/resources/cpus_per_worker",
+        "GPU": "/resources/gpus_per_worker",
+        "memory": "/resources/memory_bytes",
+    }
+    of_label = lacking is not None and lacking.startswith(LABEL)
+    other = "/resources/node_labels" if of_label else "/resources/accelerator"
+    return pointers.get(lacking, other)
+
+
+def new_row(
+    job_id: str,
+    spec: JobSpec,
+    request: policy.Request,
+    origin: init_from.InitFromCheckpoint | None,
+    owner: str,
+    project: str,
+    settings: Settings,
+    now: datetime,
+) -> JobRow:
+    document: dict[str, Any] = spec.model_dump(mode="json")
+    return repository.unstored(
+        id=job_id,
+        name=spec.name,
+        owner=owner,
+        project=project,
+        queue=spec.queue,
+        priority=spec.priority,
+        spec=document,
+        spec_version=spec.version,
+        num_workers=request.num_workers,
+        min_workers=request.min_workers,
+        bundle=dict(request.bundle),
+        required_topology=request.required_level,
+        homes=[list(labels) for labels in request.homes] or None,
+        roles=resizing.role_rows(request.roles),
+        init_from=origin.as_row() if origin else None,
+        init_from_job=origin.job if origin else None,
+        code=spec.code,
+        state=JobState.QUEUED,
+        reason_code="submitted",
+        reason_message="waits for the scheduler's first look",
+        blocked_by=[],
+        kept_back_s=0.0,
+        attempt=0,
+        world_size=request.num_workers,
+        yields=spec.script is None,
+        event_seq=1,
+        user_failures=0,
+        infra_failures=0,
+        free_requeues=0,
+        preemptions=0,
+        max_user_retries=spec.max_retries,
+        max_infra_retries=settings.infra_retries,
+        max_runtime_s=spec.max_runtime_s,
+        runtime_used_s=0.0,
+        recoveries=0,
+        summary={},
+        num_metric_keys=0,
+        log_bytes=0,
+        log_limit_bytes=settings.log_limit_bytes,
+        log_lines_dropped=0,
+        created_at=now,
+    )
+
+
+def first_event(row: JobRow, resolved: Resolved, actor: str, now: datetime) -> dict[str, Any]:
+    message = f"submitted to the queue {row.queue!r}"
+    data: dict[str, Any] = {ACTOR: actor}
+    if resolved.explanation is not None:
+        message = f"{message}; {resolved.explanation}"
+        data["planned"] = row.spec["parallel"]
+    if resolved.sync is not None:
+        data[SYNC_PLAN] = resolved.sync.model_dump(mode="json")
+    return {
+        "job_id": row.id,
+        "seq": row.event_seq,
+        "time": now,
+        "type": "state",
+        "from_state": None,
+        "to_state": JobState.QUEUED,
+        "attempt": 0,
+        "code": "submitted",
+        "message": message,
+        "data": data,
+    }

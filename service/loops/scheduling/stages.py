@@ -1,0 +1,73 @@
+"""A round of the scheduler, and the base class of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from service.cluster.port import ClusterSnapshot
+from service.domain.scheduling import policy
+from service.loops.shared.queue_view import LiveAttempt
+
+
+@dataclass
+class SchedulerRound:
+    """The facts that a round goes by, and its decisions. The stages change both."""
+
+    cluster: ClusterSnapshot | None
+    snapshot: policy.Snapshot
+    live: Sequence[LiveAttempt]
+    now: datetime
+    """By the database's clock."""
+    total: Mapping[str, float] = field(default_factory=dict)
+    """The sum of the resources of the accepted nodes."""
+    asked: policy.Snapshot | None = None
+    """The snapshot of the last question to the policy: without jobs that wait for a node."""
+    planned: Sequence[policy.Decision] = ()
+    """The decisions of the policy."""
+    decisions: Sequence[policy.Decision] = ()
+    """The decisions that are carried out."""
+    is_over: bool = False
+    """Set by a stage before the plan to end the round."""
+    starting_s: float = 0.0
+    """Seconds spent on claims and launches."""
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """The number of the live attempt of each job."""
+        return {attempt.job_id: attempt.attempt for attempt in self.live}
+
+
+class Stage:
+    """A part of each round. The hooks do nothing unless a stage overrides them.
+
+    The scheduler calls one hook of all stages, in their order, and then the next hook. An exception
+    ends the round; the next round begins anew.
+    """
+
+    def look(self, session: Session, seen: SchedulerRound) -> None:
+        """Add to the snapshot, in the transaction that reads the round."""
+
+    async def before(self, seen: SchedulerRound) -> None:
+        """Change the snapshot before the policy is asked."""
+
+    async def after(self, seen: SchedulerRound) -> None:
+        """Change the decisions, or carry them out."""
+
+    def close(self) -> None:
+        """Release what the stage holds: the scheduler has ended."""
+
+
+def held_back(snapshot: policy.Snapshot, waiting: Mapping[str, str]) -> policy.Snapshot:
+    """The snapshot in which these jobs take no slots. waiting: what each of them waits for."""
+    if not waiting:
+        return snapshot
+    queue = (
+        replace(job, preparing=waiting[job.job_id]) if job.job_id in waiting else job
+        for job in snapshot.queue
+    )
+    growing = (group for group in snapshot.growing if group.job_id not in waiting)
+    return replace(snapshot, queue=tuple(queue), growing=tuple(growing))
