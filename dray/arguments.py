@@ -155,23 +155,23 @@ def _refuse_loss(old: Argument, count: int) -> None:
         )
 
 
-def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str | None, Argument]) -> None:
+def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argument]) -> None:
     """Refuse positional words where those of before can't be told from the values of options."""
     if any(old.name is None for old in args):
         return
-    separate = [old for old in args if len(old.words) > 1]
-    if any(
-        len(old.words) - 1 > len(by_name[old.name].values)
-        for old in separate
-        if old.name in by_name
-    ):
-        return  # these hold the words that are replaced
-    for old in separate:
-        if old.name not in by_name:
-            raise AmbiguousArguments(
-                f"in {shlex.join(old.words)!r} the last word may be a positional argument, which "
-                f"the new ones would replace, or a value of {old.name}: give {old.name} too"
-            )
+    stay: list[Argument] = []
+    for old in args:
+        change = by_name.get(old.name or "")
+        if change is not None and len(old.words) - 1 > len(change.values):
+            return  # it holds the words that are replaced
+        if change is None and len(old.words) > 1:
+            stay.append(old)
+    if stay:
+        old = stay[-1]
+        raise AmbiguousArguments(
+            f"in {shlex.join(old.words)!r} the last word may be a positional argument, which "
+            f"the new ones would replace, or a value of {old.name}: give {old.name} too"
+        )
 
 
 def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> tuple[str, ...]:
