@@ -7,6 +7,7 @@ So a value that follows an option belongs to it, and an option without one is a 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -99,25 +100,94 @@ def _value(words: Sequence[str]) -> Value:
     return text[:MAX_CHARS]
 
 
+class AmbiguousArguments(ValueError):
+    """Arguments of which a word may belong to an option, or be positional."""
+
+
 def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
     """The arguments with those of `changes` in their places. An option that is not there yet is
-    appended; positional words of `changes` replace all those of `args`."""
-    new = parse(changes)
+    appended; positional words of `changes` replace all those of `args`.
+
+    An option keeps its form, `--lr=0.1` or `--lr 0.1`, where the program could otherwise take other
+    words for its values. AmbiguousArguments where a word that may be positional would be lost, or
+    become the value of an option.
+    """
+    given, tail = _split(args)
+    new, new_tail = _split(changes)
     by_name = {each.name: each for each in new if each.name is not None}
-    has_words = any(each.name is None for each in new)
-    kept: list[str] = []
-    placed: set[str | None] = set()
-    for old in parse(args):
-        if old.name is None:
-            kept += () if has_words else old.words
-        elif old.name not in by_name:
-            kept += old.words
-        elif old.name not in placed:
-            placed.add(old.name)
-            kept += by_name[old.name].words
     words = [word for each in new if each.name is None for word in each.words]
-    added = [word for name, each in by_name.items() if name not in placed for word in each.words]
-    return [*words, *kept, *added] if has_words else [*kept, *added]
+    replaces_words = bool(words or new_tail)
+    if replaces_words:
+        _refuse_hidden_words(given, by_name)
+        given = [each for each in given if each.name is not None]
+        tail = new_tail
+    kept: list[str] = []
+    counts: dict[str, int] = {}
+    """Of each replaced option, the words that may go without being positional."""
+    for place, old in enumerate(given):
+        if old.name not in by_name or old.name is None:
+            kept += old.words
+            continue
+        change = by_name[old.name]
+        if not replaces_words:
+            _refuse_loss(old, counts.get(old.name, len(change.values)))
+        if old.name not in counts:
+            counts[old.name] = min(len(old.words) - 1, len(change.values))
+            follower = given[place + 1] if place + 1 < len(given) else None
+            kept += _in_form_of(old, change, follower)
+    added = [word for name, each in by_name.items() if name not in counts for word in each.words]
+    return [*words, *kept, *added, *tail]
+
+
+def _split(args: Sequence[str]) -> tuple[list[Argument], list[str]]:
+    """The arguments before a `--`, and the words from it on."""
+    end = args.index(_ENDS_OPTIONS) if _ENDS_OPTIONS in args else len(args)
+    return parse(args[:end]), list(args[end:])
+
+
+def _refuse_loss(old: Argument, count: int) -> None:
+    """count: the words after the option that are its values for certain."""
+    if len(old.words) - 1 > count:
+        raise AmbiguousArguments(
+            f"{shlex.join(old.words)!r} would be replaced, but {old.words[-1]!r} may be an "
+            f"argument of its own and no value of {old.name}: give the program's positional "
+            "arguments too, before the options"
+        )
+
+
+def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argument]) -> None:
+    """Refuse positional words where those of before can't be told from the values of options."""
+    if any(old.name is None for old in args):
+        return
+    stay: list[Argument] = []
+    for old in args:
+        change = by_name.get(old.name or "")
+        if change is not None and len(old.words) - 1 > len(change.values):
+            return  # it holds the words that are replaced
+        if change is None and len(old.words) > 1:
+            stay.append(old)
+    if stay:
+        old = stay[-1]
+        raise AmbiguousArguments(
+            f"in {shlex.join(old.words)!r} the last word may be a positional argument, which "
+            f"the new ones would replace, or a value of {old.name}: give {old.name} too"
+        )
+
+
+def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> tuple[str, ...]:
+    """The words of the change: `--lr=0.1` where the old one was so written. follower: the argument
+    after it."""
+    if len(old.words) > 1 or not old.values or "=" in change.words[0]:
+        return change.words
+    if len(change.values) == 1:
+        return (f"{change.name}={change.values[0]}",)
+    if follower is not None and follower.name is None:
+        raise AmbiguousArguments(
+            f"{shlex.join(change.words)!r} would stand before {follower.words[0]!r}, which the "
+            f"program might take for a value of {change.name}: give the program's positional "
+            "arguments too, before the options"
+        )
+    return change.words
 
 
 def with_parameters(document: Mapping[str, Any]) -> dict[str, Any]:

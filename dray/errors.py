@@ -109,8 +109,12 @@ class AmbiguousJob(DrayError, LookupError):
             for one, job in zip(called, candidates[:MAX_CANDIDATES], strict=False)
         ]
         number = f"more than {MAX_CANDIDATES}" if more else f"{len(candidates)}"
-        lines = [f"{reference!r} means {number} jobs; give the id of one, or more of it", *listed]
-        super().__init__("\n".join(lines))
+        newest = candidates[0]
+        how = "give the id of one, or more of it"
+        if (newest.name, called[0]) == (reference, newest.id) and newest.array_id is not None:
+            example = f"{reference}/{newest.array_index}"
+            how = f"{reference}/INDEX, such as {example}, is one of an array or sweep; or {how}"
+        super().__init__("\n".join([f"{reference!r} means {number} jobs; {how}", *listed]))
         self.reference = reference
         self.candidates = candidates[:MAX_CANDIDATES]
         """The jobs that match, newest first."""

@@ -34,6 +34,10 @@ class PackagesUnreadable(Exception):
     """A file lists packages that can't be read; the message states why."""
 
 
+class _NoUv(Exception):
+    """uv, which reads uv.lock, is not installed here."""
+
+
 @dataclass(frozen=True)
 class FoundPackages:
     """The packages that a file of the folder lists."""
@@ -42,6 +46,8 @@ class FoundPackages:
     """The name of the file."""
     requirements: str
     """The text of a requirements file."""
+    without: str | None = None
+    """Why a file that comes before this one was not read."""
 
     @property
     def num_packages(self) -> int:
@@ -74,10 +80,14 @@ def find_packages(folder: Path, names: Collection[str]) -> FoundPackages | None:
             raise PackagesUnreadable(f"{REQUIREMENTS} is no text in UTF-8") from None
     elif LOCK in names and PROJECT in names:
         _read_project(folder, _INDEXES)
-        found = FoundPackages(LOCK, _exported(folder))
+        try:
+            found = FoundPackages(LOCK, _exported(folder))
+        except _NoUv as error:
+            found = FoundPackages(PROJECT, _listed(folder), without=str(error))
+            if not found.lines:
+                raise PackagesUnreadable(str(error)) from None
     elif PROJECT in names:
-        dependencies = _read_project(folder, [*_INDEXES, ("uv", "sources")])
-        found = FoundPackages(PROJECT, "".join(f"{each}\n" for each in dependencies))
+        found = FoundPackages(PROJECT, _listed(folder))
     else:
         return None
     return found if found.lines else None
@@ -96,13 +106,19 @@ def _exported(folder: Path) -> str:
             text=True,
         )
     except FileNotFoundError:
-        raise PackagesUnreadable(f"{LOCK} is read by uv, which is not installed here") from None
+        raise _NoUv(f"{LOCK} is read by uv, which is not installed here") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PackagesUnreadable(f"{LOCK} can't be read by uv: {error}") from None
     if done.returncode:
         words = done.stderr.strip().splitlines()
         raise PackagesUnreadable(f"{LOCK} can't be read by uv: {words[0] if words else 'failed'}")
     return done.stdout
+
+
+def _listed(folder: Path) -> str:
+    """The packages that pyproject.toml lists, as lines of a requirements file."""
+    dependencies = _read_project(folder, [*_INDEXES, ("uv", "sources")])
+    return "".join(f"{each}\n" for each in dependencies)
 
 
 def _read_project(folder: Path, refused: Sequence[tuple[str, str]]) -> list[str]:
@@ -114,6 +130,18 @@ def _read_project(folder: Path, refused: Sequence[tuple[str, str]]) -> list[str]
         for tool, table in refused:
             if tools.get(tool, {}).get(table):
                 raise PackagesUnreadable(f"{PROJECT} has tool.{tool}.{table}, which stays here")
-        return list(document.get("project", {}).get("dependencies", []))
+        project = document.get("project", {})
+        listed = list(project.get("dependencies", []))
+        others = {
+            "tool.poetry.dependencies": {*tools.get("poetry", {}).get("dependencies", ())}
+            - {"python"},
+            "project.dynamic": "dependencies" in project.get("dynamic", ()),
+        }
+        for place, has_packages in others.items():
+            if has_packages and not listed:
+                raise PackagesUnreadable(
+                    f"{PROJECT} has its packages by {place}, and only project.dependencies is read"
+                )
+        return listed
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise PackagesUnreadable(f"{PROJECT} can't be read: {error}") from None

@@ -26,6 +26,7 @@ from service.lifecycle.transitions import remark
 from service.queues import admission
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
+NEXT_LOOK = "waits for the scheduler's next look"
 
 
 class JobChanges:
@@ -112,7 +113,12 @@ class _Placing:
         if wanted.queue is not None and wanted.queue != row.queue:
             data = {"from": row.queue, "to": wanted.queue}
             row.queue, row.rank = wanted.queue, 0
-            self._tell("moved", f"moved to the queue {row.queue!r}", data)
+            message = f"moved to the queue {row.queue!r}"
+            if row.held_by is None:  # what kept it back may have been the queue that it left
+                row.position, row.blocked_by = None, []
+                self._explain("moved", NEXT_LOOK, message, data)
+            else:
+                self._tell("moved", message, data)
         if wanted.priority is not None and wanted.priority != row.priority:
             steps = {"from": row.priority, "to": wanted.priority}
             row.priority, row.rank = wanted.priority, 0
@@ -136,11 +142,13 @@ class _Placing:
             self._explain(HELD, held_message(self._actor, row.id), "is held until it is released")
         elif held is False and row.held_by is not None:
             row.held_by = None
-            self._explain("released", "waits for the scheduler's next look", "was released")
+            self._explain("released", NEXT_LOOK, "was released")
 
-    def _explain(self, code: str, reason: str, message: str) -> None:
+    def _explain(
+        self, code: str, reason: str, message: str, data: Mapping[str, object] = NOTHING
+    ) -> None:
         self._row.reason_code, self._row.reason_message = code, reason
-        self._tell(code, message)
+        self._tell(code, message, data)
 
     def _tell(self, code: str, message: str, data: Mapping[str, object] = NOTHING) -> None:
         self.is_any = True

@@ -4,6 +4,7 @@ but its files and the public API."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ import pytest
 
 from api.page.static_files import load
 from dray.requests import MAX_NOTES
-from ray_workers.shared.contracts import Cause
+from ray_workers.shared.contracts import Cause, Phase
 from ray_workers.shared.names import attempt_prefix
 from service.db.repositories import jobs
 from tests.marks import IN_BROWSER, SOAK
@@ -366,6 +367,23 @@ def test_ranks_show_what_they_use(site: Site, job_id: str, tab: Watched) -> None
         panel.scroll_into_view_if_needed()
         panel.locator("canvas").wait_for()
         assert panel.locator(".keys b").count() == num_curves
+
+
+def test_a_value_that_is_not_finite_is_the_newest_one(site: Site, tab: Watched) -> None:
+    job_id = site.submit("endless", 1)
+    site.claim(job_id, "gpu-a", 1)
+    values = [-9.22e18, math.inf]
+    frames = [metrics(n, {"train/x": value}) for n, value in enumerate(values, 1)]
+    site.hands.report(job_id, 1, frames, phase=Phase.RUNNING)
+    page = tab.open(f"jobs/{job_id}?tab=curves")
+    panel = page.get_by_role("region", name="train/x", exact=True)
+    panel.scroll_into_view_if_needed()
+    panel.locator("canvas").wait_for()
+    assert "last Infinity" in panel.inner_text()
+    assert "1 of the values shown is not finite" in panel.inner_text()
+    label = panel.get_by_role("application").get_attribute("aria-label")
+    assert label is not None
+    assert label.startswith("train/x, last Infinity.")
 
 
 @SOAK

@@ -125,7 +125,8 @@ def say_explanation(answer: Explanation) -> None:
     for event, forecast in (("start", answer.start), ("end", answer.end)):
         if forecast is not None:
             say(f"expected {event}: {_expected(forecast)}")
-    if answer.forecast_error is not None and answer.forecast_error.count:
+    has_start = answer.start is not None and answer.start.at is not None
+    if has_start and answer.forecast_error is not None and answer.forecast_error.count:
         say(f"such forecasts were off by {_off(answer.forecast_error)}")
     if answer.counterfactuals:
         say("otherwise:")

@@ -239,6 +239,8 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
     except PackagesUnreadable as error:
         warn(f"no packages are installed for the job: {error}; --requirements FILE names others")
         return document
+    if found.without is not None:
+        warn(f"{found.without}: the packages are those of {found.source}, without its versions")
     count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
     warn(f"{count} of {found.source} will be installed for the job (--no-packages: none)")
     return {**document, "environment": {**environment, "requirements": found.requirements}}
@@ -276,7 +278,7 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     """The document of a job, for one more job with these arguments in place of those of the same
     name; and what to call its source. The new job waits for no other, and is in no array."""
-    from dray.arguments import replaced
+    from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
 
     with connect() as client:
@@ -291,7 +293,10 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
             f"{job.id} runs the recipe {document.get('recipe')}, which takes no arguments: change "
             "its fields by --set"
         )
-    script = {**script, "args": replaced(script.get("args") or [], args)}
+    try:
+        script = {**script, "args": replaced(script.get("args") or [], args)}
+    except AmbiguousArguments as error:
+        raise typer.BadParameter(str(error)) from None
     program = script.get("entrypoint") or f"-m {script.get('module')}"
     warn(f"like {job.id}: {shlex.join([program, *script['args']])}")
     return {**document, "script": script}, job.id

@@ -39,7 +39,12 @@ _PAIR = re.compile(
     rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
     # No unit follows, no other part of a date, an address, a version, a fraction or a number with
     # a comma, and no number that this one has become.
-    r"(?=%?(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)))(?![,']\d)(?![ \t]*(?:/|(?:out[ ])?of[ ]|[-=]+>|→))"
+    # A colon may follow where the text before it is a bar's description.
+    r"(?=(%?)(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)|:[ ]{1,4}\d{1,15}(?:%|it)))"
+    r"(?![,']\d)(?![ \t]*(?:/|(?:out[ ])?of[ ]|[-=]+>|→))"
+    # Nor is it the share that a bar shows of itself: `53%|##  |`, `53% (3 of 6) |# |`, `53% 3/6 [`.
+    r"(?!%[ ]?(?:\([\d ]{1,15}of[\d ]{1,15}\)[ ]?)?\|[^|A-Za-z.]{0,400}(?:\||$))"
+    r"(?!%[ ]\d{1,15}/\d{1,15}[ ]\[)"
 )
 _FRACTION = re.compile(
     rf"""(?:^|(?<=[\s,;:|(\[{{'"*>]))"""
@@ -70,6 +75,8 @@ _METRIC_NAMES = (
 _METRICS = frozenset(_METRIC_NAMES.split())
 _SHARES = frozenset({"acc", "accuracy"})
 """Metrics that a count over a number of samples is."""
+_SETTINGS = frozenset({"lr", "rate"})
+"""Metrics that are settings where the line has no position: `lr=0.003` before the training."""
 _NEVER_WHOLE = frozenset({"precision", "error", "err"})
 """Names that with a whole number are mostly a setting or a message: `precision=16`, `error: 2`."""
 _PARTS = re.compile(r"[_/.@\- ]+|(?<=[a-z])(?=[A-Z])")
@@ -79,7 +86,8 @@ class Guesses:
     """Guesses the metrics of one process, line by line, and holds them until they are asked for.
 
     A number that is a metric by its name counts at once. Other names count when they come a second
-    time, since what is printed once is mostly a setting.
+    time, since what is printed once is mostly a setting; and what is printed before the first line
+    that has a position is one then.
     """
 
     def __init__(self, budget: SearchBudget | None = None) -> None:
@@ -111,10 +119,11 @@ class Guesses:
         position = self._position_in(text)
         for name, value in dict(_pairs_in(text)).items():
             series = self._series.get(GUESSED + name)
-            if series is None:
-                if len(self._series) >= MAX_NAMES:
-                    continue
-                series = _Series(is_sure=is_metric(name))
+            if series is None and len(self._series) >= MAX_NAMES:
+                continue
+            if series is None or (series.waits_for_position and position.at is not None):
+                may_be_setting = position.at is None and not _SETTINGS.isdisjoint(_parts_of(name))
+                series = _Series(is_sure=is_metric(name) and not may_be_setting)
                 self._series[GUESSED + name] = series
             printed = position, value
             if position.kind != "epoch" and series.last == printed:
@@ -167,7 +176,8 @@ class _Series:
 
     A script that counts anew in each epoch goes on from the step before, also where each epoch
     shows its last step alone; other lines that repeat a position, or have none, are one step
-    further.
+    further. Lines that count steps or batches number the series from the first of them on, whatever
+    came before.
     """
 
     def __init__(self, *, is_sure: bool) -> None:
@@ -181,8 +191,14 @@ class _Series:
         self._base = 0
         self._newest = -1
 
+    @property
+    def waits_for_position(self) -> bool:
+        """Whether its only point may be a setting, and was in a line without a position."""
+        return self.first is not None and not self.is_sure and not self._kind
+
     def step_at(self, position: _Position) -> int:
-        self._kind = self._kind or position.kind
+        if position.at is not None and self._kind in ("", "epoch") and position.kind != self._kind:
+            self._kind, self._at, self._base = position.kind, -1, 0
         at = position.at if position.kind == self._kind else None
         if at is None:
             self._newest = max(self._newest + 1, 1)
@@ -198,8 +214,11 @@ class _Series:
 
 def is_metric(name: str) -> bool:
     """Whether a name is that of a metric, such as `val_loss` or `Accuracy`."""
-    parts = [part.lower() for part in (name, *_PARTS.split(name))]
-    return any(part in _METRICS or part.endswith(("loss", "acc")) for part in parts)
+    return any(part in _METRICS or part.endswith(("loss", "acc")) for part in _parts_of(name))
+
+
+def _parts_of(name: str) -> list[str]:
+    return [part.lower() for part in (name, *_PARTS.split(name))]
 
 
 def _counts_samples(fraction: re.Match[str]) -> bool:
@@ -215,8 +234,10 @@ def _pairs_in(text: str) -> Iterator[tuple[str, float]]:
             if percent is None or abs(100 * share - float(percent)) <= 1:
                 yield "_".join([*qualifiers.split(), name]), share
     for found in _PAIR.finditer(text):
-        qualifiers, name, separator, number = found.groups()
+        qualifiers, name, separator, number, percent = found.groups()
         whole = "_".join([*qualifiers.split(), name])
+        if percent and number.isdigit() and not is_metric(whole):
+            continue  # how far something is: `Downloading: 53%`
         if _is_guess(whole, name, separator, number):
             yield whole, float(number)
 

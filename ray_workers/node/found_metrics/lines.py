@@ -158,10 +158,7 @@ class TrainerLines:
         """The record that still waits for its step."""
         if self._waiting is None:
             return []
-        is_next = self._is_of_training
-        if self._total is None:
-            is_next |= any(self._newest_of.get(key) == self._newest for key in self._waiting)
-        return self._place(self._newest + is_next)
+        return self._place(self._newest + self._is_of_training)
 
     @property
     def _is_of_training(self) -> bool:
@@ -170,7 +167,10 @@ class TrainerLines:
 
     def _place(self, step: int) -> list[FoundPoint]:
         assert self._waiting is not None
-        self._newest = max(self._newest, step)
+        step = max(self._newest, step)
+        # A bar that is not drawn anew shows the step of the record before.
+        is_taken = any(self._newest_of.get(key) == step for key in self._waiting)
+        self._newest = step + is_taken
         points = [FoundPoint(key, self._newest, value) for key, value in self._waiting.items()]
         self._newest_of |= dict.fromkeys(self._waiting, self._newest)
         self._waiting = None

@@ -41,7 +41,10 @@ def test_an_array_is_submitted_and_is_one_line_of_the_list(cli: Cli, document: s
     cli("get", f"{array_id}/3", exits=Exit.REFUSED)
     cli("hold", array_id, exits=Exit.REFUSED)
     assert f"that is the id of an array; {array_id}/0 is its first job" in cli.err
-    assert "means 3 jobs" in (cli("events", "sweep-1", exits=Exit.USAGE), cli.err)[1]
+    for command in (("events",), ("submit", "--dry-run", "--like")):
+        cli(*command, "sweep-1", exits=Exit.USAGE)
+        assert "means 3 jobs; sweep-1/INDEX, such as sweep-1/2, is one of an array" in cli.err
+    assert cli("events", "sweep-1/2")
 
 
 def test_an_array_is_waited_for_cancelled_and_deleted(

@@ -136,7 +136,9 @@ def test_a_job_that_nobody_knows_the_start_of_says_why_and_until_when_not(answer
         "made_at": "2026-01-31T09:00:00Z",
     }
     reason = {"code": "waiting", "message": "waits for 2 GPUs"}
-    lines = answered({"state": "QUEUED", "reason": reason, "start": start}, "explain", JOB)
+    off = {"count": 7, "median_s": 9.9, "p90_s": 20.0, "median_ahead_s": 900.0}
+    explanation = {"state": "QUEUED", "reason": reason, "start": start, "forecast_error": off}
+    lines = answered(explanation, "explain", JOB)
     assert lines[-1] == (
         "expected start: not known: the forecast ends 3 hours from now; not before "
         "2026-01-31 13:00 CET"

@@ -35,5 +35,16 @@ def test_what_readme_calls_missing_is_refused_by_the_field_that_asks_for_it(
         validate(whole)
     asked = [*document][-1]  # the last field of a row asks for what is missing
     assert str(refused.value.pointer).startswith(f"/{asked}"), refused.value
-    if asked != "recipe":
-        validate({name: value for name, value in whole.items() if name != asked})
+    validate({name: value for name, value in whole.items() if name != asked})
+
+
+def test_a_language_model_is_trained_on_from_another_jobs_checkpoint() -> None:
+    """The row of checkpoints says that those of other jobs are taken."""
+    begun = {"recipe": "language_model", "data": DATA, "init_from": {"job": "job-0abc"}}
+    validate(begun)
+
+
+def test_the_settings_are_listed_once() -> None:
+    names = re.findall(r"^\| `(DRAY_[A-Z0-9_]+)`", README, re.MULTILINE)
+    assert len(names) > 10
+    assert sorted(set(names)) == sorted(names)

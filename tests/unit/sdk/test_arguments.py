@@ -7,7 +7,13 @@ import random
 
 import pytest
 
-from dray.arguments import parameters, parameters_of, replaced, with_parameters
+from dray.arguments import (
+    AmbiguousArguments,
+    parameters,
+    parameters_of,
+    replaced,
+    with_parameters,
+)
 
 ARGS = "data.csv --lr 0.1 --no-amp --sizes 64 32 -b 3 opt.lr=1e-3 --neg -1 --x=-3 --to a=b=c"
 
@@ -79,12 +85,52 @@ def test_changed_arguments_take_the_place_of_those_of_the_same_name() -> None:
     assert replaced(args, ["--lr=0.01", "--wd", "3"]) == [
         *("train.csv", "--lr=0.01", "--sizes", "64", "32", "--amp", "--wd", "3")
     ]
-    assert replaced(args, ["--sizes", "8"]) == [
-        *("train.csv", "--lr", "0.1", "--sizes", "8", "--amp", "--lr", "0.2")
+    assert replaced(args, ["--sizes", "8", "4"]) == [
+        *("train.csv", "--lr", "0.1", "--sizes", "8", "4", "--amp", "--lr", "0.2")
     ]
     assert replaced(["old.csv", "opt.lr=1"], ["new.csv", "opt.lr=2"]) == ["new.csv", "opt.lr=2"]
     assert replaced([], ["--lr", "1"]) == ["--lr", "1"]
     assert replaced(args, []) == args
+
+
+def test_an_option_keeps_its_form() -> None:
+    assert replaced(["--tags=old", "pos1"], ["--tags", "new"]) == ["--tags=new", "pos1"]
+    assert replaced(["--tags=old", "pos1"], ["--tags=new"]) == ["--tags=new", "pos1"]
+    assert replaced(["--tags=old", "--amp"], ["--tags", "a", "b"]) == ["--tags", "a", "b", "--amp"]
+    assert replaced(["--lr", "1", "--", "-x"], ["--wd", "2"]) == [
+        "--lr",
+        "1",
+        "--wd",
+        "2",
+        "--",
+        "-x",
+    ]
+    assert replaced(["a", "--lr", "1"], ["--lr", "2", "--", "-x"]) == ["--lr", "2", "--", "-x"]
+    assert replaced(["--lr", "0.1", "old.csv"], ["new.csv", "--lr", "2"]) == [
+        "new.csv",
+        "--lr",
+        "2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "changes", "word"),
+    [
+        ("--verbose data.csv", "--verbose", "data.csv"),
+        ("--lr 0.1 data.csv", "--lr 0.01", "data.csv"),
+        ("--lr 0.1 data.csv", "--lr=0.01", "data.csv"),
+        ("-v -v data.csv", "-v", "data.csv"),
+        ("--sizes 64 32", "--sizes 8", "32"),
+        ("--tags=old pos1", "--tags a b", "pos1"),
+        ("--tags=old pos1", "--tags", "pos1"),
+        ("--verbose data.csv", "new.csv", "data.csv"),
+    ],
+)
+def test_a_word_that_may_be_positional_is_neither_dropped_nor_made_a_value(
+    args: str, changes: str, word: str
+) -> None:
+    with pytest.raises(AmbiguousArguments, match=f"{word}'"):
+        replaced(args.split(), changes.split())
 
 
 def test_a_document_for_a_comparison_has_parameters_instead_of_arguments() -> None:

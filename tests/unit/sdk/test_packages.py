@@ -87,14 +87,38 @@ def test_the_first_file_that_lists_packages_counts(
     pins = ["colorama==0.4.6 ; sys_platform == 'win32'", "einops==0.8.0"]
     assert (listed.source, listed.lines) == ("uv.lock", pins)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PackagesUnreadable, match="uv, which is not installed"):
-        found(tmp_path)
+    listed = found(tmp_path)
+    assert listed is not None
+    assert (listed.source, listed.num_packages) == ("pyproject.toml", 2)
+    assert listed.without == "uv.lock is read by uv, which is not installed here"
     listed = found(tmp_path, requirements_txt="# none yet\n")
     assert listed is None
     listed = found(tmp_path, requirements_txt="--pre\ntorch\n\n# why\nnumpy>=2\n")
     assert listed is not None
     assert (listed.source, listed.num_packages) == ("requirements.txt", 2)
     assert find_packages(tmp_path, {"train.py"}) is None
+
+
+POETRY = "[tool.poetry.dependencies]\npython = '^3.11'\n"
+
+
+def test_packages_in_poetrys_own_form_are_not_passed_over_in_silence(tmp_path: Path) -> None:
+    assert found(tmp_path, pyproject_toml=POETRY) is None
+    with pytest.raises(PackagesUnreadable, match=r"tool\.poetry\.dependencies"):
+        found(tmp_path, pyproject_toml=POETRY + "einops = '^0.8'\n")
+    listed = found(tmp_path, pyproject_toml=PROJECT + POETRY + "einops = {source = 'x'}\n")
+    assert listed is not None
+    assert listed.num_packages == 2
+    with pytest.raises(PackagesUnreadable, match=r"project\.dynamic"):
+        found(tmp_path, pyproject_toml="[project]\nname = 'a'\ndynamic = ['dependencies']\n")
+
+
+def test_a_lock_that_nothing_here_reads_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PackagesUnreadable, match="uv, which is not installed"):
+        found(tmp_path, pyproject_toml="[project]\nname = 'a'\n", uv_lock=LOCK)
 
 
 @pytest.mark.parametrize(

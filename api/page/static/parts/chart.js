@@ -24,6 +24,9 @@ const colour = (name) => {
 
 export const asNumber = (value) => (typeof value === 'number' ? value : null);
 
+// What a curve takes of a series: `NaN` and infinities have no place in the picture, but a text below it.
+export const drawn = (values) => ({ ys: values.map(asNumber), texts: values.map((value) => (typeof value === 'string' ? value : null)) });
+
 // An exponential mean without the pull towards its beginning. Its reach is a part of the whole width,
 // so that a series with few points is not smoothed more than one with many. Gaps stay gaps.
 export function smoothed(xs, values, weight) {
@@ -49,13 +52,13 @@ export function Chart(props) {
   return html`<div class="chart" ref=${box}>${seen ? html`<${Plot} ...${props} />` : html`<div class="plot"></div>`}</div>`;
 }
 
-// curves: [{name, xs, ys, band: {xs, low, high}}]; marks: [{x, said}], drawn as dashed lines.
+// curves: [{name, xs, ys, texts, band: {xs, low, high}}], texts as of `drawn`; marks: [{x, said}], drawn as dashed lines.
 // axis: what x is, as in ticks.js. range: [from, to] of x, or null for all. `onZoom([from, to])` is
 // called when a part is drawn over.
 function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoom, axis = 'step', sync, label }) {
   const box = useRef(null);
   const plot = useRef(null);
-  const drawn = useRef([]);
+  const newest = useRef([]);
   const [at, setAt] = useState(null);
   const isDark = useMedia('(prefers-color-scheme: dark)');
   const current = useRef({});
@@ -66,7 +69,7 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
   useLayoutEffect(() => {
     const made = new uPlot(options(box.current, current, curves, { log, axis, smooth, sync, setAt }), current.current.data, box.current);
     plot.current = made;
-    drawn.current = [data, range];
+    newest.current = [data, range];
     const watch = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: box.current.clientHeight }));
     watch.observe(box.current);
     return () => {
@@ -77,8 +80,8 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
   }, [shape]);
   useEffect(() => {
     // Not when the cursor has moved alone, which renders this, too.
-    if (drawn.current[0] === data && drawn.current[1] === range) return;
-    drawn.current = [data, range];
+    if (newest.current[0] === data && newest.current[1] === range) return;
+    newest.current = [data, range];
     plot.current.setData(data);
   });
 
@@ -100,12 +103,19 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
   };
   const { min, max } = plot.current?.scales.x ?? {};
   const where = at !== null && placeText(axis, data[0][index], (max - min) / 200);
-  const shown = curves.map((curve, n) => ({ name: curve.name, value: lastUpTo(data[1 + columnOf(curves, n, smooth)], index) }));
+  const shown = curves.map((curve, n) => ({ name: curve.name, value: textAt(curve, data[0][index]) ?? lastUpTo(data[1 + columnOf(curves, n, smooth)], index) }));
   // By a screen reader the values are read as the arrow keys go through them, and not as a mouse moves.
   return html`<div class="plot" ref=${box} role="application" aria-roledescription="curve" tabindex="0" aria-label=${`${label}. Arrow keys go through its values${onZoom ? ', + and - zoom' : ''}.`} onKeyDown=${key} onBlur=${() => setIsRead(false)}></div>
     <div class="keys" aria-live=${isRead ? 'polite' : 'off'}>${curves.length > 1
       ? html`${where && html`<span class="soft">${where}</span>`}${shown.map(({ name, value }, n) => html`<span key=${name} class=${`colour-${n % NUM_COLOURS}`}><span class="swatch"></span>${name} <b>${number(value)}</b></span>`)}`
       : shown.length === 1 && html`<span class="soft">${where || 'last'} <b>${number(shown[0].value)}</b></span>`}</div>`;
+}
+
+// The text of the newest point up to x, if it is no number.
+function textAt({ xs, texts = [] }, x) {
+  let i = xs.length - 1;
+  while (i >= 0 && xs[i] > x) i -= 1;
+  return texts[i] ?? null;
 }
 
 function lastUpTo(values, index) {

@@ -7,7 +7,7 @@ import { html, useEffect, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
 import { LiveSeries, secondsOf, sentOf } from '../lib/series.js';
 import { useStore } from '../lib/stores.js';
-import { Chart, NUM_COLOURS, Swatch, asNumber } from '../parts/chart.js';
+import { Chart, NUM_COLOURS, Swatch, asNumber, drawn } from '../parts/chart.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
 import { ENDED, State, Tags, costOf, goodputOf, isArrayId, isJobId, nameOf, toJob, valueText } from '../parts/job_parts.js';
 import { inOrder } from './job/curves.js';
@@ -95,7 +95,7 @@ function curves(jobs, series, axis) {
   const places = jobs.map(({ id }) => (axis ? axis(series[id]) : (step) => step));
   return (key) => jobs.map((job, n) => {
     const { steps, values } = (places[n] && series[job.id][key]) || { steps: [], values: [] };
-    return { name: nameOf(job), xs: steps.map((step) => places[n](step)), ys: values.map(asNumber) };
+    return { name: nameOf(job), xs: steps.map((step) => places[n](step)), ...drawn(values) };
   });
 }
 

@@ -123,11 +123,12 @@ class Servers:
     """Connected to all servers, of which server 0 deals the batches out."""
 
     def __init__(
-        self, layout: FlatLayout, links: Sequence[ServerLink], push_dtype: torch.dtype
+        self, layout: FlatLayout, links: Sequence[ServerLink], sync: spec.ParameterServer
     ) -> None:
-        """push_dtype: of gradients on their way."""
         self._layout = layout
-        self._push_dtype = push_dtype
+        self._push_dtype = DTYPES[sync.push_dtype]
+        correction = sync.correction
+        self._asks_staleness = correction is not None and correction.name == "staleness_lr"
         self._links = links
         self.is_ready = False
         """Whether the servers had weights when this worker came."""
@@ -153,7 +154,7 @@ class Servers:
             ServerLink(store, server, hello, has_replica=has_replica)
             for server in range(sync.servers)
         ]
-        servers = cls(layout, links, DTYPES[sync.push_dtype])
+        servers = cls(layout, links, sync)
         answers = [link.greet() for link in links]
         servers.is_ready = all(answer["is_ready"] for answer in answers)
         servers.version, servers.notes = answers[0]["version"], answers[0]["notes"]
@@ -199,12 +200,20 @@ class Servers:
         return batch
 
     def push(self, batch: int, lr: float, loss: float, vector: Tensor) -> Pushed:
-        """Give all servers their parts of a gradient; the answer of server 0."""
-        header = {"op": "push", "batch": batch, "lr": lr, "loss": loss}
+        """Give all servers their parts of a gradient; the answer of server 0.
+
+        Where the rate depends on the staleness, server 0 gets its part first, and the others get
+        its staleness with theirs, so that all parts of the gradient have one rate.
+        """
+        header: dict[str, Any] = {"op": "push", "batch": batch, "lr": lr, "loss": loss}
         vector = vector.to(self._push_dtype)
         parts = [self._layout.part(vector, server) for server in range(len(self._links))]
-        answers = self._ask([header] * len(parts), parts)
-        return Pushed(**answers[0][0])
+        if not self._asks_staleness:
+            return Pushed(**self._ask([header] * len(parts), parts)[0][0])
+        pushed = Pushed(**self._links[0].ask(header, *parts[0]))
+        others = {**header, "staleness": pushed.staleness}
+        self._ask([others] * (len(parts) - 1), parts[1:], first=1)
+        return pushed
 
     def pull(self, version: int | None) -> Pulled:
         """The newest weights, or those of a version."""
@@ -243,12 +252,16 @@ class Servers:
             link.close()
 
     def _ask(
-        self, headers: Sequence[Mapping[str, Any]], payloads: Sequence[Sequence[Tensor]] = ()
+        self,
+        headers: Sequence[Mapping[str, Any]],
+        payloads: Sequence[Sequence[Tensor]] = (),
+        first: int = 0,
     ) -> list[tuple[dict[str, Any], Tensor]]:
-        """Send each server its message, and then take their answers."""
-        for server, link in enumerate(self._links):
-            link.send(headers[server], *(payloads[server] if payloads else ()))
-        return [link.receive() for link in self._links]
+        """Send each server from number `first` on its message, and then take their answers."""
+        links = self._links[first:]
+        for place, link in enumerate(links):
+            link.send(headers[place], *(payloads[place] if payloads else ()))
+        return [link.receive() for link in links]
 
     def _part(self, tensor: Tensor, server: int) -> Tensor:
         return tensor if tensor.ndim == 0 else torch.cat(self._layout.part(tensor, server))

@@ -168,7 +168,8 @@ class ServedShard:
         assert self._shard is not None
         self._pushed_bytes += payload.nbytes
         gradient = payload.view(DTYPES[self._sync.push_dtype]).float()
-        push = Push(worker, header["batch"], header["lr"], header["loss"], gradient)
+        numbers = header["batch"], header["lr"], header["loss"]
+        push = Push(worker, *numbers, gradient, header.get("staleness"))
         return ShardAnswer(vars(self._shard.push(push)))
 
     def _pull(self, worker: int, version: int | None) -> ShardAnswer:

@@ -32,6 +32,8 @@ class Push:
     """Of the same samples, weighted as the gradient is."""
     gradient: Tensor
     """The segments of `Sizes`: of buffers it has the change."""
+    staleness: int | None = None
+    """The whole gradient's, where another shard has counted it; None: this shard counts it."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class ParameterShard:
         if batch == push.batch and answer is not None:
             return answer
         pulled, weights = self._pulled.get(push.worker, (self.version, None))
-        staleness = self.version - pulled
+        staleness = self.version - pulled if push.staleness is None else push.staleness
         if push.batch in self.done:
             return Pushed(self.version, staleness, counts=False, lr=push.lr)
         gradient, lr = push.gradient, push.lr

@@ -133,6 +133,24 @@ async def test_time_in_which_a_job_was_held_is_no_waiting(service: Service) -> N
     assert waited_s(service, job_id) == 117
 
 
+async def test_a_moved_job_no_longer_says_that_its_old_queue_keeps_it_back(
+    service: Service,
+) -> None:
+    await service.queue("night")
+    job_id = await service.submit(queue="night")
+    note(service)
+    assert (await service.jobs.get(job_id)).position == 1
+    moved = await service.change(job_id, queue="default")
+    assert (moved.reason.code, moved.reason.message, moved.position) == (
+        "moved",
+        "waits for the scheduler's next look",
+        None,
+    )
+    held = await service.change(job_id, held=True)
+    moved = await service.change(job_id, queue="night")
+    assert moved.reason == held.reason
+
+
 async def test_a_repeated_change_is_none(service: Service) -> None:
     job_id = await service.submit()
     for _ in range(2):

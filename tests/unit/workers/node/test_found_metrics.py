@@ -172,6 +172,30 @@ def test_evaluations_of_a_trainer_without_a_bar_are_all_kept() -> None:
     assert points == [FoundPoint("eval/loss", step, 3.0 - step) for step in range(3)]
 
 
+BAR_AT = " {at}%|#         | {at}/100 [00:01<00:09, 9.9it/s]"
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps"),
+    [
+        ([20, "loss", 20, "loss", "loss"], [20, 21, 22]),
+        ([20, "loss", 20, "loss", "loss", 21], [20, 21, 22]),
+        ([20, "loss", 20, "loss", 20, "loss", 30], [20, 21, 30]),
+        ([20, "eval_loss", 20, "eval_loss", "eval_loss"], [20, 21, 22]),
+        ([20, "eval_loss", 20, "eval_loss", 20, "eval_loss", 20], [20, 21, 22]),
+    ],
+)
+def test_records_whose_bar_is_not_drawn_anew_are_all_kept(
+    lines: list[int | str], steps: list[int]
+) -> None:
+    found = TrainerLines()
+    points: list[FoundPoint] = []
+    for line in lines:
+        record = f"{{'{line}': 0.5, 'epoch': 0.1}}"
+        points += found.take(BAR_AT.format(at=line) if isinstance(line, int) else record)
+    assert [point.step for point in points + found.finish()] == steps
+
+
 # Files.
 
 

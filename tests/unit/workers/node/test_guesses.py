@@ -109,6 +109,27 @@ BAR = " 45%|####5     | {at}/100 [00:01<00:09, 9.90it/s, loss={loss}, acc={acc}]
         (["Epoch 3/10: 45/100 - acc: 45.5 %"], {"acc": [(45, 45.5)]}),
         (["val acc=98.5% (best 99.0%)"], {"val_acc": [(1, 98.5)]}),
         (["0:03: loss=0.5, correct: 98/100"], {"loss": [(1, 0.5)]}),
+        (["loss: 0.5:  30%|###       | 9/30 [00:01<00:09, 9.90it/s]"], {"loss": [(9, 0.5)]}),
+        (
+            ["train_loss=0.1 acc=0.28:  30%|###   | 9/30 [00:01<00:09, 9.90it/s]"],
+            {"train_loss": [(9, 0.1)], "acc": [(9, 0.28)]},
+        ),
+        (["loss: 0.5: 9it [00:01, 9.90it/s]"], {"loss": [(1, 0.5)]}),
+        (["acc: 64.6% | loss: 0.5 | 3"], {"acc": [(1, 64.6)], "loss": [(1, 0.5)]}),
+        (["sparsity: 45.5%"] * 2, {"sparsity": [(1, 45.5), (2, 45.5)]}),
+        (  # a setting, and then a metric that is numbered like the other
+            ["lr=0.003", *(f" 9%|# | {at}/99 [0s, loss={at}, lr=0.1]" for at in (24, 48))],
+            {"loss": [(24, 24), (48, 48)], "lr": [(24, 0.1), (48, 0.1)]},
+        ),
+        (
+            ["hidden=128", *(f"step {at} loss=1 hidden={at}" for at in (0, 10))],
+            {"loss": [(0, 1), (10, 1)], "hidden": [(0, 0), (10, 10)]},
+        ),
+        (
+            ["loss=3", "Epoch 1 loss=2", *(f"step {at}: loss=1 acc=0" for at in (20, 40))],
+            {"loss": [(1, 3), (2, 2), (20, 1), (40, 1)], "acc": [(20, 0), (40, 0)]},
+        ),
+        (["lr=0.1", "lr=0.05"], {"lr": [(1, 0.1), (2, 0.05)]}),
     ],
 )
 def test_what_programs_print_is_read(lines: list[str], expected: Series) -> None:
@@ -135,6 +156,16 @@ NOISE = [
     "Saved 10 files, page 3",
     "x=1,234",
     "  45%|####5     | 45/100 [00:01<00:09, 9.90it/s]",
+    "train:  53%|####5     | 53/100 [00:01<00:09, 9.90it/s]",
+    "train: 100%|██████████| 100/100 [00:01<00:00, 9.90it/s]",
+    "Validating:  53%|#####3    | 53/100 [00:01<00:09, 9.90it/s]",
+    "ep0:  53%|#####3    | 53/100 [00:01<00:09, 9.90it/s]",
+    "[2/9] fit:  53%|#####3    | 53/100 [00:01<00:09, 9.90it/s]",
+    "Downloading model.bin:  53%|#####3    | 5.3M/10M [00:01<00:09, 9.90MB/s]",
+    "val_loss:  53%|#####3    | 53/100 [00:01<00:09, 9.90it/s]",
+    "train:  53% 53/100 [00:01<00:09, 9.90it/s]",
+    "train:  53% (53 of 100) |####    | Elapsed Time: 0:00:01",
+    "train: 53% complete",
     "File 'train.py', line 3, in <module>",
     "loss = model(x)",
     "loss: 0x7f3a",
@@ -177,6 +208,18 @@ def test_a_bar_of_tqdm_is_read_as_tqdm_prints_it() -> None:
         "loss": [(1, 0.5), (2, 0.4), (3, 0.3)],
         "acc": [(1, 0.0), (2, 1 / 3), (3, 2 / 3)],
     }
+
+
+def test_the_description_of_a_bar_of_tqdm_is_read_and_its_percent_is_not() -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    printed = io.StringIO()
+    bar = tqdm(total=4, file=printed, desc="train", mininterval=0.0)
+    for at in range(4):
+        bar.set_description(f"loss: {0.5 - at / 10:.4f}", refresh=False)
+        bar.update()
+    bar.close()
+    lines = re.split(r"[\r\n]+", printed.getvalue())
+    assert guessed(*lines) == {"loss": [(1, 0.5), (2, 0.4), (3, 0.3), (4, 0.2)]}
 
 
 def test_a_setting_that_is_printed_once_is_no_metric() -> None:

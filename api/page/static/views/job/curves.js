@@ -6,7 +6,7 @@ import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
 import { pace, repeat } from '../../lib/live.js';
 import { LiveSeries, bandOf, clockOf, detail, momentsOf } from '../../lib/series.js';
 import { useStore } from '../../lib/stores.js';
-import { Chart, asNumber } from '../../parts/chart.js';
+import { Chart, drawn } from '../../parts/chart.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
 import { changedAt, marksOf } from './timeline.js';
@@ -89,12 +89,12 @@ export function Curves({ job, events, attempts, checkpoints }) {
         const points = closer?.[key] ?? series[key];
         odd += points.values.filter((value) => typeof value === 'string').length;
         const band = withRanks && bandOf([series, ...others].map((one) => one[key]));
-        return { name, xs: points.steps.map(where), ys: points.values.map(asNumber), band: band ? { ...band, xs: band.xs.map(where) } : undefined };
+        return { name, xs: points.steps.map(where), ...drawn(points.values), last: points.values.at(-1), band: band ? { ...band, xs: band.xs.map(where) } : undefined };
       });
       return html`<section key=${panel} class="panel" aria-label=${panel}><h2 class="minor">${panel}</h2>
         <${Chart} curves=${curves} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
-          onZoom=${setRange} axis=${toTime ? 'time' : 'step'} sync=${job.id} label=${`${panel}, last ${curves.map(({ name, ys }) => (members.length > 1 ? `${name} ${ys.at(-1)}` : ys.at(-1))).join(', ')}`} />
-        ${odd > 0 && html`<p class="note">${odd} of the values shown are not finite</p>`}
+          onZoom=${setRange} axis=${toTime ? 'time' : 'step'} sync=${job.id} label=${`${panel}, last ${curves.map(({ name, last }) => (members.length > 1 ? `${name} ${last}` : last)).join(', ')}`} />
+        ${odd > 0 && html`<p class="note">${odd} of the values shown ${odd === 1 ? 'is' : 'are'} not finite</p>`}
         ${members.some(({ key }) => key.startsWith(GUESSED)) && html`<p class="note">guessed from what the script prints</p>`}</section>`;
     })}</div>`;
 }
