@@ -28,7 +28,7 @@ NotFound` also catches the codes of a newer server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:  # the help of the command line does not need them
@@ -91,34 +91,17 @@ class JobFailed(DrayError):
         self.job = job
 
 
-MAX_CANDIDATES = 10
-"""Most candidates of an ambiguous reference that are listed."""
-
-
 class AmbiguousJob(DrayError, LookupError):
     """Several jobs match a name or the beginning of an id. Nothing was done to any of them."""
 
     def __init__(
-        self, reference: str, candidates: list[Job], *, ids: Sequence[str] | None = None
+        self, detail: str, reference: str, candidates: Mapping[str, Job], *, more: bool
     ) -> None:
-        """ids: what to call the candidates, where that is not their own ids."""
-        more = len(candidates) > MAX_CANDIDATES
-        called = ids or [job.id for job in candidates]
-        listed = [
-            f"  {one} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"
-            for one, job in zip(called, candidates[:MAX_CANDIDATES], strict=False)
-        ]
-        number = f"more than {MAX_CANDIDATES}" if more else f"{len(candidates)}"
-        newest = candidates[0]
-        how = "give the id of one, or more of it"
-        if (newest.name, called[0]) == (reference, newest.id) and newest.array_id is not None:
-            example = f"{reference}/{newest.array_index}"
-            how = f"{reference}/INDEX, such as {example}, is one of an array or sweep; or {how}"
-        super().__init__("\n".join([f"{reference!r} means {number} jobs; {how}", *listed]))
+        super().__init__(detail)
         self.reference = reference
-        self.candidates = candidates[:MAX_CANDIDATES]
+        self.candidates = list(candidates.values())
         """The jobs that match, newest first."""
-        self.ids = list(called[:MAX_CANDIDATES])
+        self.ids = list(candidates)
         """The id of each candidate, or of the array that it stands for."""
         self.more = more
         """Whether there are others besides the candidates."""

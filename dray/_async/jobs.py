@@ -98,13 +98,13 @@ class JobCalls(Calls):
             return reference
         found: dict[str, views.Job] = {}
         for chosen in references.meant(reference, arrays):
-            num = 1 if reference == "@last" else errors.MAX_CANDIDATES + 1
+            num = 1 if reference == "@last" else references.MAX_CANDIDATES + 1
             call = Call("GET", "/v1/jobs", (*references.query_of(chosen), *params(limit=num)))
             page = await self._read(views.JobPage, call)
             for job in page.items:
                 found[(chosen.collapse_arrays and job.array_id) or job.id] = job
         if len(found) > 1:
-            raise errors.AmbiguousJob(reference, list(found.values()), ids=list(found))
+            raise references.ambiguous(reference, found)
         for one in found:
             return one
         raise references.not_found(reference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from dray import errors, views
 from dray._http.transport import Parameters, params
@@ -14,6 +15,8 @@ def query_of(chosen: JobFilter) -> Parameters:
     return params(**{name: getattr(chosen, name) for name in JobFilter.model_fields})
 
 
+MAX_CANDIDATES = 10
+"""Most candidates of an ambiguous reference that are listed."""
 _ARRAY = "array-[0-9a-z]{1,26}"
 """An array's id, or how it begins."""
 
@@ -33,6 +36,25 @@ def not_found(reference: str) -> errors.JobNotFound:
         hint=hint,
     )
     return errors.JobNotFound(problem)
+
+
+def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.AmbiguousJob:
+    """found: one job more than are listed, if there are so many; newest first, by the id of each or
+    of the array that it stands for."""
+    listed = dict(list(found.items())[:MAX_CANDIDATES])
+    more = len(found) > len(listed)
+    number = f"more than {MAX_CANDIDATES}" if more else f"{len(found)}"
+    how = "give the id of one, or more of it"
+    called, newest = next(iter(listed.items()))
+    if (newest.name, called) == (reference, newest.id) and newest.array_id is not None:
+        example = f"{reference}/{newest.array_index}"
+        how = f"{reference}/INDEX, such as {example}, is one of an array or sweep; or {how}"
+    lines = [
+        f"  {one} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"
+        for one, job in listed.items()
+    ]
+    detail = "\n".join([f"{reference!r} means {number} jobs; {how}", *lines])
+    return errors.AmbiguousJob(detail, reference, listed, more=more)
 
 
 def meant(reference: str, arrays: bool) -> list[JobFilter]:
