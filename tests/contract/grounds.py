@@ -282,7 +282,8 @@ class SimGround(Ground):
             pass
 
         self._sim = SimCluster(Hurry(), time.time, nothing, nothing, nothing)
-        self._sim.add_node(SLOTS)
+        self._sim.shows_free = True
+        self._sim.add_slots(SLOTS)
         super().__init__(self._sim, "simulated", home)
 
     async def spec(
@@ -296,11 +297,6 @@ class SimGround(Ground):
 
     def lines(self, rank: int) -> list[tuple[int, str]]:
         return [(0, "begins"), (1, "done")] if rank == 0 else []
-
-    async def free_slots(self) -> float:
-        """Counted, since a snapshot of this cluster shows every slot as available."""
-        (node,) = self._sim.nodes.values()
-        return node.slots - node.held
 
     async def stop(self) -> None:
         self._sim.restart()

@@ -1,13 +1,13 @@
-"""One attempt on the fake cluster: its slots, ranks that are coroutines, and its supervisor."""
+"""Attempts on the fake cluster: what all have, and attempts whose ranks are coroutines."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dray.views.faults import DrillKind, DrillState
 from ray_workers.shared import spool_reader
@@ -27,6 +27,9 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.supervision.rules.failure_attribution import RankExit, judge
 from tests.fakes.node import FakeNode, Pulse
+
+if TYPE_CHECKING:
+    from tests.fakes.cluster import FakeCluster
 
 ECHO_S = 0.05
 """How long the peers of a failed rank may take to fail by themselves."""
@@ -57,6 +60,7 @@ class FakeRank:
     node_id: str
     node: FakeNode
     pulse: Pulse
+    now: Callable[[], float]
     exit_code: int | None = None
     """What a kill makes it exit with."""
     _lines: int = 0
@@ -84,7 +88,8 @@ class FakeRank:
 
     def _append(self, stream: str, kind: FrameKind, body: Mapping[str, Any]) -> None:
         key = spool_reader.spool_key(self.rank, 0, stream)
-        self.node.spool_of(self.job_id, self.attempt, key).append(kind, body)
+        spool = self.node.spool_of(self.job_id, self.attempt, key)
+        spool.append(kind, body, self.now())
         self.pulse.beat()
 
 
@@ -93,36 +98,94 @@ Play = Callable[[FakeRank], Awaitable[None]]
 and it is seen gone when it has really ended."""
 
 
-class FakeAttempt:
-    """One attempt, and its supervisor while that lives."""
+class Attempt(ABC):
+    """One attempt: a supervisor while `supervised`, and processes that hold slots."""
 
-    def __init__(
-        self,
-        spec: AttemptSpec,
-        play: Play,
-        nodes: Mapping[str, FakeNode],
-        pulse: Pulse,
-        started: Callable[[str], None],
-    ) -> None:
+    def __init__(self, cluster: FakeCluster, spec: AttemptSpec) -> None:
+        self.cluster = cluster
         self.spec = spec
         self.key = (spec.job_id, spec.attempt)
         self.supervised = True
         self.phase = Phase.ACQUIRING
-        self.phase_times = {Phase.ACQUIRING.value: time.time()}
+        self.phase_times = {Phase.ACQUIRING.value: cluster.now()}
+        self.outcome: Outcome | None = None
+        self.nodes = {part.node_id: cluster.nodes[part.node_id] for part in spec.slices}
+        self.held: list[Slice] = []
+        self.grants = 0
+        """Number of the newest grant that it knows."""
+
+    @property
+    @abstractmethod
+    def num_processes(self) -> int:
+        """Processes that are not seen gone."""
+
+    @abstractmethod
+    def carry_out(self, command: Command) -> None:
+        """Do what its supervisor was sent."""
+
+    @abstractmethod
+    def lose_node(self, node_id: str) -> None:
+        """A node goes, with its ranks and spools."""
+
+    @abstractmethod
+    def lose_supervisor(self) -> None:
+        """Its supervisor dies, and then its processes; the spools stay."""
+
+    def vanish(self) -> None:
+        """The whole cluster dies."""
+        self.lose_supervisor()
+
+    @property
+    def holds_anything(self) -> bool:
+        return bool(self.held) or self.num_processes > 0
+
+    def read(self, cursor: Mapping[str, int], max_bytes: int) -> dict[str, tuple[bytes, int]]:
+        """New frames of each spool, and where they end."""
+        share = max_bytes // len(self.nodes)
+        found: dict[str, tuple[bytes, int]] = {}
+        for node in self.nodes.values():
+            found |= node.read(*self.key, cursor, share)
+        return found
+
+    def has_more(self, cursor: Mapping[str, int]) -> bool:
+        return any(node.has_more(*self.key, cursor) for node in self.nodes.values())
+
+    def reply(
+        self, cursor: Mapping[str, int], data: Mapping[str, tuple[bytes, int]], max_bytes: int
+    ) -> PollReply:
+        frames = [f for key, (chunk, _) in data.items() for f in spool_reader.decode(key, chunk)]
+        if self.phase is Phase.STARTING and any(f.kind in FIRST_SIGNS for f in frames):
+            self.enter(Phase.RUNNING)
+        advanced = {**cursor, **{key: end for key, (_, end) in data.items()}}
+        more = self.has_more(advanced)
+        return PollReply(
+            cursor=advanced,
+            phase=self.phase,
+            phase_times=dict(self.phase_times),
+            frames=tuple(frames),
+            more=more,
+            outcome=None if more else self.outcome,
+            silent=(),
+        )
+
+    def enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.phase_times[phase.value] = self.cluster.now()
+        self.cluster.pulse.beat()
+
+
+class FakeAttempt(Attempt):
+    """An attempt whose ranks are coroutines."""
+
+    def __init__(self, cluster: FakeCluster, spec: AttemptSpec, play: Play) -> None:
+        super().__init__(cluster, spec)
         self._play = play
-        self._cluster_nodes = nodes
-        self._nodes = {part.node_id: nodes[part.node_id] for part in spec.slices}
-        self._pulse = pulse
-        self._started = started
-        self._outcome: Outcome | None = None
+        self._pulse = cluster.pulse
         self._stop_asked = False
         self._leave_asked = False
         self._drills: set[str] = set()
-        self._held: list[Slice] = []
         self._taken: list[tuple[Slice, Mapping[str, float]]] = []
-        """The same, with the resources of each of their workers."""
-        self._grants = 0
-        """Number of the newest grant that it knows."""
+        """What it holds, with the resources of each of the workers."""
         self._ranks: dict[int, FakeRank] = {}
         self._processes: dict[int, asyncio.Task[int | None]] = {}
         self._task = asyncio.create_task(self._run())
@@ -133,34 +196,6 @@ class FakeAttempt:
     @property
     def num_processes(self) -> int:
         return sum(not process.done() for process in self._processes.values())
-
-    @property
-    def holds_anything(self) -> bool:
-        return bool(self._held) or self.num_processes > 0
-
-    def read(self, cursor: Mapping[str, int], max_bytes: int) -> dict[str, tuple[bytes, int]]:
-        share = max_bytes // len(self.spec.slices)
-        found: dict[str, tuple[bytes, int]] = {}
-        for node in self._nodes.values():
-            found |= node.read(*self.key, cursor, share)
-        return found
-
-    def reply(
-        self, cursor: Mapping[str, int], data: Mapping[str, tuple[bytes, int]], max_bytes: int
-    ) -> PollReply:
-        frames = [f for key, (chunk, _) in data.items() for f in spool_reader.decode(key, chunk)]
-        if self.phase is Phase.STARTING and any(f.kind in FIRST_SIGNS for f in frames):
-            self._enter(Phase.RUNNING)
-        more = sum(len(chunk) for chunk, _ in data.values()) * 2 >= max_bytes
-        return PollReply(
-            cursor={**cursor, **{key: end for key, (_, end) in data.items()}},
-            phase=self.phase,
-            phase_times=dict(self.phase_times),
-            frames=tuple(frames),
-            more=more,
-            outcome=None if more else self._outcome,
-            silent=(),
-        )
 
     def carry_out(self, command: Command) -> None:
         match command:
@@ -195,27 +230,27 @@ class FakeAttempt:
 
     def grow(self, grant: Grant) -> None:
         """Take more slots as they are, without a process for them: the fake's ranks stay."""
-        if grant.number <= self._grants or self.phase is Phase.ENDED:
+        if grant.number <= self.grants or self.phase is Phase.ENDED:
             return
-        self._grants = grant.number
+        self.grants = grant.number
         for part in grant.slices:
-            node = self._cluster_nodes.get(part.node_id)
+            node = self.cluster.nodes.get(part.node_id)
             if node is not None and node.take(self.spec.bundle, part.num_workers):
-                self._nodes[part.node_id] = node
-                self._held.append(part)
+                self.nodes[part.node_id] = node
+                self.held.append(part)
                 self._taken.append((part, self.spec.bundle))
         self.resized()
 
     def recall(self, recall: Recall) -> None:
         """Give slots back, and end ranks for which none are left."""
-        if recall.number <= self._grants or self.phase is Phase.ENDED:
+        if recall.number <= self.grants or self.phase is Phase.ENDED:
             return
-        self._grants = recall.number
+        self.grants = recall.number
         for part in recall.slices:
-            self._held.remove(part)
+            self.held.remove(part)
             self._taken.remove((part, self.spec.bundle))
-            self._nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
-        left = sum(part.num_workers for part in self._held)
+            self.nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
+        left = sum(part.num_workers for part in self.held)
         for rank in sorted(self._ranks)[left:]:
             self._processes.pop(rank).cancel()
             del self._ranks[rank]
@@ -223,12 +258,12 @@ class FakeAttempt:
 
     def resized(self, lacking: int = 0) -> None:
         """Tell what it holds now."""
-        world_size = sum(part.num_workers for part in self._held)
+        world_size = sum(part.num_workers for part in self.held)
         body = {
             "world_size": world_size,
-            "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in self._held],
+            "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in self.held],
             "lacking": lacking,
-            "grants": self._grants,
+            "grants": self.grants,
             "message": f"goes on with {world_size} workers",
         }
         self.tell(FrameKind.RESIZED, body)
@@ -236,8 +271,8 @@ class FakeAttempt:
     def tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
         """What a supervisor tells, in a spool of its own on the first node."""
         key = spool_reader.spool_key(SUPERVISOR_RANK, 0, "metrics")
-        node = next(iter(self._nodes.values()))
-        node.spool_of(*self.key, key).append(kind, body)
+        node = next(iter(self.nodes.values()))
+        node.spool_of(*self.key, key).append(kind, body, self.cluster.now())
         self._pulse.beat()
 
     def kill(self, rank: int, exit_code: int | None) -> None:
@@ -246,9 +281,9 @@ class FakeAttempt:
         self._processes[rank].cancel()
 
     def lose_node(self, node_id: str) -> None:
-        if node_id in self._nodes:
-            self._nodes[node_id] = FakeNode({})  # its slots and its spools are no more
-            self._held = [part for part in self._held if part.node_id != node_id]
+        if node_id in self.nodes:
+            self.nodes[node_id] = FakeNode({})  # its slots and its spools are no more
+            self.held = [part for part in self.held if part.node_id != node_id]
             self._taken = [each for each in self._taken if each[0].node_id != node_id]
             for rank in [r for r in self._ranks.values() if r.node_id == node_id]:
                 self.kill(rank.rank, exit_code=None)
@@ -270,41 +305,36 @@ class FakeAttempt:
 
     # Its own life.
 
-    def _enter(self, phase: Phase) -> None:
-        self.phase = phase
-        self.phase_times[phase.value] = time.time()
-        self._pulse.beat()
-
     async def _run(self) -> None:
         outcome = await self._train()
         await self._end_group(-15)
-        self._outcome = outcome
-        self._enter(Phase.ENDED)
+        self.outcome = outcome
+        self.enter(Phase.ENDED)
 
     async def _train(self) -> Outcome:
         unfit = await self._acquire()
         if unfit is not None:
             return unfit
-        self._enter(Phase.STARTING)
+        self.enter(Phase.STARTING)
         self._start()
         if self.spec.spec.get("script"):
-            self._enter(Phase.RUNNING)
+            self.enter(Phase.RUNNING)
         outcome = await self._watch()
         ended = self._exits()
-        self._enter(Phase.STOPPING)
+        self.enter(Phase.STOPPING)
         await self._end_processes(-15)
         return outcome or judge(ended, self._errors())
 
     async def _acquire(self) -> Outcome | None:
         """Hold every slice; an Outcome if that was not to be."""
-        deadline = time.monotonic() + self.spec.start_timeout_s
+        deadline = asyncio.get_running_loop().time() + self.spec.start_timeout_s
         wanted = by_bundle(self.spec.slices, self.spec.bundle, self.spec.roles)
         while True:
             if self._stop_asked:
                 return Outcome.of(Cause.STOPPED, "stopped before it started")
             for part, bundle in list(wanted):
-                if self._nodes[part.node_id].take(bundle, part.num_workers):
-                    self._held.append(part)
+                if self.nodes[part.node_id].take(bundle, part.num_workers):
+                    self.held.append(part)
                     self._taken.append((part, bundle))
                     wanted.remove((part, bundle))
             if not wanted:
@@ -319,11 +349,12 @@ class FakeAttempt:
     def _start(self) -> None:
         carriers = [part.node_id for part in self.spec.slices for _ in range(part.num_workers)]
         for number, node_id in enumerate(carriers):
-            rank = FakeRank(self.spec, number, node_id, self._nodes[node_id], self._pulse)
+            node = self.nodes[node_id]
+            rank = FakeRank(self.spec, number, node_id, node, self._pulse, self.cluster.now)
             self._ranks[number] = rank
             self._processes[number] = asyncio.create_task(self._process(rank))
             self._processes[number].add_done_callback(lambda _: self._pulse.beat())
-        self._started(self.spec.job_id)
+        self.cluster.count_crowd(self.spec.job_id)
 
     async def _process(self, rank: FakeRank) -> int | None:
         """A training process; its exit code, None if its actor vanished with it."""
@@ -357,7 +388,7 @@ class FakeAttempt:
     async def _watch(self) -> Outcome | None:
         """Wait for the end; an Outcome if it was the supervisor that ended it."""
         runtime_s = self.spec.max_runtime_s
-        deadline = None if runtime_s is None else time.monotonic() + runtime_s
+        deadline = None if runtime_s is None else asyncio.get_running_loop().time() + runtime_s
         while True:
             if self._stop_asked:
                 return Outcome.of(Cause.STOPPED, "stopped as asked")
@@ -386,13 +417,13 @@ class FakeAttempt:
         """End the processes, then give the slots back: never before."""
         await self._end_processes(exit_code)
         for part, bundle in self._taken:
-            self._nodes[part.node_id].give_back(bundle, part.num_workers)
-        self._held, self._taken = [], []
+            self.nodes[part.node_id].give_back(bundle, part.num_workers)
+        self.held, self._taken = [], []
         self._pulse.beat()
 
     def _errors(self) -> dict[int, Frame]:
         """The last words of each rank that had any."""
-        spools = [node.spools.get(self.key, {}) for node in self._nodes.values()]
+        spools = [node.spools.get(self.key, {}) for node in self.nodes.values()]
         return {
             frame.rank: frame
             for there in spools

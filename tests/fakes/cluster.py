@@ -2,11 +2,13 @@
 
 Its ranks are coroutines, played by the `play` that it is given; what they report lies in spools of
 bytes on its nodes; an attempt holds its slots until its ranks are seen gone. On top of the port it
-has what only a test may do: break things, and wait until something is so.
+has what only a test may do: break things, and wait until something is so. It goes by the time of
+its event loop: `tests/simulation` has a loop whose time is simulated, and attempts of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from ray_workers.shared.contracts import (
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.config.node_types import labels_in, without_labels
-from tests.fakes.attempt import FakeAttempt, Play
+from tests.fakes.attempt import Attempt, FakeAttempt, Play
 from tests.fakes.node import FakeNode, Pulse
 
 T = TypeVar("T")
@@ -53,8 +55,12 @@ class FakeCluster:
 
     resources: Mapping[str, Mapping[str, float]]
     """Its nodes, by id."""
-    play: Play
+    play: Play | None = None
     """What each rank of each attempt does."""
+    now: Callable[[], float] = time.time
+    """Unix seconds."""
+    shows_free: bool = True
+    """Whether a snapshot shows which slots are free."""
     shared: bool = False
     unavailable: str | None = None
     """While set, every call fails with it, also those that wait; what trains goes on."""
@@ -85,10 +91,10 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.pulse = Pulse()
         self._sessions = 1
-        self._attempts: dict[tuple[str, int], FakeAttempt] = {}
-        self._gone: list[FakeAttempt] = []
+        self.known: dict[tuple[str, int], Attempt] = {}
+        self.gone: list[Attempt] = []
         """Forgotten, but perhaps with processes that are not seen gone."""
-        self._closed: set[tuple[str, int]] = set()
+        self.closed: dict[tuple[str, int], None] = {}
         """Given up: none of these may come any more."""
         self.nodes = {node_id: FakeNode(dict(has)) for node_id, has in self.resources.items()}
 
@@ -111,7 +117,26 @@ class FakeCluster:
             address="fake:6379",
             dashboard_url=None,
             shared=self.shared,
-            nodes=tuple(_described(node_id, node) for node_id, node in self.nodes.items()),
+            nodes=tuple(self._described(node_id, node) for node_id, node in self.nodes.items()),
+        )
+
+    def _described(self, node_id: str, node: FakeNode) -> ClusterNode:
+        has = node.free() if self.shows_free else node.resources
+        return ClusterNode(
+            node_id=node_id,
+            hostname=f"{node_id}.fake",
+            alive=True,
+            resources=without_labels(node.resources),
+            available=without_labels(has),
+            accepted=node.problem is None and node.drained_by is None and not node.is_released,
+            problem=node.problem if node.drained_by is None else "it is drained",
+            full=node.full,
+            drained_by=node.drained_by,
+            quarantined=tuple(node.quarantined),
+            labels=labels_in(node.resources),
+            is_starting=node.problem == STARTS,
+            is_released=node.is_released,
+            is_never_released=node.is_never_released,
         )
 
     async def launch(self, spec: AttemptSpec) -> None:
@@ -124,25 +149,27 @@ class FakeCluster:
 
     def _launch(self, spec: AttemptSpec) -> None:
         key = (spec.job_id, spec.attempt)
-        known = self._attempts.get(key)
+        known = self.known.get(key)
         if known is not None and known.supervised:
             raise ClusterUnavailable(f"ValueError: the name of {key} is taken")
-        if key in self._closed:
+        if key in self.closed:
             raise ClusterUnavailable(f"{key} was given up")
         if known is not None:
-            self._gone.append(known)
+            self.gone.append(known)
         self.launches.append(spec)
         if all(part.node_id in self.nodes for part in spec.slices):
             for part in spec.slices:
                 self.nodes[part.node_id].work_dirs.add(spec.job_id)
-            self._attempts[key] = FakeAttempt(
-                spec, self.play, self.nodes, self.pulse, self._count_crowd
-            )
+            self.known[key] = self.begin(spec)
         self.pulse.beat()
+
+    def begin(self, spec: AttemptSpec) -> Attempt:
+        assert self.play is not None
+        return FakeAttempt(self, spec, self.play)
 
     async def give_up(self, ref: AttemptRef) -> None:
         self._check()
-        self._closed.add((ref.job_id, ref.attempt))
+        self.closed[ref.job_id, ref.attempt] = None
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
@@ -152,15 +179,16 @@ class FakeCluster:
         self.pulse.beat()
         if ref.session != self.session:
             return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
-        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        attempt = self.known.get((ref.job_id, ref.attempt))
         if attempt is None:
             return self._poll_unsupervised(ref, cursor, max_bytes, "there is no such actor")
-        deadline = time.monotonic() + wait_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
         phase = attempt.phase
         while attempt.supervised:
             ended = attempt.phase is Phase.ENDED
             data = attempt.read(cursor, max_bytes)
-            if data or ended or attempt.phase is not phase or time.monotonic() >= deadline:
+            if data or ended or attempt.phase is not phase or loop.time() >= deadline:
                 return attempt.reply(cursor, data, max_bytes)
             await self.pulse.wait(deadline)
             self._check()
@@ -195,7 +223,7 @@ class FakeCluster:
         self._check()
         if self.loses_grants and isinstance(command, Grant | Recall):
             raise ClusterUnavailable(f"the command was lost: {command.name}")
-        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        attempt = self.known.get((ref.job_id, ref.attempt))
         if attempt is None:
             return
         if isinstance(command, Grant):
@@ -204,22 +232,20 @@ class FakeCluster:
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()
-        attempt = self._attempts.pop((ref.job_id, ref.attempt), None)
+        attempt = self.known.pop((ref.job_id, ref.attempt), None)
         if attempt is not None:
             attempt.lose_supervisor()
-            self._gone.append(attempt)
+            self.gone.append(attempt)
         for node in self.nodes.values():
             node.drop(ref.job_id, ref.attempt)
         self.pulse.beat()
 
     async def attempts(self) -> list[AttemptRef]:
         self._check()
-        nodes = tuple(self.nodes)
-        return [
-            AttemptRef(job_id, number, self.session, nodes)
-            for (job_id, number), attempt in self._attempts.items()
-            if attempt.supervised
-        ]
+        found = {key: None for key, attempt in self.known.items() if attempt.supervised}
+        for node in self.nodes.values():
+            found |= dict.fromkeys(node.spools)
+        return [AttemptRef(*key, self.session, tuple(self.nodes)) for key in found]
 
     async def request_nodes(
         self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
@@ -259,16 +285,18 @@ class FakeCluster:
 
     def _is_left(self, job_id: str, attempt: int) -> bool:
         """Whether an attempt still has processes or slots."""
-        everyone = [*self._attempts.values(), *self._gone]
-        return any(a.key == (job_id, attempt) and a.holds_anything for a in everyone)
+        return any(a.key == (job_id, attempt) and a.holds_anything for a in self.everyone())
+
+    def everyone(self) -> list[Attempt]:
+        """The attempts, also those that are forgotten and may have processes."""
+        return [*self.known.values(), *self.gone]
 
     def _check(self) -> None:
         if self.unavailable is not None:
             raise ClusterUnavailable(self.unavailable)
 
-    def _count_crowd(self, job_id: str) -> None:
-        everyone = [*self._attempts.values(), *self._gone]
-        crowd = sum(a.spec.job_id == job_id and a.num_processes > 0 for a in everyone)
+    def count_crowd(self, job_id: str) -> None:
+        crowd = sum(a.spec.job_id == job_id and a.num_processes > 0 for a in self.everyone())
         self.crowds[job_id] = max(self.crowds.get(job_id, 0), crowd)
 
     # What a test does to it.
@@ -280,15 +308,20 @@ class FakeCluster:
 
     def lose_supervisor(self, job_id: str, attempt: int = 1) -> None:
         """Its supervisor dies, and its ranks with it; the spools stay."""
-        self._attempts[job_id, attempt].lose_supervisor()
+        self.known[job_id, attempt].lose_supervisor()
 
     def kill_rank(self, job_id: str, rank: int, attempt: int = 1) -> None:
         """SIGKILL a training process."""
-        self._attempts[job_id, attempt].kill(rank, exit_code=-9)
+        self._fake(job_id, attempt).kill(rank, exit_code=-9)
 
     def tell(self, job_id: str, kind: FrameKind, body: Mapping[str, Any], attempt: int = 1) -> None:
         """Its supervisor tells something: of a loss, a hang, a drill, its slots."""
-        self._attempts[job_id, attempt].tell(kind, body)
+        self._fake(job_id, attempt).tell(kind, body)
+
+    def _fake(self, job_id: str, attempt: int) -> FakeAttempt:
+        found = self.known[job_id, attempt]
+        assert isinstance(found, FakeAttempt)
+        return found
 
     def add_node(self, node_id: str, resources: Mapping[str, float]) -> None:
         self.nodes[node_id] = FakeNode(dict(resources))
@@ -302,7 +335,7 @@ class FakeCluster:
     def lose_node(self, node_id: str) -> None:
         """A node goes, with its ranks and spools; supervisors live elsewhere."""
         del self.nodes[node_id]
-        for attempt in self._attempts.values():
+        for attempt in self.everyone():
             attempt.lose_node(node_id)
         self.pulse.beat()
 
@@ -311,10 +344,10 @@ class FakeCluster:
 
         Its nodes have other ids, as Ray's would.
         """
-        for attempt in self._attempts.values():
-            attempt.lose_supervisor()
-        self._gone += self._attempts.values()
-        self._attempts.clear()
+        for attempt in self.everyone():
+            attempt.vanish()
+        self.gone += self.known.values()
+        self.known.clear()
         self._sessions += 1
         self.nodes = {
             f"{node_id.split('~')[0]}~{self._sessions}": FakeNode(node.resources)
@@ -334,9 +367,9 @@ class FakeCluster:
 
         Looked at whenever something happens on the cluster.
         """
-        deadline = time.monotonic() + within_s
+        deadline = asyncio.get_running_loop().time() + within_s
         while not (answer := probe()):
-            assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"
+            assert asyncio.get_running_loop().time() < deadline, f"{why} (last answer: {answer!r})"
             await self.pulse.wait(deadline)
         return answer
 
@@ -355,7 +388,7 @@ class FakeCluster:
         """Waits until an attempt has entered a phase."""
 
         def entered() -> bool:
-            known = self._attempts.get((job_id, attempt))
+            known = self.known.get((job_id, attempt))
             return known is not None and phase.value in known.phase_times
 
         await self.until(entered, f"attempt {attempt} of {job_id} never came to {phase}")
@@ -366,34 +399,16 @@ class FakeCluster:
         def is_gone() -> bool:
             key = (job_id, attempt)
             spools = any(key in node.spools for node in self.nodes.values())
-            return key not in self._attempts and not self._is_left(*key) and not spools
+            return key not in self.known and not self._is_left(*key) and not spools
 
         await self.until(is_gone, f"something of attempt {attempt} of {job_id} is left")
 
     async def shut_down(self) -> None:
         """End everything: for the end of a test."""
         self.restart()
-        for attempt in self._gone:
-            await attempt.destroy()
-
-
-def _described(node_id: str, node: FakeNode) -> ClusterNode:
-    return ClusterNode(
-        node_id=node_id,
-        hostname=f"{node_id}.fake",
-        alive=True,
-        resources=without_labels(node.resources),
-        available=without_labels(node.free()),
-        accepted=node.problem is None and node.drained_by is None and not node.is_released,
-        problem=node.problem if node.drained_by is None else "it is drained",
-        full=node.full,
-        drained_by=node.drained_by,
-        quarantined=tuple(node.quarantined),
-        labels=labels_in(node.resources),
-        is_starting=node.problem == STARTS,
-        is_released=node.is_released,
-        is_never_released=node.is_never_released,
-    )
+        for attempt in self.gone:
+            if isinstance(attempt, FakeAttempt):
+                await attempt.destroy()
 
 
 def _ended(cursor: Mapping[str, int], cause: Cause, message: str) -> PollReply:

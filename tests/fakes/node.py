@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +26,9 @@ class Pulse:
         self._beat = asyncio.Event()
 
     async def wait(self, deadline: float | None) -> bool:
-        """False when the time (of `time.monotonic`) is up."""
-        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        """False when the time of the event loop is up."""
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout_at(deadline):
                 await self._beat.wait()
         except TimeoutError:
             return False
@@ -45,8 +43,9 @@ class Spool:
         self._start = 0
         self._errors = b""
 
-    def append(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
-        frame = {"kind": kind, "time": time.time(), "body": dict(body)}
+    def append(self, kind: FrameKind, body: Mapping[str, Any], at: float) -> None:
+        """at: Unix seconds."""
+        frame = {"kind": kind, "time": at, "body": dict(body)}
         line = json.dumps(frame).encode() + b"\n"
         self._data += line
         if kind is FrameKind.ERROR:
@@ -64,6 +63,10 @@ class Spool:
         cut = data.rfind(b"\n") + 1 or self._data.find(b"\n", begin) + 1 - begin
         chunk = self._data[begin : begin + max(cut, 0)]
         return chunk, self._start + begin + len(chunk)
+
+    def has_more(self, offset: int) -> bool:
+        """Whether it has frames from `offset` on, of those that are not forgotten."""
+        return max(offset - self._start, 0) < len(self._data)
 
     def errors(self, key: str) -> list[Frame]:
         """Last words, also those that were delivered."""
@@ -128,6 +131,11 @@ class FakeNode:
             if chunk:
                 found[key] = (chunk, end)
         return found
+
+    def has_more(self, job_id: str, attempt: int, cursor: Mapping[str, int]) -> bool:
+        """Whether a spool of an attempt has frames after the cursor."""
+        spools = self.spools.get((job_id, attempt), {})
+        return any(spool.has_more(cursor.get(key, 0)) for key, spool in spools.items())
 
     def drop(self, job_id: str, attempt: int) -> None:
         self.spools.pop((job_id, attempt), None)

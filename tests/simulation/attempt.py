@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
@@ -17,22 +17,22 @@ from ray_workers.shared.contracts import (
     SUPERVISOR_RANK,
     AttemptSpec,
     Cause,
-    Frame,
     FrameKind,
     Outcome,
     Phase,
-    PollReply,
     Slice,
 )
 from ray_workers.shared.names import attempt_prefix
+from ray_workers.shared.spool_reader import spool_key
+from tests.fakes.attempt import Attempt
+from tests.fakes.node import FakeNode, Spool
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import SimCluster
 
-Key = tuple[str, int]
 SHA = hashlib.sha256(b"").hexdigest()
-FRAME_BYTES = 100
-"""Taken for the size of every frame."""
+TOLD = spool_key(SUPERVISOR_RANK, 0, "metrics")
+"""The key of what a supervisor reports."""
 STAND_BY_S = 30.0
 """How long a group waits for workers that it needs to train on."""
 PAUSE = "pause"
@@ -58,43 +58,25 @@ class Plan:
         return cls(int(steps), error, int(error_step), int(num_errors))
 
 
-@dataclass
-class SimNode:
-    """A node: its slots, and what ranks on it have written."""
-
-    slots: int
-    held: int = 0
-    drained_by: float | None = None
-    spools: dict[Key, dict[str, list[Frame]]] = field(default_factory=dict)
-    work_dirs: dict[str, None] = field(default_factory=dict)
-    """Jobs whose working directory is here."""
-
-
-class SimAttempt:
-    """One attempt: a supervisor while `supervised`, and processes while `alive`."""
+class SimAttempt(Attempt):
+    """An attempt that trains by the plan in its job's name. It has processes while `alive`."""
 
     def __init__(self, cluster: SimCluster, spec: AttemptSpec) -> None:
-        self.cluster = cluster
-        self.spec = spec
-        self.key = (spec.job_id, spec.attempt)
+        super().__init__(cluster, spec)
+        self.sim = cluster
         self.plan = Plan.of(spec.spec["name"])
-        self.nodes = {part.node_id: cluster.nodes[part.node_id] for part in spec.slices}
-        self.supervised = True
         self.alive = False
-        self.held: list[Slice] = []
-        self.grants = 0
-        """Number of the newest grant that it knows."""
         self.generation = 0
-        self.told: list[Frame] = []
+        self.told = Spool()
         """By its supervisor, and gone with it."""
-        self.phase = Phase.ACQUIRING
-        self.phase_times = {Phase.ACQUIRING.value: cluster.now()}
-        self.outcome: Outcome | None = None
         self.order: Outcome | None = None
         """Why it is to end before its plan does."""
         self.step = spec.resume_from[0].step if spec.resume_from else 0
-        self.changed = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def num_processes(self) -> int:
+        return int(self.alive)
 
     @property
     def lacking(self) -> int:
@@ -111,65 +93,51 @@ class SimAttempt:
         going = self.phase in (Phase.STARTING, Phase.RUNNING)
         return going and self.supervised and self.alive and self.order is None
 
-    def beat(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
-
     def end_as(self, outcome: Outcome) -> None:
         """The first reason counts."""
         if self.order is None:
             self.order = outcome
-            self.beat()
+            self.cluster.pulse.beat()
 
     async def _until_ended(self, seconds: float | None) -> bool:
         """False when the time is up first."""
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         while self.order is None:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self.changed.wait()
-            except TimeoutError:
+            if not await self.cluster.pulse.wait(deadline):
                 return False
         return True
 
-    def _enter(self, phase: Phase) -> None:
-        self.phase = phase
-        self.phase_times[phase.value] = self.cluster.now()
-        self.beat()
-
     async def _run(self) -> None:
         outcome = await self._train()
-        self._enter(Phase.STOPPING)
-        await asyncio.sleep(self.cluster.linger_s())
+        self.enter(Phase.STOPPING)
+        await asyncio.sleep(self.sim.linger_s())
         self._let_go()
         self.outcome = outcome
-        self._enter(Phase.ENDED)
+        self.enter(Phase.ENDED)
 
     def _let_go(self) -> None:
         """The processes are gone; only then the slots."""
         self.alive = False
         for part in self.held:
-            self.nodes[part.node_id].held -= part.num_workers
+            self._give_back(part)
         self.held = []
-        self.cluster.beat()
+        self.cluster.pulse.beat()
 
     async def _train(self) -> Outcome:
         unfit = await self._acquire()
         if unfit is not None:
             return unfit
-        self._enter(Phase.STARTING)
+        self.enter(Phase.STARTING)
         self.alive = True
-        for part in self.held:
-            self.nodes[part.node_id].work_dirs[self.spec.job_id] = None
         if self.spec.max_runtime_s is not None:
             over = Outcome.of(Cause.RUNTIME_EXCEEDED, "ran for max_runtime_s")
             asyncio.get_running_loop().call_later(self.spec.max_runtime_s, self.end_as, over)
-        self.cluster.on_start(self)
+        self.sim.on_start(self)
         self._emit(FrameKind.RESUMED, {"step": self.step, "url": ""})
         self._emit(FrameKind.LOG, {"line": 0, "text": "begins"})
         while not self.plan.num_steps or self.step < self.plan.num_steps:
             pauses = self.plan.error == PAUSE and self.step >= self.plan.error_step
-            if await self._until_ended(None if pauses else self.cluster.chance.uniform(0.3, 3.0)):
+            if await self._until_ended(None if pauses else self.sim.chance.uniform(0.3, 3.0)):
                 assert self.order is not None
                 if self.order.cause is Cause.PREEMPTED and self.step:
                     self._checkpoint()
@@ -177,11 +145,11 @@ class SimAttempt:
             if self.lacking:
                 await self._stand_by()
                 continue
-            for _ in range(self.cluster.chance.randint(1, 3)):
+            for _ in range(self.sim.chance.randint(1, 3)):
                 failed = self._take_step()
                 if failed is not None:
                     return failed
-            self.beat()
+            self.cluster.pulse.beat()
         self._emit(FrameKind.LOG, {"line": 1, "text": "done"})
         return Outcome.of(Cause.SUCCEEDED, "every rank ended well")
 
@@ -189,10 +157,7 @@ class SimAttempt:
         """Until it lacks nobody, or is to end: at the latest when its time is up."""
         deadline = asyncio.get_running_loop().time() + STAND_BY_S
         while self.lacking and self.order is None:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self.changed.wait()
-            except TimeoutError:
+            if not await self.cluster.pulse.wait(deadline):
                 self.end_as(Outcome.of(Cause.NODE_LOST, "no replacement was to be had"))
 
     async def _acquire(self) -> Outcome | None:
@@ -202,9 +167,7 @@ class SimAttempt:
         wanted = list(self.spec.slices)
         while True:
             for part in list(wanted):
-                node = self.nodes[part.node_id]
-                if node.slots - node.held >= part.num_workers:
-                    node.held += part.num_workers
+                if self.nodes[part.node_id].take(self.spec.bundle, part.num_workers):
                     self.held.append(part)
                     wanted.remove(part)
             if self.order is not None:
@@ -237,7 +200,7 @@ class SimAttempt:
     def _checkpoint(self) -> None:
         prefix = f"{self.spec.storage_url}/{attempt_prefix(*self.key)}/checkpoints"
         body = {"step": self.step, "url": f"{prefix}/{self.step}", "size_bytes": 1}
-        self.cluster.written.add((self.step, f"{prefix}/{self.step}"))
+        self.sim.written.add((self.step, f"{prefix}/{self.step}"))
         self._emit(FrameKind.CHECKPOINT, body | {"manifest_sha256": SHA})
 
     def _emit(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
@@ -245,24 +208,29 @@ class SimAttempt:
         of the group on spools of its own: ranks move."""
         for number, node_id in enumerate(dict.fromkeys(part.node_id for part in self.held)):
             if number == 0 or kind is FrameKind.METRICS:
-                spools = self.nodes[node_id].spools.setdefault(self.key, {})
-                spool = spools.setdefault(f"rank-{number}.{self.generation}", [])
-                spool.append(Frame(number, self.generation, kind, self.cluster.now(), body))
+                key = spool_key(number, self.generation, "metrics")
+                spool = self.nodes[node_id].spool_of(*self.key, key)
+                spool.append(kind, body, self.cluster.now())
 
     def _tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
-        frame = Frame(SUPERVISOR_RANK, 0, kind, self.cluster.now(), body)
-        self.told.append(frame)
-        self.beat()
+        self.told.append(kind, body, self.cluster.now())
+        self.cluster.pulse.beat()
 
     def lose_supervisor(self) -> None:
         if self.supervised:
             self.supervised = False
             self.task.cancel()
             self.task = asyncio.get_running_loop().create_task(self._linger())
-            self.beat()
+            self.cluster.pulse.beat()
+
+    def vanish(self) -> None:
+        self.task.cancel()
+        self.supervised = self.alive = False
+        self.held = []
+        self.cluster.pulse.beat()
 
     async def _linger(self) -> None:
-        await asyncio.sleep(self.cluster.linger_s())
+        await asyncio.sleep(self.sim.linger_s())
         self._let_go()
 
     # Its size.
@@ -270,7 +238,7 @@ class SimAttempt:
     def lose_node(self, node_id: str) -> None:
         if node_id not in self.nodes:
             return
-        self.nodes[node_id] = SimNode(0)
+        self.nodes[node_id] = FakeNode({})
         had = self.num_held
         self.held = [part for part in self.held if part.node_id != node_id]
         if not self.alive and self.phase is Phase.ACQUIRING:
@@ -283,10 +251,10 @@ class SimAttempt:
         if not self._trains or self.num_held <= 1:
             return
         last = self.held.pop()
-        self.nodes[last.node_id].held -= 1
+        self._give_back(Slice(last.node_id, 1))
         if last.num_workers > 1:
             self.held.append(Slice(last.node_id, last.num_workers - 1))
-        self.cluster.beat()
+        self.cluster.pulse.beat()
         self._lost("a worker is gone")
 
     def _lost(self, why: str) -> None:
@@ -319,8 +287,8 @@ class SimAttempt:
             return
         self.grants = grant.number
         taken = [part for part in grant.slices if self._take(part)]
-        self.cluster.note(f"{self.key} takes {taken} of grant {grant.number}")
-        self.cluster.on_take(self)
+        self.sim.note(f"{self.key} takes {taken} of grant {grant.number}")
+        self.sim.on_take(self)
         self._resize()
 
     def recall(self, recall: Recall) -> None:
@@ -331,24 +299,26 @@ class SimAttempt:
         for part in recall.slices:
             if part in self.held and len(self.held) > 1:
                 self.held.remove(part)
-                self.nodes[part.node_id].held -= part.num_workers
-        self.cluster.note(f"{self.key} gives {recall.slices} back")
+                self._give_back(part)
+        self.sim.note(f"{self.key} gives {recall.slices} back")
         self._resize()
 
     def _take(self, part: Slice) -> bool:
         node = self.cluster.nodes.get(part.node_id)
-        if node is None or node.slots - node.held < part.num_workers:
+        if node is None or not node.take(self.spec.bundle, part.num_workers):
             return False
         self.nodes[part.node_id] = node
-        node.held += part.num_workers
         self.held.append(part)
         return True
+
+    def _give_back(self, part: Slice) -> None:
+        self.nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
 
     def _resize(self) -> None:
         """Another generation, which is told of after a while."""
         self.generation += 1
-        self.beat()
-        delay_s = self.cluster.chance.choice((0.0, 0.3, 2.0))
+        self.cluster.pulse.beat()
+        delay_s = self.sim.chance.choice((0.0, 0.3, 2.0))
         asyncio.get_running_loop().call_later(delay_s, self._tell_size)
 
     def _tell_size(self) -> None:
@@ -359,42 +329,16 @@ class SimAttempt:
             by_node[part.node_id] += part.num_workers
         slices = [{"node_id": name, "num_workers": number} for name, number in by_node.items()]
         body = {"world_size": self.num_held, "slices": slices, "lacking": self.lacking}
-        self.cluster.note(f"{self.key} says {body}, and knows grant {self.grants}")
+        self.sim.note(f"{self.key} says {body}, and knows grant {self.grants}")
         self._tell(FrameKind.RESIZED, body | {"grants": self.grants, "message": ""})
         if not self.lacking:
             whole = {"generation": self.generation, "ranks": [1], "world_size": self.num_held}
             self._tell(FrameKind.REGROUPED, whole)
 
-    def reply(self, cursor: Mapping[str, int], max_bytes: int) -> PollReply:
-        frames, advanced, more = read(self.nodes, self.key, cursor, max_bytes)
-        frames += tuple(self.told[cursor.get("supervisor", 0) :])
-        advanced["supervisor"] = len(self.told)
-        if self.phase is Phase.STARTING and any(f.kind is FrameKind.METRICS for f in frames):
-            self._enter(Phase.RUNNING)
-        return PollReply(
-            cursor=advanced,
-            phase=self.phase,
-            phase_times=dict(self.phase_times),
-            frames=frames,
-            more=more,
-            outcome=None if more else self.outcome,
-            silent=(),
-        )
+    def read(self, cursor: Mapping[str, int], max_bytes: int) -> dict[str, tuple[bytes, int]]:
+        found = super().read(cursor, max_bytes)
+        chunk, end = self.told.read(cursor.get(TOLD, 0), max_bytes)
+        return found | ({TOLD: (chunk, end)} if chunk else {})
 
-
-def read(
-    nodes: Mapping[str, SimNode], key: Key, cursor: Mapping[str, int], max_bytes: int
-) -> tuple[tuple[Frame, ...], dict[str, int], bool]:
-    """The frames after the cursor, at least one of each spool; the cursor after them; whether there
-    are more."""
-    most = max(1, max_bytes // FRAME_BYTES)
-    frames: list[Frame] = []
-    advanced, more = dict(cursor), False
-    for node in nodes.values():
-        for name, spool in node.spools.get(key, {}).items():
-            at = cursor.get(name, 0)
-            new = spool[at : at + most]
-            frames += new
-            advanced[name] = at + len(new)
-            more = more or len(spool) > at + len(new)
-    return tuple(frames), advanced, more
+    def has_more(self, cursor: Mapping[str, int]) -> bool:
+        return self.told.has_more(cursor.get(TOLD, 0)) or super().has_more(cursor)

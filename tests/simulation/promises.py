@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from dray.views import JobState
 from tests.simulation.attempt import Plan, SimAttempt
+from tests.simulation.cluster import slots_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -36,7 +37,8 @@ class Promises:
         if not (spec.min_workers or most) <= spec.world_size <= most:
             raise Broken(f"{attempt.key} starts {spec.world_size} workers of {most}")
         for other in self._world.cluster.everyone():
-            if other is not attempt and other.alive and other.spec.job_id == attempt.spec.job_id:
+            is_same = other.spec.job_id == attempt.spec.job_id
+            if other is not attempt and other.num_processes and is_same:
                 raise Broken(f"I2: attempts {other.key} and {attempt.key} run at once")
         self._resumes_at_the_newest(attempt)
 
@@ -106,12 +108,12 @@ class Promises:
                     node = part["node_id"]
                     held[node] = held.get(node, 0) + part["num_workers"]
         for node_id, number in held.items():
-            if node_id in cluster.nodes and number > cluster.nodes[node_id].slots:
+            if node_id in cluster.nodes and number > slots_of(cluster.nodes[node_id]):
                 raise Broken(f"I3: {number} slots of {node_id} are promised")
 
     def _no_slot_unbooked(self, live: dict[tuple[str, int], str]) -> None:
         """The slots that a group holds are in its row: or others would be given them, too."""
-        for attempt in self._world.cluster.known.values():
+        for attempt in self._world.cluster.of_this_session():
             if attempt.key not in live:
                 continue
             booked: Counter[str] = Counter()

@@ -113,7 +113,7 @@ async def _comes_to(world: World, job_id: str | None, *states: JobState) -> None
 
 async def all_that_happens_to_jobs(world: World) -> None:
     """Submit, run, fail, retry, cancel, preempt, delete: with one service, begun again at need."""
-    world.cluster.add_node(SLOTS)
+    world.cluster.add_slots(SLOTS)
     keeper = world.loop.create_task(_keep_one(world))
     good = await world.submit(Plan(3), 2)
     failing = await world.submit(Plan(4, "user_error", 2, 1), 1, max_retries=1)
@@ -139,7 +139,7 @@ async def one_takes_over(world: World) -> None:
 
     Its plan of before is no longer true when it is continued.
     """
-    world.cluster.add_node(SLOTS)
+    world.cluster.add_slots(SLOTS)
     world.start_process()
     first = await world.submit(Plan(1), SLOTS)
     await _comes_to(world, first, JobState.RUNNING)
@@ -159,7 +159,7 @@ async def one_takes_over(world: World) -> None:
 
 async def one_launches_late(world: World) -> None:
     """Of two services one is stopped on its way to a launch, until the other has given it up."""
-    world.cluster.add_node(SLOTS)
+    world.cluster.add_slots(SLOTS)
     world.start_process()
     await asyncio.sleep(SOON_S)
     world.start_process()
@@ -176,16 +176,16 @@ async def a_group_shrinks_and_grows(world: World) -> None:
     """Of an elastic group a node goes, and others while slots of the next one come to it; then so
     many that it stands by. Something else waits for slots meanwhile."""
     for _ in range(2):
-        world.cluster.add_node(SLOTS)
+        world.cluster.add_slots(SLOTS)
     keeper = world.loop.create_task(_keep_one(world))
     elastic = {"min_workers": SLOTS - 1}
     job_id = await world.submit(Plan(0), 2 * SLOTS, elastic=elastic)
     await _comes_to(world, job_id, JobState.RUNNING)
-    (group,) = world.cluster.known.values()
+    (group,) = world.cluster.of_this_session()
     begin = world.num_points
     world.cluster.lose_node(group.held[0].node_id)
     await asyncio.sleep(SOON_S)
-    world.cluster.add_node(SLOTS)
+    world.cluster.add_slots(SLOTS)
     for _ in range(3):
         await asyncio.sleep(0.7)
         group.lose_worker()

@@ -152,21 +152,21 @@ class Storm:
             self.world.begin(self.world.delete(job_id))
 
     def kill_rank(self) -> None:
-        alive = [a for a in self.world.cluster.known.values() if a.alive]
+        alive = [a for a in self.world.cluster.of_this_session() if a.alive]
         if alive:
             attempt = self.chance.choice(alive)
             self.world.note(f"a rank of {attempt.key} is killed")
             attempt.end_as(Outcome.of(Cause.WORKER_LOST, "killed", rank=0, exit_code=-9))
 
     def lose_worker(self) -> None:
-        alive = [a for a in self.world.cluster.known.values() if a.alive]
+        alive = [a for a in self.world.cluster.of_this_session() if a.alive]
         if alive:
             attempt = self.chance.choice(alive)
             self.world.note(f"a worker of {attempt.key} is lost")
             attempt.lose_worker()
 
     def lose_supervisor(self) -> None:
-        known = [a for a in self.world.cluster.known.values() if a.supervised]
+        known = [a for a in self.world.cluster.of_this_session() if a.supervised]
         if known:
             attempt = self.chance.choice(known)
             self.world.note(f"the supervisor of {attempt.key} is killed")
@@ -184,11 +184,11 @@ class Storm:
             node_id = self.chance.choice(staying)
             after_s = self.chance.choice((1.0, 5.0, 40.0))
             self.world.note(f"{node_id} is drained, and goes in {after_s:g} s")
-            self.world.cluster.drain_node(node_id, after_s)
+            self.world.cluster.drain_and_lose(node_id, after_s)
 
     def add_node(self) -> None:
         if len(self.world.cluster.nodes) < 4:
-            self.world.note(f"{self.world.cluster.add_node(SLOTS)} comes")
+            self.world.note(f"{self.world.cluster.add_slots(SLOTS)} comes")
 
     def restart_cluster(self) -> None:
         self.world.note("the cluster restarts")
@@ -197,14 +197,14 @@ class Storm:
     def lose_cluster(self) -> None:
         """For a while: nobody can reach it, and what runs on it goes on."""
         cluster = self.world.cluster
-        if cluster.away:
+        if cluster.unavailable is not None:
             return
         self.world.note("the cluster is away")
-        cluster.away = True
+        cluster.be_unavailable("Ray can't be reached")
 
         def come_back() -> None:
             self.world.note("the cluster answers again")
-            cluster.away = False
+            cluster.be_unavailable(None)
 
         self.world.loop.call_later(self.chance.choice((1.0, 5.0, 30.0)), come_back)
 

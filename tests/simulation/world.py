@@ -195,7 +195,7 @@ class World:
 
     def preempt(self) -> None:
         """Someone asks a running attempt to leave its slots."""
-        running = [a for a in self.cluster.known.values() if a.alive]
+        running = [a for a in self.cluster.of_this_session() if a.alive]
         if running:
             attempt = self.chance.choice(running)
             self.note(f"{attempt.key} is asked to leave")
@@ -217,14 +217,14 @@ class World:
         """In calm weather: every job ends, and nothing is left."""
         self.weather = Weather()
         self.ambushes.clear()
-        self.cluster.away = False
+        self.cluster.be_unavailable(None)
         self.note("calm")
         for process in self.processes:
             process.go_on()
         if not self.processes:
             self.start_process()
         while self.cluster.lasting_slots() < 2 * SLOTS:
-            self.cluster.add_node(SLOTS)
+            self.cluster.add_slots(SLOTS)
         if self._users:
             await asyncio.wait(self._users)
             for user in self._users:
