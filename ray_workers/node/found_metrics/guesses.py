@@ -208,7 +208,7 @@ class _Series:
             self._base = self._newest
         self._epoch = position.epoch
         step = max(self._base + at, self._newest + 1)
-        self._base, self._at, self._newest = step - at, at, step
+        self._at, self._newest = at, step
         return step
 
 

@@ -129,6 +129,10 @@ BAR = " 45%|####5     | {at}/100 [00:01<00:09, 9.90it/s, loss={loss}, acc={acc}]
             ["loss=3", "Epoch 1 loss=2", *(f"step {at}: loss=1 acc=0" for at in (20, 40))],
             {"loss": [(1, 3), (2, 2), (20, 1), (40, 1)], "acc": [(20, 0), (40, 0)]},
         ),
+        (  # a bar that shows its newest count late
+            [f"loss: {loss}:  1%|# | {at}/30 [0s]" for loss, at in ((3, 9), (2, 9), (1, 29))],
+            {"loss": [(9, 3), (10, 2), (29, 1)]},
+        ),
         (["lr=0.1", "lr=0.05"], {"lr": [(1, 0.1), (2, 0.05)]}),
     ],
 )
