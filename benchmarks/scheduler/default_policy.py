@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, ROUND_S, Allocation, ReplayedJob
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.rules import shares
 from service.domain.scheduling.rules.queues import DEFAULT
@@ -145,7 +145,7 @@ class DefaultPolicy:
         return slots.Request(job.num_gpus, {"GPU": 1.0})
 
     def _left_s(self, job: ReplayedJob) -> float | None:
-        return ranges.seconds_left(job.share_done, job.ran_s, self._earlier[_kind(job)])
+        return forecast.seconds_left(job.share_done, job.ran_s, self._earlier[_kind(job)])
 
 
 def _kind(job: ReplayedJob) -> tuple[str, int, int]:

@@ -45,7 +45,7 @@ class NodeSpools:
         return self._maskers.of(self.of(job_id, attempt))
 
     def silo(self, job_id: str, attempt: int, rank: int) -> SiloRules | None:
-        """What of a rank may leave the node if it is of a silo; None of another one."""
+        """The rules for reports of a rank that is of a silo; None of another rank."""
         return self._silos.silo(self.of(job_id, attempt), rank)
 
     async def read(

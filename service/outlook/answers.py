@@ -20,7 +20,7 @@ from service.db.repositories.scheduling import forecasts as repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.counterfactuals import (
     Choices,
     Counterfactual,
@@ -157,7 +157,7 @@ class Answers:
             priority=row.priority,
             seq=row.number or NEWEST_SEQ,
             request=resizing.request_of(row),
-            left_s=ranges.seconds_left(
+            left_s=forecast.seconds_left(
                 min(1.0, progress.get("step", 0) / total) if total else None,
                 row.runtime_used_s,
                 earlier.get(Kind(row.owner, row.name, row.num_workers), ()),

@@ -8,7 +8,7 @@ from typing import Any
 from dray.spec import JobSpec
 from service.db.models import JobRow
 from service.domain.documents import DocumentRefused, read
-from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.counterfactuals import Change
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.policy import WaitingJob
@@ -40,7 +40,7 @@ class Resubmission:
             attempt=0,
             seq=NEWEST_SEQ,
             request=request,
-            left_s=ranges.seconds_left(None, 0.0, self.earlier.get(kind, ())),
+            left_s=forecast.seconds_left(None, 0.0, self.earlier.get(kind, ())),
             waited_s=0.0,
             ends_within_s=self.row.max_runtime_s,
             place=0,

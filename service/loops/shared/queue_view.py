@@ -24,7 +24,7 @@ from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
@@ -249,7 +249,7 @@ def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
     total = progress.get("total_steps")
     share_done = min(1.0, progress.get("step", 0) / total) if total else None
     earlier_s = runs.get(Kind(job.owner, job.name, job.num_workers), ())
-    return ranges.seconds_left(share_done, ran_s, earlier_s)
+    return forecast.seconds_left(share_done, ran_s, earlier_s)
 
 
 def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:

@@ -3,12 +3,12 @@ the jobs are likely to have left."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from service.domain.progress import TimeLeft
+from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.simulation import Expected, Simulation
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.obstacles import Reason
@@ -19,10 +19,6 @@ WIDER = 1.25
 """The factor by which earlier runs may have been shorter and longer than the next one."""
 ENOUGH_RUNS = 5
 """Fewer runs of any jobs do not tell how long a job takes that has never run."""
-NEWEST = 9
-"""Earlier runs that count: jobs change, and the newest tell most."""
-LONGEST_S = 10 * 365 * 86400.0
-"""A job whose total number of steps stands for "without end" has no longer left than this."""
 
 
 def plays(situation: Situation, now: datetime, **more: Any) -> list[Simulation]:
@@ -69,28 +65,7 @@ def of_usual(runs: Sequence[float]) -> TimeLeft | None:
 def by_earlier_runs(earlier_s: Sequence[float], ran_s: float) -> TimeLeft | None:
     """The time that a job has left by the runs of earlier jobs like it; None without such runs, and
     where it has run for longer than they did. ran_s: for how long it has run."""
-    newest = earlier_s[-NEWEST:]
+    newest = earlier_s[-forecast.NEWEST :]
     if not newest or ran_s >= WIDER * max(newest):
         return None
     return TimeLeft(max(0.0, min(newest) / WIDER - ran_s), WIDER * max(newest) - ran_s)
-
-
-def seconds_left(
-    share_done: float | None, ran_s: float, earlier_s: Sequence[float] = ()
-) -> float | None:
-    """Seconds of running that a job of its full size has left; None where nothing tells.
-
-    share_done: of all its steps, from 0 to 1, as the job reports it; None of one that reports no
-        steps. The longer such a job has run, the longer it is likely to go on.
-    ran_s: how long it has run for that.
-    earlier_s: running times of finished jobs like it, newest last. Their median counts as much as
-    the job has left to show by itself.
-    """
-    if share_done is None:
-        usual_s = statistics.median(earlier_s[-NEWEST:]) if earlier_s else 0.0
-        return usual_s - ran_s if ran_s < usual_s else ran_s or None
-    own = min(ran_s * (1 - share_done) / share_done, LONGEST_S) if share_done > 0 else None
-    if not earlier_s:
-        return own
-    like_them = statistics.median(earlier_s[-NEWEST:]) * (1 - share_done)
-    return like_them if own is None else share_done * own + (1 - share_done) * like_them

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from ray_workers.shared.contracts import Slice, by_bundle
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic.resizing import spare
-from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.lanes import Lanes
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement import slots
@@ -264,7 +264,7 @@ class Simulation:
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
         limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
         # A job without end on few of its workers would end after the last date that there is.
-        left_s = min(left_s, limit_s, ranges.LONGEST_S)
+        left_s = min(left_s, limit_s, forecast.LONGEST_S)
         ends_at = self._now + timedelta(seconds=max(1.0, left_s))
         shrinks_at = self._now + timedelta(seconds=LEAVING_S) if job.recalled else None
         is_assumed = job.left_s is None

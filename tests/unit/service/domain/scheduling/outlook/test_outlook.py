@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.lanes import Lanes
 from service.domain.scheduling.outlook.simulation import (
     HORIZON_S,
@@ -186,7 +186,7 @@ def test_an_elastic_job_that_starts_smaller_takes_longer() -> None:
 
 
 def test_a_job_without_end_on_few_of_its_workers_ends_within_the_calendar() -> None:
-    endless = waits("a", 4096, min_workers=1, left_s=ranges.LONGEST_S, seq=1)
+    endless = waits("a", 4096, min_workers=1, left_s=forecast.LONGEST_S, seq=1)
     assert in_s(starts([endless], [], {"n": 1.0}), "a") == 0.0
 
 

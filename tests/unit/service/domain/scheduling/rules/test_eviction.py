@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.scheduling.outlook import ranges
+from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.policy import (
     Preempt,
@@ -124,18 +124,18 @@ def test_one_that_yields_passes_a_blocked_job_until_that_has_waited_for_long() -
 
 
 def test_progress_and_earlier_runs_tell_how_long_a_job_has_left() -> None:
-    assert ranges.seconds_left(0.0, 100.0) is None
-    assert ranges.seconds_left(0.25, 100.0) == 300.0
-    assert ranges.seconds_left(1e-12, 100.0) == ranges.LONGEST_S, "it has no end"
-    assert ranges.seconds_left(0.0, 0.0, [500.0, 400.0, 600.0]) == 500.0
-    assert ranges.seconds_left(0.5, 100.0, [400.0]) == 150.0
-    assert ranges.seconds_left(1.0, 100.0, [400.0]) == 0.0
-    assert ranges.seconds_left(None, 0.0) is None
-    assert ranges.seconds_left(None, 70.0) == 70.0
-    assert ranges.seconds_left(None, 70.0, [100.0]) == 30.0
-    assert ranges.seconds_left(None, 170.0, [100.0]) == 170.0
+    assert forecast.seconds_left(0.0, 100.0) is None
+    assert forecast.seconds_left(0.25, 100.0) == 300.0
+    assert forecast.seconds_left(1e-12, 100.0) == forecast.LONGEST_S, "it has no end"
+    assert forecast.seconds_left(0.0, 0.0, [500.0, 400.0, 600.0]) == 500.0
+    assert forecast.seconds_left(0.5, 100.0, [400.0]) == 150.0
+    assert forecast.seconds_left(1.0, 100.0, [400.0]) == 0.0
+    assert forecast.seconds_left(None, 0.0) is None
+    assert forecast.seconds_left(None, 70.0) == 70.0
+    assert forecast.seconds_left(None, 70.0, [100.0]) == 30.0
+    assert forecast.seconds_left(None, 170.0, [100.0]) == 170.0
     newest = [float(run) for run in range(100)]
-    assert ranges.seconds_left(0.0, 0.0, newest) == 95.0
+    assert forecast.seconds_left(0.0, 0.0, newest) == 95.0
 
 
 def test_a_gang_is_as_large_as_its_largest_share() -> None:
