@@ -5,6 +5,8 @@ the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore fields they do
 that a newer server stays readable.
 """
 
+from dray.drills import DrillKind as DrillKind
+from dray.drills import DrillState as DrillState
 from dray.views.arrays import JobArray as JobArray
 from dray.views.arrays import JobSweep as JobSweep
 from dray.views.arrays import Trial as Trial
@@ -28,9 +30,7 @@ from dray.views.cluster import NodeSlots as NodeSlots
 from dray.views.cluster import QuarantinedSlots as QuarantinedSlots
 from dray.views.cluster import StorageState as StorageState
 from dray.views.faults import Drill as Drill
-from dray.views.faults import DrillKind as DrillKind
 from dray.views.faults import DrillPage as DrillPage
-from dray.views.faults import DrillState as DrillState
 from dray.views.faults import Hang as Hang
 from dray.views.faults import HangPage as HangPage
 from dray.views.faults import HangRank as HangRank

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dray.views.faults import DrillKind
+from dray.drills import DrillKind
 from ray_workers.shared.contracts import Slice
 
 

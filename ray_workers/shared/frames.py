@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from dray.views.faults import DrillState
+from dray.drills import DrillState
 from ray_workers.shared.contracts import Cause, FrameKind
 
 if TYPE_CHECKING:  # `decoding` has the types: a process that reports need not import pydantic

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
-from dray.views.faults import DrillKind, DrillState
+from dray.drills import DrillKind, DrillState
 from ray_workers.shared.commands import Drill
 from ray_workers.shared.frames import DrillReport, RegroupedReport
 from ray_workers.supervision.reporter import Reporter

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dray.views.faults import DrillKind, DrillState
+from dray.drills import DrillKind, DrillState
 from ray_workers.shared import spool_reader
 from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
 from ray_workers.shared.contracts import (

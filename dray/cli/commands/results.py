@@ -141,7 +141,7 @@ def _progress() -> Iterator[OnProgress | None]:
         if not sys.stderr.isatty():
             yield None
             return
-        from dray.cli.display.terminal import download_bars
+        from dray.cli.display.bars import download_bars
 
         with download_bars() as tell:
             yield tell

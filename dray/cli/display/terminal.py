@@ -8,22 +8,7 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Column
-
-from dray._http.downloads import OnProgress
 from dray.input.names import DIRECTION
 
 _SGR = r"\x1b\[[0-9;:]*m"
@@ -123,26 +108,3 @@ def _harmless(control: re.Match[str]) -> str:
     if character in "\n\r\u2028\u2029":
         return " "
     return ascii(character)[1:-1] if character > "\x9f" else ""
-
-
-@contextmanager
-def download_bars(console: Console | None = None) -> Iterator[OnProgress]:
-    """A callback for the progress of each file, whose bar appears with the first call."""
-    name = Column(max_width=30, no_wrap=True, overflow="ellipsis")
-    bars = Progress(
-        TextColumn("{task.description}", markup=False, table_column=name),
-        BarColumn(bar_width=None),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console or Console(stderr=True),
-    )
-    tasks: dict[str, TaskID] = {}
-
-    def report(path: str, here: int, whole: int) -> None:
-        if path not in tasks:
-            tasks[path] = bars.add_task(clean(path), total=whole)
-        bars.update(tasks[path], completed=here)
-
-    with bars:
-        yield report

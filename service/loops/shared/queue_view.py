@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
+from dray.drills import DrillKind
 from dray.views import JobState
-from dray.views.faults import DrillKind
 from ray_workers.shared.commands import Command, Drill, Leave, Stop
 from ray_workers.shared.contracts import RoleSlots, Slice
 from service.db.repositories import attempts as attempts_repository

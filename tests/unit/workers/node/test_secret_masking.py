@@ -16,7 +16,7 @@ import pytest
 from dray.train.spool import SpoolWriter
 from ray_workers.node import agent
 from ray_workers.node.secret_masking import EXACT, mask_frames, note_secrets
-from ray_workers.shared import frames, paths, spool_reader
+from ray_workers.shared import frame_fields, frames, paths, spool_reader
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.node_needs import EnvironmentPolicy
 from ray_workers.shared.secret_files import Masker
@@ -35,7 +35,9 @@ def filled(kind: Any) -> Any:
     """A value of a field's type; whatever may be a text has the canary."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        types = typing.get_type_hints(kind, {**vars(frames), "OnDivergence": str})
+        types = typing.get_type_hints(
+            kind, {**vars(frames), **vars(frame_fields), "OnDivergence": str}
+        )
         return {
             field.name: f"own-{field.name}" if field.name in EXACT else filled(types[field.name])
             for field in dataclasses.fields(kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from dray.views.faults import DrillKind, DrillState
+from dray.drills import DrillKind, DrillState
 from ray_workers.shared.commands import Drill
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.frames import RegroupedReport

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
+from dray.drills import DrillKind, DrillState
 from dray.spec import JobSpec
-from dray.views.faults import DrillKind, DrillState
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.commands import Drill
 from ray_workers.shared.contracts import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dray.views.faults import DrillKind
+from dray.drills import DrillKind
 from ray_workers.node import compat_ray
 from ray_workers.shared.commands import Drill, Grant, Stop
 from ray_workers.shared.contracts import Cause, Outcome, Phase, PollReply, ProcessKind, Slice

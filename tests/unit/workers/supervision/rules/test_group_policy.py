@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dray.views.faults import DrillKind
+from dray.drills import DrillKind
 from ray_workers.shared.commands import Drill, Grant
 from ray_workers.shared.contracts import Cause
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
