@@ -31,7 +31,7 @@ FULL_S = 60.0
 class FederationCalls(DownloadCalls):
     async def invite_clients(self, job_id: str, clients: int = 1) -> list[views.Invitation]:
         """Invite clients outside of the cluster to a federated job; raises TooManyClients if as
-        many are invited as its document has. Their tokens are told this once."""
+        many are invited as its document has. The tokens are returned by this call alone."""
         call = Call.with_json("POST", _clients(job_id), {"clients": clients})
         page = await self._read(views.InvitationPage, call)
         return page.items
@@ -62,15 +62,15 @@ class FederationCalls(DownloadCalls):
         """
         with tempfile.TemporaryDirectory(prefix="dray-client-") as folder:
             make_trainer = trainer_of(Path(folder), data)
-            tell = on_round or (lambda _sentence: None)
-            return await self._take_part(job_id, Path(folder), make_trainer, tell)
+            log = on_round or (lambda _sentence: None)
+            return await self._take_part(job_id, Path(folder), make_trainer, log)
 
     async def _take_part(
         self,
         job_id: str,
         folder: Path,
         make_trainer: Callable[[int], ClientTrainer],
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> views.JobState:
         """Take part in the rounds of a job until it ends; its last state.
 
@@ -96,12 +96,12 @@ class FederationCalls(DownloadCalls):
                 await self._fetch_round(job_id, view, folder)
                 if trainer is None:
                     trainer = await asyncio.to_thread(make_trainer, view.client)
-                if not await self._do_round(job_id, view, trainer, tell):
+                if not await self._do_round(job_id, view, trainer, log):
                     given_up = (view.name, view.awaits)
             except (errors.RoundOver, errors.UpdateRefused) as error:
-                tell(f"round {view.number}: not sent: {error.problem.detail}")
+                log(f"round {view.number}: not sent: {error.problem.detail}")
             except errors.QuotaExceeded as error:
-                tell(f"round {view.number}: the server takes no files now: {error.problem.detail}")
+                log(f"round {view.number}: the server takes no files now: {error.problem.detail}")
                 await asyncio.sleep(FULL_S)
             except errors.IntegrityError:
                 # The round ended in the middle of a download, and has other weights.
@@ -112,21 +112,21 @@ class FederationCalls(DownloadCalls):
         job_id: str,
         view: views.FederatedRound,
         trainer: ClientTrainer,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> bool:
         """Train, or answer in a phase of secure aggregation; False if nothing could be sent."""
         if view.awaits != UPDATE:
             answer = await self._answer(job_id, view, trainer)
             if answer.said is not None:
-                tell(f"round {view.number}: client {view.client} {answer.said}")
+                log(f"round {view.number}: client {view.client} {answer.said}")
             return answer.content is not None
-        tell(f"round {view.number}: client {view.client} trains")
+        log(f"round {view.number}: client {view.client} trains")
         update = await asyncio.to_thread(trainer.train, view.number or 0)
         if not math.isfinite(update.loss):
-            tell(f"round {view.number}: not sent: the training diverged on this client's data")
+            log(f"round {view.number}: not sent: the training diverged on this client's data")
             return False
         await self._send_update(job_id, view, update)
-        tell(f"round {view.number}: sent, with a loss of {update.loss:.4g} on the way")
+        log(f"round {view.number}: sent, with a loss of {update.loss:.4g} on the way")
         return True
 
     async def _fetch_round(self, job_id: str, view: views.FederatedRound, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command itself: its options, its exit codes, and helpers that all commands share."""
+"""The command itself: its options, its exit codes, and helpers that commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of pairs of clients, sealed shares, and masks."""
+"""Keys of pairs of clients, secrets in shares (Shamir 1979), sealed shares, and masks."""
 
 from __future__ import annotations
 

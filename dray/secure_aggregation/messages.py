@@ -1,4 +1,4 @@
-"""The messages of a round, and what both sides know before it.
+"""The messages of a round, its errors, and what both sides know before it.
 
 All but the masked update are JSON. A client's message says nothing of its sender: the transport
 knows who sent it.

@@ -1,4 +1,4 @@
-"""Reports of a job: metrics, log lines and events."""
+"""Reports of a job: metrics, log lines and events; and its files."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import Frame
 from ray_workers.shared.folders import work_dir
-from ray_workers.shared.folders.removal import remove_tree, why_full
+from ray_workers.shared.folders.disk_room import why_full
+from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.heartbeat import NodeObservation, RankObservation, observe_ranks
 from ray_workers.shared.node_needs import (
     BuildState,

@@ -1,4 +1,4 @@
-"""Calls of Ray: waiting for an answer within a limit, and their errors in a line."""
+"""Calls of Ray: answers within a limit, errors in a line, and the end of an actor."""
 
 from __future__ import annotations
 

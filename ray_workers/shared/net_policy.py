@@ -10,8 +10,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 import unicodedata
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -39,7 +39,6 @@ _SPECIAL: Final = tuple(
 _NAT64: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 _IPV4_COMPATIBLE: Final = ipaddress.ip_network("::/96")
 _DOTS: Final = str.maketrans(dict.fromkeys("\u3002\uff0e\uff61", "."))
-AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
 
 
 class AllowedHosts:
@@ -165,38 +164,3 @@ def _checked_name(entry: str) -> str:
     if not all(label and label.replace("-", "").replace("_", "").isalnum() for label in labels):
         raise ValueError(f"{entry!r} is no host name, address or network (such as 10.0.0.0/8)")
     return name
-
-
-# The address of every connection is checked when the connection is made: whatever the host's name
-# leads to by then is judged, and not what it led to when somebody looked before.
-
-
-class RefusedAddress(Exception):
-    """Nobody may connect to the host, or to an address that it has."""
-
-    def __init__(self, host: str, reason: str) -> None:
-        super().__init__(f"{host}: {reason}")
-        self.host = host
-        self.reason = reason
-
-
-def socket_factory(host: str, allowed: AllowedHosts) -> Callable[[AddressInfo], socket.socket]:
-    """Of aiohttp's `TCPConnector`, for connections to this host alone.
-
-    RefusedAddress for a host that its spelling forbids, and from the factory for one that an
-    address forbids.
-    """
-    reason = refused_host(host, allowed)
-    if reason is not None:
-        raise RefusedAddress(host, reason)
-
-    def make(info: AddressInfo) -> socket.socket:
-        family, kind, protocol, _, place = info
-        address = ipaddress.ip_address(str(place[0]).split("%", 1)[0])
-        if not allowed.has_name(host):
-            reason = refused_address(address, allowed)
-            if reason is not None:
-                raise RefusedAddress(host, reason)
-        return socket.socket(family, kind, protocol)
-
-    return make

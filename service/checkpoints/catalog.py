@@ -1,4 +1,4 @@
-"""Committed checkpoints: finding one by its step, the best of them, and the files of each."""
+"""Committed checkpoints: in SQL by their steps, and in the storage where reports may be lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.names import attempt_prefix
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as repository
-from service.domain.attempts.ledger import last_steps
+from service.domain.attempts.lineage import last_steps
 from service.domain.errors import CheckpointNotFound
 from service.storage.storage import BadKey, Storage, check_file_name
 

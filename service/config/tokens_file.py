@@ -1,4 +1,4 @@
-"""The file with the callers' tokens.
+"""The file with the callers' tokens, and the token that a first start writes.
 
 It has a line `name:sha256-of-the-token` for each caller, with `:admin` at its end if the caller may
 change queues; `#` begins a comment. A change of the file takes effect at once.

@@ -1,4 +1,4 @@
-"""The spending of queues, and those whose budget is used up."""
+"""The spending of attempts and queues, and the queues whose budget is used up."""
 
 from __future__ import annotations
 

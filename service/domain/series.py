@@ -1,4 +1,4 @@
-"""Series of metric values: how a chunk of one is packed, and how many become few."""
+"""Series of metric values: chunks of one, rows of several, and how many points become few."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from service.db.repositories.scheduling import costs as costs_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.session import Database
 from service.db.types import storable
-from service.domain.attempts.ledger import NO_END
+from service.domain.attempts.lineage import NO_END
 from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.events import SYNC_PLAN
 from service.ingest import hangs, open_rounds, silent_processes

@@ -1,4 +1,4 @@
-"""The snapshot of the cluster in SQL, which submit checks against and `/v1/cluster` shows."""
+"""The snapshot of the cluster in SQL: its nodes, and the kinds of GPU that a job may be given."""
 
 from __future__ import annotations
 

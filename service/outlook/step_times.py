@@ -1,4 +1,4 @@
-"""The elastic jobs whose size is chosen by their speed, as they and jobs like them reported it."""
+"""Times of earlier runs: of whole jobs, and of the steps of elastic jobs at each size."""
 
 from __future__ import annotations
 

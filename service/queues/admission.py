@@ -1,4 +1,4 @@
-"""Whether a queue takes a job that is submitted or moved to it."""
+"""Whether a queue takes a job that is submitted or moved to it, and what the queue holds."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.folders.removal import why_full
+from ray_workers.shared.folders.disk_room import why_full
 from service.config.settings import Settings
 from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE

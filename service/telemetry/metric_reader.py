@@ -17,7 +17,7 @@ from service.db.repositories.telemetry import chunks as repository
 from service.db.repositories.telemetry import recent_metrics
 from service.db.repositories.telemetry.chunks import MetricChunk
 from service.db.types import storable
-from service.domain.attempts.ledger import NO_END, last_steps
+from service.domain.attempts.lineage import NO_END, last_steps
 from service.domain.series import (
     BLOCK_POINTS,
     CHUNK_POINTS,

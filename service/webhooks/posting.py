@@ -22,7 +22,8 @@ from yarl import URL
 
 import dray
 from ray_workers.shared.frame_fields import clean
-from ray_workers.shared.net_policy import AddressInfo, AllowedHosts, RefusedAddress, socket_factory
+from ray_workers.shared.guarded_sockets import AddressInfo, RefusedAddress, socket_factory
+from ray_workers.shared.net_policy import AllowedHosts
 from service.domain.webhooks import Answer
 
 LIMIT_S = 10.0

@@ -1,4 +1,4 @@
-"""The form of output: tables for people, JSON for programs."""
+"""The form of output: tables and stacks for people, JSON for programs."""
 
 from __future__ import annotations
 

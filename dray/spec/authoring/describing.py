@@ -1,4 +1,4 @@
-"""Descriptions of the job document's parts and fields, for pages and comments."""
+"""The job document for those who write one: descriptions of its fields, and its JSON Schema."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from dray.input.names import MAX_PATTERN_CHARS, compile_pattern
+from dray.input.patterns import MAX_PATTERN_CHARS, compile_pattern
 from dray.spec.fields import Document, Int
 from dray.spec.training.parallel import MAX_WORKERS
 

@@ -1,4 +1,4 @@
-"""How a model is trained."""
+"""How a model is trained, and which steps are profiled."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dray.train.kv.compression import unpacked_two_bit
 from dray.train.kv.connection import TensorConnection, listening
-from dray.train.kv.shard import Answers, KeyValueShard, KVError, unpacked_two_bit
+from dray.train.kv.shard import Answers, KeyValueShard, KVError
 
 
 def key_of(server: int) -> str:

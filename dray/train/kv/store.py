@@ -11,9 +11,10 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
+from dray.train.kv.compression import TwoBit
 from dray.train.kv.connection import TensorConnection, connect
 from dray.train.kv.server import key_of, serve
-from dray.train.kv.shard import KVError, TwoBit
+from dray.train.kv.shard import KVError
 
 Kind = Literal["dist_sync", "dist_async"]
 MEETING_LIMIT: Final = timedelta(hours=1)

@@ -1,4 +1,4 @@
-"""Data sets as recipes see them: arrays that may be larger than memory, and their names."""
+"""Data sets as recipes see them, and the protocol of the sources that they are read from."""
 
 from __future__ import annotations
 

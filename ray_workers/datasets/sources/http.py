@@ -20,7 +20,8 @@ from yarl import URL
 from ray_workers.datasets.core.errors import broken, shortened
 from ray_workers.datasets.core.types import Listed, Listing, Sink, TransferError
 from ray_workers.datasets.sources.credentials import Options, headers_for
-from ray_workers.shared.net_policy import AllowedHosts, RefusedAddress, socket_factory
+from ray_workers.shared.guarded_sockets import RefusedAddress, socket_factory
+from ray_workers.shared.net_policy import AllowedHosts
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 

@@ -1,4 +1,4 @@
-"""Metrics in the lines that a script prints."""
+"""Metrics in the lines that a script prints, and the form of a metric that was found."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from dray.input.names import compile_pattern
+from dray.input.patterns import compile_pattern
 from dray.train.reporting import MAX_KEY_CHARS, MAX_STEP, RESERVED_KEY
 
 SEARCHES_PER_S = 20_000

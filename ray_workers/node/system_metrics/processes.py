@@ -1,4 +1,4 @@
-"""The use of a rank: of its process and of all that it started, such as loaders of data."""
+"""The use of a rank: of its process and of all that it started; and rates from counters."""
 
 from __future__ import annotations
 

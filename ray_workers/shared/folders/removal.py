@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
-import tempfile
 from pathlib import Path
 
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FULL_BELOW_BYTES = 16 << 20
-PROBE_BYTES = 4096
 
 
 def remove_tree(path: Path) -> None:
@@ -69,17 +65,3 @@ def _unlinked(name: str, folder: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def why_full(folder: Path) -> str | None:
-    """Why a folder takes no file, by writing one without a name; None if it does."""
-    try:
-        free = shutil.disk_usage(folder).free
-        if free < FULL_BELOW_BYTES:
-            return f"the disk of {folder} is full: {free >> 20} MiB free"
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(PROBE_BYTES))
-            file.flush()
-    except OSError as error:
-        return f"{folder} takes no file: {error.strerror or error}"
-    return None

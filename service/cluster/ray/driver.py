@@ -39,7 +39,7 @@ from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.supervisor import Supervisor
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
-from service.cluster.ray import prestart, unowned_slots
+from service.cluster.ray import launch_once, prestart
 from service.cluster.ray.described_nodes import (
     CONTROL_RESOURCE,
     HEAD_RESOURCE,
@@ -142,9 +142,7 @@ class RayCluster:
 
     async def launch(self, spec: AttemptSpec) -> None:
         deployment_id = self._config.deployment_id
-        await asyncio.to_thread(
-            unowned_slots.claim_launch, deployment_id, spec.job_id, spec.attempt
-        )
+        await asyncio.to_thread(launch_once.claim_launch, deployment_id, spec.job_id, spec.attempt)
         resources = await asyncio.to_thread(ray.cluster_resources)
         control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
         key = (spec.job_id, spec.attempt)
@@ -169,7 +167,7 @@ class RayCluster:
 
     async def give_up(self, ref: AttemptRef) -> None:
         deployment_id = self._config.deployment_id
-        await asyncio.to_thread(unowned_slots.give_up, deployment_id, ref.job_id, ref.attempt)
+        await asyncio.to_thread(launch_once.give_up, deployment_id, ref.job_id, ref.attempt)
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int

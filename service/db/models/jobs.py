@@ -1,4 +1,4 @@
-"""Jobs, with their labels, dependencies and keys of idempotency."""
+"""Jobs, with their labels, dependencies and keys of idempotency; arrays and sweeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of attempts, and the files that they leave: metrics, logs, checkpoints, artifacts."""
+"""Reports of attempts, the files that attempts leave, and links to download a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tags, notes and experiments, and the values that searches go by."""
+"""Tags, notes, experiments, exports to MLflow, and the values that searches go by."""
 
 from __future__ import annotations
 

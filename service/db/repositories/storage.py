@@ -1,4 +1,4 @@
-"""SQL on how full the storage is, and on jobs that may be deleted to make room."""
+"""SQL on how full the storage is, on jobs that may be deleted, and on links to download a file."""
 
 from __future__ import annotations
 

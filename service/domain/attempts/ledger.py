@@ -17,7 +17,6 @@ Ledger = Mapping[str, float]
 
 MAX_SECONDS = 1e15
 """A million slots for thirty years: more is no ledger."""
-NO_END = 2**63 - 1
 
 
 def checked(said: Mapping[str, object]) -> dict[str, float]:
@@ -83,23 +82,3 @@ def unaccounted(ledger: Ledger, held_s: float) -> dict[str, float]:
     supervisor that died until its slots were seen free."""
     idle = ledger.get(TimeCategory.IDLE, 0.0) + max(0.0, held_s)
     return {**{c.value: ledger.get(c, 0.0) for c in TimeCategory}, TimeCategory.IDLE.value: idle}
-
-
-# An attempt that resumed at step r took everything up to r from the attempts before it, and made
-# their later steps void. So attempt k counts up to the least step at which an attempt after it
-# began.
-
-
-def last_steps(starts: Mapping[int, int | None]) -> dict[int, int]:
-    """The last step that counts of each attempt, `NO_END` if none is void.
-
-    `starts`: for each attempt the steps already done when it began; None if it never trained.
-    """
-    ends: dict[int, int] = {}
-    end = NO_END
-    for attempt in sorted(starts, reverse=True):
-        ends[attempt] = end
-        start = starts[attempt]
-        if start is not None:
-            end = min(end, start)
-    return ends

@@ -128,7 +128,9 @@ def _parameter_servers(work: Work) -> Iterator[SyncCost]:
     at_server_s = work.send_weights_s / servers
     """A server receives a gradient, or sends its part of the weights, in this time."""
 
-    own_s = 2 * work.send_weights_s + 3 * work.latency_s
+    # Where there are several, server 0 counts the staleness before the others get their parts.
+    messages = 3 if servers == 1 else 4
+    own_s = 2 * work.send_weights_s + messages * work.latency_s
     for mode, slowness, more in (
         ("bounded", work.paces.slowest, {"max_staleness": 4}),
         ("asynchronous", 1 / work.paces.mean_speed, {}),

@@ -15,7 +15,7 @@ import pytest
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.domain import cursors, documents, ids, states
-from service.domain.attempts.ledger import NO_END, last_steps
+from service.domain.attempts.lineage import NO_END, last_steps
 from service.domain.attempts.retries import Budgets, GiveUp, Retry, RetryBudget, decide
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor

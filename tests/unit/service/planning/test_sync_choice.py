@@ -146,3 +146,16 @@ def test_only_ways_that_wait_for_nobody_are_quick_with_a_slow_rank() -> None:
     base = slow["all_reduce"].step_time_s
     quick = {name for name, cost in slow.items() if base / cost.step_time_s >= GAIN}
     assert quick == {"ad_psgd", "asynchronous"}
+
+
+@pytest.mark.parametrize(("num_ranks", "servers", "messages"), [(9, 1, 3), (18, 2, 4)])
+def test_a_push_with_one_staleness_waits_for_the_first_of_several_servers(
+    num_ranks: int, servers: int, messages: int
+) -> None:
+    work = replace(ALIKE, num_ranks=num_ranks)
+    cost = next(c for c in sync_costs(work) if c.sync.get("mode") == "asynchronous")
+    assert cost.sync["servers"] == servers
+    workers = num_ranks - servers
+    send_s = 4 * MIB / 1e9
+    batch_s = 0.1 * num_ranks
+    assert cost.step_time_s == pytest.approx((batch_s + 2 * send_s + messages * 1e-4) / workers)

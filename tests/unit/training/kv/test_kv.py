@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.distributed import HashStore
 
 from dray.train import kv
+from dray.train.kv.compression import TwoBit, unpacked_two_bit
 from dray.train.kv.connection import ConnectionLost, connect, listening
 from dray.train.kv.server import KVServer
-from dray.train.kv.shard import KVError, TwoBit, unpacked_two_bit
+from dray.train.kv.shard import KVError
 from dray.train.kv.store import Kind, KVStore
 from tests.unit.training.ranks import Gang, loopback_store, make_task
 

@@ -1,0 +1,25 @@
+"""Regular expressions of users, searched in lines of output that may be anything."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+MAX_PATTERN_CHARS: Final = 500
+MAX_PATTERN_BYTES: Final = 1 << 20
+"""Memory that one compiled pattern may take."""
+
+
+def compile_pattern(pattern: str) -> Any:
+    """The pattern, compiled by RE2, whose searches take time in proportion to the line, whatever
+    the pattern. ValueError if it is none; ImportError where RE2 is not installed."""
+    import re2  # on servers and nodes only
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = MAX_PATTERN_BYTES
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else error
+        said = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise ValueError(f"is no regular expression of RE2: {said}") from None

@@ -1,0 +1,34 @@
+"""Gradients in fewer bits, as MXNet's gradient compression: what is left out is sent later."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class TwoBit:
+    """Each element becomes -threshold, 0 or threshold; the rest is added to the next gradient."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._rests: dict[str, Tensor] = {}
+
+    def packed(self, key: str, gradient: Tensor) -> Tensor:
+        """Four elements in each byte."""
+        total = gradient + self._rests[key] if key in self._rests else gradient.clone()
+        codes = (total >= self._threshold).to(torch.uint8)
+        codes += 2 * (total <= -self._threshold).to(torch.uint8)
+        self._rests[key] = total - _values_of(codes, self._threshold)
+        flat = codes.reshape(-1)
+        padded = torch.cat([flat, flat.new_zeros(-len(flat) % 4)]).view(-1, 4)
+        return padded[:, 0] | padded[:, 1] << 2 | padded[:, 2] << 4 | padded[:, 3] << 6
+
+
+def unpacked_two_bit(packed: Tensor, shape: torch.Size, threshold: float) -> Tensor:
+    """The gradient that was `packed`."""
+    codes = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=1).reshape(-1)
+    return _values_of(codes[: shape.numel()], threshold).view(shape)
+
+
+def _values_of(codes: Tensor, threshold: float) -> Tensor:
+    return threshold * ((codes == 1).float() - (codes == 2).float())
