@@ -56,7 +56,7 @@ async def create(
     request: Request, context: TheContext, webhooks: TheWebhooks, caller: Caller
 ) -> Response:
     """Have an address notified of your jobs, or, for admins, of everybody's. The answer has the
-    secret of its signatures, which is told this once."""
+    secret of its signatures, which no later answer has."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookRequest, request, limit_bytes)
     if wanted.all_users:

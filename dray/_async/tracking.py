@@ -94,7 +94,7 @@ class TrackingCalls(ReportCalls):
         revision: int | None = None,
     ) -> views.Annotations:
         """Add or remove tags of a job in any state, or replace its notes (Markdown). With
-        `revision`, that of `annotations`, raises AnnotationsChanged if somebody changed them
+        `revision`, that of `annotations`, raises AnnotationsChanged if another call changed them
         since."""
         changes = present(
             add_tags=add_tags and list(add_tags),

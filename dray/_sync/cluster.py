@@ -48,8 +48,8 @@ class ClusterCalls(Calls):
         until: datetime | None = None,
     ) -> views.CostReport:
         """The cost of each user, or of the jobs of each queue, from one time to another, with a
-        time zone; by default since this month began, in UTC. Admins see everybody's costs, others
-        their own."""
+        time zone; by default since this month began, in UTC. Admins see the costs of all users,
+        others their own."""
         query = params(by=by, since=since, until=until)
         return self._read(views.CostReport, Call("GET", "/v1/costs", query))
 

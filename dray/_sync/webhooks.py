@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/webhooks.py: change that file instead.
-"""Webhooks: addresses that are told about jobs."""
+"""Webhooks: addresses that are notified of jobs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class WebhookCalls(Calls):
         format: WebhookFormat | str | None = None,  # noqa: A002  the API's word
         all_users: bool = False,
     ) -> views.Webhook:
-        """Have an address told when your jobs, or with `all_users` everybody's (for admins), come
-        to one of `states`; by default when they end. `queue` and `labels` choose among them.
+        """Notify an address when your jobs, or with `all_users` the jobs of all users (for admins),
+        enter one of `states`; by default when they end. `queue` and `labels` choose among them.
 
-        `secret` of the answer is the key of the signatures, and is told this once. Raises
+        `secret` of the answer is the key of the signatures; no later answer has it. Raises
         WebhookUrlForbidden, UnknownQueue or TooManyWebhooks.
         """
         given = present(
@@ -44,7 +44,7 @@ class WebhookCalls(Calls):
         return self._read(views.Webhook, Call.with_json("POST", "/v1/webhooks", given))
 
     def webhooks(self) -> list[views.Webhook]:
-        """Your webhooks, oldest first; for admins, everybody's."""
+        """Your webhooks, oldest first; for admins, the webhooks of all users."""
         return self._list(views.WebhookPage, "/v1/webhooks")
 
     def webhook(self, webhook_id: str) -> views.Webhook:

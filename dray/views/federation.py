@@ -10,7 +10,7 @@ from dray.views.jobs import JobState
 
 
 class Invitation(View):
-    """A client's token, which is told this once."""
+    """A client's token, which no later answer has."""
 
     client: int
     token: str

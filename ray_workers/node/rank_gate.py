@@ -29,8 +29,8 @@ class RankGate:
 
 
 def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
-    """The gate of a rank that is about to start, of which the node's agent knows then. RuntimeError
-    on a node that takes no such rank."""
+    """Make the gate of a rank that is about to start, and note a silo for the node's agent.
+    RuntimeError on a node that takes no such rank."""
     if silo_gate.silo_of(task) is None:
         if silo_gate.has_source(environ):  # the scheduler places none here
             raise RuntimeError(silo_gate.FOR_SILOS_ALONE)
@@ -43,7 +43,7 @@ def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
 
 @contextlib.contextmanager
 def keeping_errors(task: RankTask) -> Iterator[None]:
-    """Raises errors of a start; those of a silo without their messages, which may tell of the
+    """Raise errors of a start. The error of a silo loses its message, which may describe the
     node."""
     try:
         yield

@@ -53,7 +53,7 @@ class Webhooks:
         self._clock = clock or database.clock
 
     async def create(self, wanted: WebhookRequest, *, owner: str) -> views.Webhook:
-        """The webhook, with its secret, which is told this once.
+        """The webhook, with its secret, which no later answer has.
 
         WebhookUrlForbidden for an address that the service may not connect to; UnknownQueue;
         TooManyWebhooks.

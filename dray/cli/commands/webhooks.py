@@ -42,7 +42,7 @@ def add_webhook(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have an address told when your jobs end, or come to other states.
+    """Notify an address when your jobs end, or enter other states.
 
     The secret of the signatures is printed this once.
     """
