@@ -29,7 +29,7 @@ FIRST_ROUND = {
     "loggers": 200,
     "names": 12,
     "plans": 2_000,
-    "programs": 20,
+    "programs": 4,
 }
 """Seeds of the first round; later ones take as many as fit into ROUND_S."""
 LEAST_SEEDS = 4
