@@ -20,7 +20,7 @@ from ray_workers.shared.contracts import Cause
 from ray_workers.training.clients.outside_client import LocalUpdate, OutsideClient
 from ray_workers.training.core.errors import RoundsError, cause_of
 from ray_workers.training.parallel.federated.outside import masked_collector, update_collector
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.api.federated_rounds import DOCUMENT, Clients, FederatedRun
 from tests.unit.api.serving import LiveServer
 from tests.unit.secure_aggregation.liars import Liar
@@ -49,6 +49,7 @@ LIES: dict[str, dict[str, Any]] = {
 OF_ALL = ("loss", "validation of no samples")
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("lie", "liars"),
     [
@@ -129,6 +130,7 @@ def run(
         return job, list(client.events(job.job_id))
 
 
+@ONE_SET
 @pytest.mark.parametrize("lie", ["shares", "own seed"])
 def test_clients_that_lie_about_shares_are_named_and_left_out_and_the_job_succeeds(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
@@ -143,6 +145,7 @@ def test_clients_that_lie_about_shares_are_named_and_left_out_and_the_job_succee
     assert events[-1].to_state is JobState.SUCCEEDED
 
 
+@SOAK
 def test_a_client_whose_secret_is_lost_by_its_own_lie_is_left_out_of_the_repetition(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +194,7 @@ def test_a_round_that_is_broken_again_and_again_fails_the_job(
     assert not [event for event in events if event.type == "clients_left_out"]
 
 
+@SOAK
 def test_a_client_that_vanishes_from_every_round_stops_no_job_that_has_others(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from ray_workers.datasets.sources.source import Source
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from tests.integration.harness import ROOT
-from tests.marks import soak
+from tests.marks import SOAK, soak
 from tests.unit.datasets.web import Answer, serving
 
 RANKS = """
@@ -184,6 +184,7 @@ with cache.scratch() as scratch:
 """
 
 
+@SOAK
 def test_what_another_process_uses_stays_and_what_it_left_when_it_died_goes(
     tmp_path: Path,
 ) -> None:
@@ -356,6 +357,7 @@ def write_large(path: Path) -> None:
                     file.write("one line of a long text, ä\n" * 40_000)
 
 
+@SOAK
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux only")
 @pytest.mark.parametrize("kind", [soak("csv"), soak("parquet"), soak("npz"), "txt"])
 def test_a_set_larger_than_memory_is_prepared_and_read(

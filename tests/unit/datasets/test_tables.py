@@ -17,6 +17,7 @@ from dray.spec import Data
 from ray_workers.datasets import Table, open_table
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
+from tests.marks import SOAK
 
 
 def read_csv(
@@ -117,6 +118,7 @@ def test_marks_of_inches_are_not_open_quotation_marks(tmp_path: Path, policy: Da
     assert table.classes == ("a", 'a 3"', "b", "c\r\nd")
 
 
+@SOAK
 def test_a_column_that_turns_into_text_late_is_text(tmp_path: Path, policy: DataPolicy) -> None:
     """The first block of the file would have passed for numbers."""
     rows = [

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from ray_workers.shared.node_needs import DataPolicy
 from tests.integration.harness import ROOT
-from tests.marks import soak
+from tests.marks import ONE_SET, soak
 from tests.unit.datasets.web import Answer, serving
 
 READ = """
@@ -70,6 +70,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("is_trusted", "host", "expected"),
     [

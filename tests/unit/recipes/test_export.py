@@ -105,6 +105,7 @@ def test_onnx_says_what_the_model_says(
         np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=1e-5)
 
 
+@SOAK
 @KINDS
 def test_a_program_of_torch_says_what_the_model_says(
     documented: Callable[[Path], dict[str, Any]], name: str, tmp_path: Path
@@ -115,6 +116,7 @@ def test_a_program_of_torch_says_what_the_model_says(
         torch.testing.assert_close(program(samples[:count]), model.model(samples[:count]))
 
 
+@SOAK
 def test_a_file_says_what_its_columns_and_labels_are(tmp_path: Path) -> None:
     model, _ = trained(table(tmp_path), tmp_path / "result")
     written = onnx.load(model.export(tmp_path / "model.onnx"))

@@ -198,6 +198,7 @@ def short(source: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return home, train
 
 
+@SOAK
 @pytest.mark.parametrize("parallel", [{}, soak({"shard": 2})], ids=["replicas", "shards"])
 def test_two_ranks_learn_what_one_learns(
     parallel: dict[str, Any], source: str, short: tuple[Path, dict[str, Any]], tmp_path: Path

@@ -13,6 +13,7 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.parallel.meta_init import materialise
+from tests.marks import SOAK
 
 SMALL = {"name": "gpt", "num_layers": 2, "num_heads": 2, "width": 16, "context_length": 8}
 SENTENCE = "the quick brown fox jumps over the lazy dog. "
@@ -63,6 +64,7 @@ def test_a_fresh_model_is_as_good_as_a_guess(text: Path) -> None:
     assert loss.item() == pytest.approx(torch.tensor(256.0).log().item(), abs=0.2)
 
 
+@SOAK
 def test_the_result_goes_on_from_a_prompt(text: Path, tmp_path: Path) -> None:
     work = build(text)
     work.write_results(work.model, {"val/perplexity": 9.0}, 3, tmp_path)

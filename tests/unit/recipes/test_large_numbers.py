@@ -31,6 +31,7 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.parallel.meta_init import materialise
+from tests.marks import ONE_SET
 
 BASES = {
     "seconds": 1_700_000_000,
@@ -205,6 +206,7 @@ def test_a_silos_numbers_are_less_what_the_public_ones_are(tmp_path: Path) -> No
     assert own.target[5] + own.shifts["y"] + own.bases["y"] == 2 * (2**60 + 2**40 + 5)
 
 
+@ONE_SET
 @pytest.mark.parametrize("suffix", ["onnx", "pt2"])
 def test_an_export_takes_the_tables_numbers(suffix: str, tmp_path: Path) -> None:
     x = [1_700_000_000 + at for at in range(60)]

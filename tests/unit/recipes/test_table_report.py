@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ray_workers.recipes.table_report import MAX_COLUMNS
+from tests.marks import SOAK
 from tests.unit.recipes.test_tabular import build
 
 ROWS = "age,rooms,colour,kind,note,y\n" + "".join(
@@ -64,6 +65,7 @@ def test_a_number_to_predict(tmp_path: Path) -> None:
     assert "  'rooms': target, a number" in said
 
 
+@SOAK
 def test_two_thousand_columns_have_no_two_thousand_lines(tmp_path: Path) -> None:
     names = [f"c{at}" for at in range(2_000)]
     path = tmp_path / "wide.csv"

@@ -26,7 +26,7 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.supervision.rules.failure_attribution import RankExit, judge
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from tests.fakes import pretend_gpu, pretend_nccl
-from tests.marks import soak, soak_but
+from tests.marks import ONE_SET, SOAK, soak, soak_but
 from tests.unit.recipes.test_image_segmentation import NAMES, draw
 from tests.unit.training.core import test_divergence
 from tests.unit.training.jobs import (
@@ -128,6 +128,7 @@ def with_data(document: dict[str, Any], sources: Mapping[str, str]) -> dict[str,
     return {**document, "data": {**data, "source": sources.get(data["source"], data["source"])}}
 
 
+@ONE_SET
 @pytest.mark.parametrize("name", soak_but(JOBS, short=SHORT))
 def test_a_job_learns_what_it_learns_on_a_cpu(
     name: str, tmp_path: Path, sources: dict[str, str]
@@ -216,6 +217,7 @@ def test_a_job_begins_with_the_weights_that_another_device_left(tmp_path: Path) 
     _assert_learnt_the_same(there, here)
 
 
+@ONE_SET
 @pytest.mark.parametrize("rule", ["skip_step", "fail"])
 def test_what_is_not_finite_is_found_on_the_device(rule: str, tmp_path: Path) -> None:
     document = job(MLP, on_divergence=rule)
@@ -282,6 +284,7 @@ SHARED = {
 }
 
 
+@ONE_SET
 @pytest.mark.parametrize("name", soak_but(SHARED, short=["replicated", "shard"]))
 def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
     name: str, tmp_path: Path, sources: dict[str, str]
@@ -312,6 +315,7 @@ def served(mode: str) -> dict[str, Any]:
     return job(RESNET, {"sync": sync, "resources": resources}, optimizer={"name": "sgd"})
 
 
+@SOAK
 @pytest.mark.parametrize("mode", ["synchronous", soak("asynchronous")])
 def test_workers_on_gpus_learn_from_servers_without_one_what_they_learn_on_a_cpu(
     mode: str, tmp_path: Path

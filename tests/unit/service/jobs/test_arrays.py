@@ -13,6 +13,7 @@ from dray.views import JobState
 from service.db.repositories import jobs as repository
 from service.domain.errors import ArrayNotFound, ArrayTooLarge, CheckpointInUse, JobLive, NotFound
 from service.jobs.idempotency import IdempotencyKey
+from tests.marks import ONE_SET, SOAK
 from tests.unit.service.helpers import Service, events_of, spec
 from tests.unit.service.jobs.test_dependencies import array_of
 
@@ -79,6 +80,7 @@ async def test_an_array_beyond_the_limit_is_refused_by_its_name(service: Service
     assert (await service.jobs.list()).items == []
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "many",
     [
@@ -100,6 +102,7 @@ async def test_many_jobs_of_a_long_document_are_refused(
     await service.jobs.submit(few)
 
 
+@SOAK
 async def test_ten_thousand_jobs_are_made_and_ended_as_one(sqlite_service: Service) -> None:
     service = sqlite_service
     array_id, _ = await array_of(service, 10_000)

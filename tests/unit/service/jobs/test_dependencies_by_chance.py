@@ -27,7 +27,7 @@ from service.db.session import Database
 from service.domain.errors import DependencyNeverSatisfied
 from service.loops.shared.queue_view import snapshot
 from service.storage.storage import Storage
-from tests.marks import soak
+from tests.marks import SOAK, soak
 from tests.unit.service.helpers import Service
 
 BAD = (JobState.FAILED, JobState.CANCELLED)
@@ -198,6 +198,7 @@ class Dependencies(RuleBasedStateMachine):
                 assert asyncio.run(self.service.jobs.get(key)).state is job.state
 
 
+@SOAK
 @pytest.mark.parametrize("num_runs", [10, soak(60)])
 def test_the_service_agrees_with_a_slow_look_at_the_whole_graph(
     sqlite_url: str, tmp_path: Path, num_runs: int

@@ -28,7 +28,7 @@ from service.planning.model.memory_simulator import (
 )
 from service.planning.model.meshes import meshes
 from service.planning.model.shapes import Shapes, shapes_of
-from tests.marks import soak_but
+from tests.marks import ONE_SET, soak_but
 from tests.unit.training.ranks import run_in_group
 
 WITHIN = 0.15
@@ -72,6 +72,7 @@ def _measure(rank: int, num_ranks: int, document: str, folder: str) -> None:
     (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
+@ONE_SET
 @pytest.mark.parametrize("name", soak_but(TRIED, short=SHORT))
 def test_the_peak_is_what_torch_counts(tmp_path: Path, name: str) -> None:
     num_ranks, document = jobs(tmp_path)[name]

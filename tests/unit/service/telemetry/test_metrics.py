@@ -18,7 +18,7 @@ from service.db.repositories.telemetry.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, TIMES, outline, summarise, unpack
 from service.telemetry.chunk_columns import summary_of
 from service.telemetry.metric_writer import MAX_KEYS
-from tests.marks import soak
+from tests.marks import ONE_SET, soak
 from tests.unit.service.helpers import START, Service, events_of, metrics, resumed
 
 
@@ -240,6 +240,7 @@ async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     assert types.count("metric_keys_limit") == 1
 
 
+@ONE_SET
 @pytest.mark.parametrize("per_step", [soak(1000), 100_000])
 async def test_of_a_hundred_thousand_names_the_first_thousand_are_kept(
     service: Service, per_step: int
@@ -287,6 +288,7 @@ async def test_no_level_of_detail_loses_a_spike_or_the_only_nan(
         assert {50.0, -50.0, 70.0} <= set(found.series["holed"].values)
 
 
+@ONE_SET
 @pytest.mark.parametrize("sizes", [[1] * 130, [63, 1, 64, 65, 1000, 2, 1023], [3000]])
 async def test_a_chunk_that_grew_is_summarised_as_one_that_was_written_at_once(
     service: Service, sizes: list[int]

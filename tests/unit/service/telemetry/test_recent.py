@@ -18,7 +18,7 @@ from service.telemetry import known_attempts, metric_writer
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import MAX_CHUNKS
 from service.telemetry.metric_writer import MAX_ROWS, MAX_ROWS_BYTES
-from tests.marks import soak
+from tests.marks import ONE_SET, soak
 from tests.unit.service.helpers import Service, events_of, log, metrics, resumed
 
 
@@ -251,6 +251,7 @@ async def test_rows_are_deleted_with_their_job(service: Service) -> None:
     assert count(service, RecentMetricsRow) == 0
 
 
+@ONE_SET
 @pytest.mark.parametrize("seed", [0, soak(1), soak(2)])
 async def test_what_is_known_changes_nothing_of_what_is_read(service: Service, seed: int) -> None:
     """The same replies, drawn by chance, with all known, with nothing, and now and then."""

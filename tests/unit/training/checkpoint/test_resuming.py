@@ -19,7 +19,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.loop.trainer import Batch, Trainer
 from ray_workers.training.parallel.optim import optimizer_step
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import (
     assert_same,
     change_the_data,
@@ -183,6 +183,7 @@ def test_a_run_begins_with_another_jobs_weights_and_nothing_else_of_it(tmp_path:
         torch.testing.assert_close(weights(second)[name], tensor, rtol=0, atol=1e-6)
 
 
+@SOAK
 def test_a_run_goes_on_from_all_that_another_job_left(tmp_path: Path) -> None:
     first, second, alone = (tmp_path / name for name in ("first", "second", "alone"))
     options: dict[str, Any] = {**EVERYTHING_ON, "schedule": {"name": "constant"}}
@@ -276,6 +277,7 @@ OTHER_WIDTH = (
 )
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "parallel", [{"shard": 2}, {"shard": 2, "zero": 1}, {"pipeline": 2}], ids=str
 )
@@ -309,6 +311,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     assert "is not the one that the checkpoint of step 2 was trained on" in error["message"]
 
 
+@SOAK
 @pytest.mark.parametrize("loader_workers", [soak(0), 2])
 def test_samples_read_from_a_mapped_file_go_on_to_the_bit_after_a_kill(
     tmp_path: Path, loader_workers: int

@@ -25,7 +25,7 @@ from ray_workers.training.data import device_dataset
 from ray_workers.training.elastic import rendezvous
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop.trainer import Trainer
-from tests.marks import soak, soak_but
+from tests.marks import ONE_SET, SOAK, soak, soak_but
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import (
     DEADLINE_S,
@@ -177,6 +177,7 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(
     assert_same(tmp_path, undisturbed(2))
 
 
+@ONE_SET
 @pytest.mark.parametrize("point", soak_but(sorted(RANK_0_ONLY), short=SHORT & RANK_0_ONLY))
 def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
     point: str, tmp_path: Path, undisturbed: Callable[..., Path]
@@ -192,6 +193,7 @@ def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
     assert checkpoint_files.load(refs[0]).saved.step == 16
 
 
+@SOAK
 def test_of_four_ranks_the_one_across_learns_of_it_too(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -202,6 +204,7 @@ def test_of_four_ranks_the_one_across_learns_of_it_too(
     assert_same(tmp_path, undisturbed(4))
 
 
+@SOAK
 def test_who_waits_for_a_rank_that_died_before_it_had_connected_is_woken(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -216,6 +219,7 @@ def _die_unconnected(task: RankTask) -> None:
         arm(FaultPoint.PEERS_ARE_THERE, die)
 
 
+@SOAK
 def test_what_rank_0_missed_of_a_step_that_others_ended_is_told(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -236,6 +240,7 @@ def _leave_rank_0_behind(task: RankTask) -> None:
         arm(FaultPoint.AFTER_OPTIMIZER, die, at_step=8)
 
 
+@SOAK
 def test_two_of_three_ranks_die_one_after_the_other(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -293,6 +298,7 @@ def _sent(handler: RendezvousHandler) -> int:
     return sent
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "when", soak_but(ALL_REDUCE, short=["before the others have come", "between two buckets"])
 )
@@ -337,6 +343,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "name", soak_but(OPTIONS, short=["sgd with accumulation", "bf16, clipping and an average"])
 )
@@ -388,6 +395,7 @@ class FromAfar:
             self.then(task)
 
 
+@SOAK
 def test_a_rank_with_loader_processes_is_replaced_and_nothing_is_lost(
     undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -399,6 +407,7 @@ def test_a_rank_with_loader_processes_is_replaced_and_nothing_is_lost(
     assert_same(tmp_path, undisturbed(2))
 
 
+@SOAK
 def test_a_step_that_is_done_again_starts_from_the_buffers_it_had(tmp_path: Path) -> None:
     """Running means change in the forward pass, before the step breaks off."""
     document_ = small(2, max_steps=6, global_batch_size=64)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ray_workers.training.checkpoint import checkpoint_files
+from tests.marks import ONE_SET
 from tests.unit.training.jobs import digits, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, run_ranks
 
@@ -26,6 +27,7 @@ def gradients() -> dict[str, Tensor]:
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
+@ONE_SET
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("max_norm", [0.02, 1.0])
 def test_a_gradient_longer_than_the_limit_is_shortened_to_it(

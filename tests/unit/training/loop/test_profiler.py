@@ -105,6 +105,7 @@ def test_a_job_leaves_its_trace_and_a_summary_of_it(tmp_path: Path) -> None:
     assert "steps 4 to 6" in (artifacts(tmp_path) / "summary.txt").read_text()
 
 
+@SOAK
 def test_each_rank_that_is_named_leaves_its_own(tmp_path: Path) -> None:
     model = {"name": "resnet", "depth": 8, "width": 4}
     spec = document(2) | {"model": model, "parallel": {"pipeline": 2}}

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
 from ray_workers.training.parallel.data_parallel.compression import TopK, compress
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import replaced, run_in_group, run_ranks
 
@@ -221,6 +221,7 @@ def test_each_rank_tells_how_long_it_computed_before_it_had_to_do_with_others(pl
         assert all(0.0 < computed[step] < step_times[step] for step in computed)
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("options", "least"),
     [
@@ -246,6 +247,7 @@ def test_less_goes_over_the_wire_and_as_much_is_learned(
     assert told[1] == pytest.approx(expected[1], rel=1e-6), "the loss itself is not compressed"
 
 
+@SOAK
 def test_a_compressed_group_recovers_and_goes_on(tmp_path: Path) -> None:
     from tests.unit.training.elastic.test_recovery import Fault
 

@@ -18,7 +18,7 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.loop.trainer import Trainer
-from tests.marks import SOAK, soak, soak_but
+from tests.marks import ONE_SET, SOAK, soak, soak_but
 from tests.unit.training.elastic.test_recovery import after_own_update, die, once
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.parallel.test_local_sgd import ask_rank_0_to_leave
@@ -160,6 +160,7 @@ def _in_fp64(task: RankTask) -> None:
     torch.set_default_dtype(torch.float64)
 
 
+@SOAK
 @pytest.mark.parametrize("zero", [soak(1), 3])
 def test_a_share_of_fewer_samples_than_micro_batches_counts_for_what_it_is(
     undisturbed: Undisturbed, zero: int
@@ -173,6 +174,7 @@ def test_a_share_of_fewer_samples_than_micro_batches_counts_for_what_it_is(
         assert series(together, key) == pytest.approx(series(alone, key), rel=1e-4)
 
 
+@SOAK
 @pytest.mark.parametrize("parallel", [soak({"shard": 3}), {"shard": 3, "zero": 2}], ids=["3", "2"])
 def test_shares_and_layers_that_do_not_divide_evenly(
     undisturbed: Undisturbed, parallel: dict[str, Any]
@@ -218,6 +220,7 @@ def test_bf16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed) -> None:
 HALF_SENT = {"param_dtype": "fp16", "reduce_dtype": "fp16"}
 
 
+@SOAK
 @pytest.mark.parametrize("scale", [soak(2.0**16), 2.0**28], ids=["as it is", "too large"])
 def test_fp16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed, scale: float) -> None:
     """Also where the gradients overflow, and the first steps change nothing on any rank."""
@@ -264,6 +267,7 @@ SPARED: dict[str, Any] = {
 """What only a rank with the whole model can do, and has a state of its own."""
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("train", "compression"),
     [
@@ -474,6 +478,7 @@ def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
         assert once(tmp_path, key) == series(left_alone, key)
 
 
+@SOAK
 @pytest.mark.parametrize(
     ("parallel", "train"),
     [({"shard": 2, "zero": 1}, SPARED), soak({"shard": 2}, {"precision": "fp16"})],
@@ -489,6 +494,7 @@ def test_a_twin_gives_the_loss_scale_and_the_average_too(
     assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel, **train)))
 
 
+@SOAK
 @pytest.mark.parametrize(
     "parallel", [{"shard": 2}, soak({"shard": 2, "zero": 1}), soak({"tensor": 2})], ids=str
 )
@@ -541,6 +547,7 @@ def _die_making_the_mesh(task: RankTask) -> None:
         arm(FaultPoint.BEFORE_MESH, die)
 
 
+@SOAK
 def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
     """Both holders of a part are killed, so what the others have is of no use."""
     spec = brief(tmp_path, 4, {"shard": 2})
@@ -588,6 +595,7 @@ def _die_before_sending(task: RankTask, folder: Path) -> None:
         after_own_update(7, act)
 
 
+@SOAK
 def test_who_is_left_with_half_a_step_takes_the_whole_one_of_its_twin(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

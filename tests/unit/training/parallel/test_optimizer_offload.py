@@ -20,7 +20,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.parallel.optim import optimizer_offload, optimizer_step
 from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState, rounded
 from ray_workers.training.parallel.optim.optimizers import build_optimizer
-from tests.marks import SOAK, soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.elastic.test_recovery import die
 from tests.unit.training.jobs import assert_same, die_at_step_18, series, weights
 from tests.unit.training.parallel.test_model_parallel import images, text
@@ -57,6 +57,7 @@ def without_count(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "param_groups": [own, *others]}
 
 
+@ONE_SET
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bucket_by_bucket_a_step_is_the_same_to_the_bit(
     monkeypatch: pytest.MonkeyPatch, name: str
@@ -131,6 +132,7 @@ def test_no_two_moments_that_are_loaded_are_at_hand_at_once() -> None:
 SMALL_STATE: dict[str, Any] = {"optimizer": {"name": "adamw", "state_dtype": "bf16"}}
 
 
+@SOAK
 @pytest.mark.parametrize("parallel", [soak({}), {"shard": 2}], ids=["replicas", "sharded"])
 def test_a_run_with_small_state_resumes_equal_to_the_bit(
     tmp_path: Path, parallel: dict[str, Any]

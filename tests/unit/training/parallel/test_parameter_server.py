@@ -44,7 +44,7 @@ from ray_workers.training.parallel.parameter_server.shard import (
     Push,
 )
 from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import assert_same, document, series, weights
 from tests.unit.training.ranks import (
     DEADLINE_S,
@@ -322,6 +322,7 @@ def die_when_pushing(batch: int, *, to_server: int | None) -> None:
     connection.TensorConnection.send = dying  # type: ignore[method-assign]
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "kill",
     [
@@ -528,6 +529,7 @@ def hold_the_first(is_held: Callable[[], bool]) -> None:
     arm(FaultPoint.BEFORE_EXCHANGE, hold)
 
 
+@SOAK
 @pytest.mark.parametrize("victim", [1, soak(CHIEF)])
 def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
     victim: int, tmp_path: Path
@@ -716,6 +718,7 @@ def test_a_synchronous_job_ends_alike_to_the_bit_when_a_server_with_a_replica_di
         assert told(tmp_path, key) == series(whole, key)
 
 
+@SOAK
 @pytest.mark.parametrize(
     ("server", "batch", "has_taken"),
     [(0, 5, True), soak(0, 1, False), soak(1, 9, True), soak(1, 9, False)],
@@ -739,6 +742,7 @@ def test_the_trace_of_a_job_that_lost_a_server_replayed_gives_its_weights(
     assert page.first_at > 0.0, "by this the supervisor knows that the job has recovered"
 
 
+@SOAK
 def test_a_stopped_server_is_waited_for_until_it_is_killed(tmp_path: Path) -> None:
     """As its connections stay whole, nobody finds out earlier."""
     stop = kill_server(1, 5, has_taken=True, by=signal.SIGSTOP)

@@ -35,6 +35,7 @@ from ray_workers.training.parallel.parameter_server.replication import (
 from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
 from ray_workers.training.parallel.parameter_server.server import ShardServer, serve
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
+from tests.marks import ONE_SET
 
 NUM_WORKERS, NUM_BATCHES = 3, 9
 LR, MOMENTUM, STRENGTH = 0.05, 0.9, 0.5
@@ -264,6 +265,7 @@ def drawn(seed: int) -> list[tuple[str, int]]:
     return [(kind, draw.randrange(NUM_WORKERS)) for kind in kinds]
 
 
+@ONE_SET
 @pytest.mark.parametrize("correction", [None, STALENESS_LR, COMPENSATED])
 def test_no_update_is_lost_or_counted_twice_whoever_dies_when(
     correction: spec.Correction | None,

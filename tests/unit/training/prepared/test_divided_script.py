@@ -134,6 +134,7 @@ def test_four_ranks_train_as_one_and_go_on_from_two(tmp_path: Path) -> None:
     run_in_group(_four, 4, str(tmp_path))
 
 
+@SOAK
 def test_a_job_whose_document_shards_the_model_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     path = Path(__file__).parents[4] / "examples/scripts/sharded.py"
 

@@ -32,6 +32,7 @@ from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.node_needs import BuildState, EnvironmentPolicy, NodeEnvironment
 from ray_workers.shared.processes.procfs import MARK_VARIABLE, started_ticks
 from ray_workers.shared.secret_files import Masker
+from tests.marks import ONE_SET, SOAK
 from tests.unit.workers.forked import PATIENCE_S, until
 from tests.wheels import from_wheels, make_wheel, served
 
@@ -85,6 +86,7 @@ async def test_a_package_is_installed_once_and_the_nodes_own_stay(
     assert ran.stdout.strip() == "1.2"
 
 
+@SOAK
 async def test_what_is_asked_for_replaces_the_nodes_package_and_the_answer_says_so(
     node: Environments, tmp_path: Path
 ) -> None:
@@ -98,6 +100,7 @@ async def test_what_is_asked_for_replaces_the_nodes_package_and_the_answer_says_
     assert "numpy" in kept.message
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -119,6 +122,7 @@ async def test_what_can_not_be_installed_fails_with_the_installers_sentence(
     assert left == []
 
 
+@SOAK
 async def test_a_setup_command_runs_in_the_folder_and_its_failure_is_named(
     node: Environments, tmp_path: Path
 ) -> None:
@@ -297,6 +301,7 @@ async def test_a_child_in_a_session_of_its_own_ends_with_the_command(
     assert [started_ticks(number) for number in numbers] == [None, None]
 
 
+@SOAK
 async def test_of_much_output_the_beginning_and_the_end_are_kept(
     node: Environments, tmp_path: Path
 ) -> None:
@@ -366,6 +371,7 @@ async def test_packages_that_fill_the_installers_cache_end_the_build(
     assert "DRAY_ENVIRONMENT_LIMIT_BYTES" in answer.message
 
 
+@SOAK
 async def test_an_index_that_does_not_answer_is_asked_again(
     node: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:

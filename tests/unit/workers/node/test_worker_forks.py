@@ -24,6 +24,7 @@ from ray_workers.node.worker_forks.worker_entry import (
     socket_of,
 )
 from tests.integration.harness import eventually
+from tests.marks import ONE_SET
 from tests.unit.workers.forked import is_alive
 
 SCRIPT = """
@@ -136,6 +137,7 @@ def test_a_parent_that_was_killed_is_replaced_and_ends_with_its_raylet(node: Nod
     eventually(lambda: not is_alive(second))
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("code", "why"),
     [

@@ -20,6 +20,7 @@ from service.ingest import attempt_results
 from service.runtime import Runtime
 from service.storage.storage import Storage
 from tests.fakes.attempt import FakeRank
+from tests.marks import ONE_SET
 from tests.unit.service.ingest.test_unreported import commit
 from tests.unit.service.loops.world import (
     STEPS,
@@ -84,6 +85,7 @@ async def test_a_service_that_was_away_finds_its_job_and_all_it_reported(world: 
     await keeps_its_promises(world, second, job_id)
 
 
+@ONE_SET
 async def test_services_that_die_one_after_the_other_lose_and_double_nothing(
     world: World,
 ) -> None:

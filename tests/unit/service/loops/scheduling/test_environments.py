@@ -14,7 +14,7 @@ from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment
 from service.loops.scheduling import environment_gate, preparations
 from service.runtime import Runtime
 from tests.fakes.cluster import READY
-from tests.marks import ON_SQLITE
+from tests.marks import ON_SQLITE, ONE_SET
 from tests.unit.service.loops.world import (
     World,
     comes_to,
@@ -119,6 +119,7 @@ async def test_an_index_that_does_not_answer_costs_the_job_nothing(world: World)
     assert job.attempt == 1
 
 
+@ONE_SET
 @pytest.mark.parametrize("state", [BuildState.UNREACHABLE, BuildState.FAILED, BuildState.READY])
 async def test_what_an_installer_says_in_broken_text_stops_nobody(
     world: World, state: BuildState

@@ -188,6 +188,7 @@ def _by_time(tape: Tape, round_number: int) -> list[tuple[int, Record]]:
 AT_OPTIMIZER, AT_EXCHANGE = FaultPoint.BEFORE_OPTIMIZER, FaultPoint.BEFORE_EXCHANGE
 
 
+@SOAK
 @pytest.mark.parametrize(
     ("sync", "dying", "mixed_by"),
     [

@@ -22,6 +22,7 @@ from service.domain.scheduling.rules.shares import (
     Standings,
     Used,
 )
+from tests.marks import SOAK
 from tests.unit.service.domain.scheduling import snapshots
 from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
 
@@ -166,6 +167,7 @@ def test_half_of_the_use_is_forgotten_each_half_life() -> None:
     assert used.seconds(1e9 + 2 * HALF_LIFE_S) == {("q", "ann"): pytest.approx(37.5)}
 
 
+@SOAK
 def test_over_a_month_queues_and_users_get_their_weights() -> None:
     """Three queues that always have work, of two users each; jobs of 2 to 9 hours, of which one
     user's are three times as long."""

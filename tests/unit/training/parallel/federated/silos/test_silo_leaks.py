@@ -32,6 +32,7 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.spool_reader import spool_key
 from ray_workers.training.clients import silo_client
 from ray_workers.training.elastic.store_server import loopback_store
+from tests.marks import SOAK
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task
 from tests.unit.workers.node.test_agent import node_agent
 
@@ -220,6 +221,7 @@ async def test_nothing_but_updates_leaves_a_silo(home: Home) -> None:
     assert max(len(each) for each in left) > 1000, "updates were sent"
 
 
+@SOAK
 async def test_the_reason_of_a_silos_error_stays_with_it(home: Home) -> None:
     codes, left = home.run(job(home.path, rounds=2), is_broken=True)
     assert codes == [-signal.SIGKILL, 1, 1], "the aggregator is ended from outside"
