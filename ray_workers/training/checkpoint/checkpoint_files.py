@@ -240,7 +240,7 @@ def superseded(
     earliest.
     """
     in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
-    kept = staying(in_order, keep=keep, told=reported or {}, known=known)
+    kept = staying(in_order, keep=keep, reported=reported or {}, known=known)
     if best is not None:
         sign = sign_of(best)
         measured = [

@@ -194,7 +194,7 @@ def _report_saved(saved: CommittedCheckpoint) -> float:
         manifest_sha256=saved.manifest_sha256,
         metrics=saved.metrics,
     )
-    return train.tell(report.KIND, report.body())
+    return train.append(report.KIND, report.body())
 
 
 def _log_failed(step: int, error: BaseException) -> None:
