@@ -190,7 +190,7 @@ def test_a_held_job_waits_with_no_place_and_reserves_nothing() -> None:
     assert isinstance(decisions[1], Wait)
     assert isinstance(decisions[2], Wait)
     assert (decisions[1].position, decisions[2].position) == (1, None)
-    assert wait(decisions[2]) == ("held", "is held by bob; `dray release a` lets it go on")
+    assert wait(decisions[2]) == ("held", "is held by bob; `dray release a` releases it")
 
 
 def test_a_held_job_says_so_also_while_the_cluster_is_away() -> None:

@@ -269,12 +269,12 @@ class Claims:
         """The beginning of a sentence: what the job needs."""
         request, job = self.request(decision), self.job(decision)
         if isinstance(job, Growing):
-            pattern = r"(could use|trains on without|stands by for) (\d+) workers?( more)? of (.*)"
+            pattern = r"(could use|goes on without|waits for) (\d+) workers?( more)? of (.*)"
             found = re.fullmatch(pattern, words)
             assert found, words
             held = sum(part.num_workers for part in job.slices)
             lacks = job.lacking or job.request.num_workers - held
-            how = "trains on without" if job.trains else "stands by for"
+            how = "goes on without" if job.trains else "waits for"
             assert found[1] == (how if job.lacking else "could use"), words
             assert int(found[2]) == lacks, words
             assert bundle_matches(found[4], request.bundle), words
@@ -282,7 +282,7 @@ class Claims:
         self.check_needs(request, words)
 
     def check_needs(self, request: Request, words: str) -> None:
-        words = words.removesuffix(", those of silos on the nodes of their data")
+        words = words.removesuffix(", silos on the nodes of their data")
         if request.required_level is not None:
             assert words.endswith(f" within one {request.required_level}"), words
             words = words.removesuffix(f" within one {request.required_level}")

@@ -25,7 +25,7 @@ def besides_silos(claims: Claims, decision: Decision, rest: str, number: str) ->
 def for_nodes(claims: Claims, decision: Decision, needs: str, why: str) -> None:
     assert claims.snapshot.to_come
     claims.check_opening(decision, needs)
-    if why == "there is none that it could use":
+    if why == "the cluster has no usable node":
         assert not claims.nodes
     else:
         claims.check_sentence(decision, why)
@@ -133,7 +133,7 @@ def all_closed(claims: Claims, decision: Decision) -> None:
 
 @says(
     r"no node of the cluster with the label (\S+) has room for the worker of "
-    r"federated.silos\[(\d+)\](?: besides those of other silos)?: (.*)"
+    r"federated.silos\[(\d+)\](?: besides other silos)?: (.*)"
 )
 def no_home(claims: Claims, decision: Decision, label: str, at: str, _: str) -> None:
     homes = claims.request(decision).homes
@@ -151,7 +151,7 @@ def no_home(claims: Claims, decision: Decision, label: str, at: str, _: str) -> 
 
 
 @says(
-    r"no node of the cluster has room for the worker that aggregates besides those of silos: "
+    r"no node of the cluster has room for the worker that aggregates besides the workers of silos: "
     r"it needs .*, on a node without a silo's data"
 )
 def no_first(claims: Claims, decision: Decision) -> None:
