@@ -1,4 +1,4 @@
-"""What job documents mean for their groups."""
+"""The traits of groups, from job documents."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_orderings() -> None:
         Ordering(ATTRIBUTE, "start_time", False),
         Ordering(ATTRIBUTE, "end_time", False),
     ]
-    with pytest.raises(BadSearch, match="then ASC or DESC"):
+    with pytest.raises(BadSearch, match="followed by ASC or DESC"):
         parse_order(["metrics.loss sideways"])
 
 
@@ -81,5 +81,5 @@ def test_experiments_are_searched_by_name() -> None:
         Condition(Entity.ATTRIBUTE, "run_name", "!=", "b"),
     ]
     for text in ("tags.x = 'y'", "tags.run_name = 'y'"):
-        with pytest.raises(BadSearch, match="by their name"):
+        with pytest.raises(BadSearch, match="only be searched by name"):
             parse_name_filter(text)

@@ -1,4 +1,4 @@
-"""The grammar of searches, and what is said of an expression that does not follow it."""
+"""The grammar of searches, and the errors of invalid expressions."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def for_nodes(claims: Claims, decision: Decision, needs: str, why: str) -> None:
 
 
 def nodes_for(claims: Claims, decision: Decision) -> dict[str, Node]:
-    """Nodes that the sentence is about: those that may come as well, if it can never start."""
+    """Nodes that the sentence is about, with nodes that may come if the job can never start."""
     return dict(claims.all_nodes if isinstance(decision, Impossible) else claims.nodes)
 
 
@@ -48,7 +48,7 @@ def too_few(claims: Claims, decision: Decision, needs: str, number: str) -> None
 
 
 def of_kind(request: Request) -> int:
-    """Workers with the bundle of the request that must run at once."""
+    """Number of workers with the request's bundle that must run at once."""
     return request.num_workers - request.roles[0].number if request.roles else request.least
 
 

@@ -1,4 +1,4 @@
-"""The sentences on jobs that wait, and on groups that get no more."""
+"""The sentences on jobs that wait, and on groups that don't grow."""
 
 from __future__ import annotations
 
