@@ -71,8 +71,7 @@ class ElasticJob:
     step_times: tuple[ReportedStep, ...] = ()
     """Steps of this job and of earlier jobs like it."""
     in_place: bool = False
-    """Whether the group grows and shrinks without leaving its slots; then only its start costs a
-    restart."""
+    """Whether the group grows and shrinks without leaving its slots or restarting."""
     steps_left: float | None = None
     """Steps left at the current batch size; None if unknown."""
     batch_range: tuple[int, int] | None = None

@@ -44,7 +44,7 @@ SOONER_S = 5.0
 
 
 class Resubmit(Protocol):
-    """Return the waiting job that its document would give if submitted with one change."""
+    """Return the job as it would wait if submitted again with one change of its document."""
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
         """None if the document would be refused."""

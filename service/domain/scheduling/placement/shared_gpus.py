@@ -91,8 +91,8 @@ def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[float, ...] | None:
-    """Return the free shares by a search that begins with the jobs with the most parts, and among
-    these with the largest parts."""
+    """Return the free shares by a search that begins with the largest parts, and among equal parts
+    with the jobs that have the most of them."""
     in_units = ((round(part * UNIT), number) for part, number in parts)
     jobs = [(number, size) for size, number in sorted(in_units, reverse=True)]
     if sum(number * size for number, size in jobs) > num_gpus * UNIT:

@@ -31,7 +31,7 @@ Kind = tuple[tuple[str, float], ...]
 """A bundle as a hashable key."""
 
 NUM_GPUS = "number of GPUs"
-"""A free resource of a node: its GPUs that no job has whole. Workers never request it."""
+"""A free resource of a node: its GPUs that no job has whole. No worker requests it."""
 WHOLE_GPUS = "whole GPUs"
 """A free resource of a node: its GPUs of which no job has a part. Like `NUM_GPUS`, it exists only
 while GPUs are shared."""
@@ -323,8 +323,8 @@ def spoken_bundle(bundle: Mapping[str, float]) -> str:
 
 
 def amount_of(name: str, amount: float, digits: int = 3) -> str:
-    """Return words such as `8 GPU` or `15.5 GiB of memory`. digits: least significant digits of an
-    amount of memory."""
+    """Return words such as `8 GPU` or `15.5 GiB of memory`. digits: minimum number of significant
+    digits of an amount of memory."""
     if name != "memory":
         return f"{round(amount, 4):.15g} {name}"
     power = max((at for at in range(len(UNITS)) if amount >= 1024**at), default=0)

@@ -68,8 +68,7 @@ class Departures:
         return next((ask for ask in self.asked if ask.job_id == job_id), None)
 
     def from_nodes(self, slices: Sequence[Slice]) -> tuple[str, ...]:
-        """Return the jobs that leave slots on the nodes of these slices, in the order of the
-        requests."""
+        """Return the jobs that leave slots on the nodes of these slices, first requests first."""
         there = {name for part in slices for name in self._leaving_from[part.node_id]}
         return tuple(sorted(there, key=lambda name: self._leaving[name]))
 

@@ -117,7 +117,7 @@ class Able:
 
 
 def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
-    """Return the limits, with what jobs hold and what running groups lack counted."""
+    """Return the limits, which count what jobs hold and what running groups lack."""
     limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
     for group in snapshot.growing:
         of_account = limits.of((group.queue, group.owner))

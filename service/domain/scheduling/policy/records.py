@@ -117,8 +117,7 @@ class Wait:
     job_id: str
     reason: Reason
     position: int | None
-    """Position in the queue from 1, the next; None if the job is held or its request raises an
-    error."""
+    """Position in the queue from 1; None if the job is held or its request raises an error."""
     blocked_by: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
     """Slots that are kept for the job until other jobs have left them."""

@@ -57,9 +57,9 @@ class Round:
         self._backfill = self.departures.backfill
         self._free = Pool(self._stock, When.FREE)
         self._open = Offer(self._stock)
-        """Slots that no blocked job ahead has reserved."""
+        """Slots that are not reserved by blocked jobs ahead."""
         self._passable = Offer(self._stock)
-        """Slots that no blocked job ahead has reserved that has waited for long."""
+        """Slots that are not reserved by blocked jobs ahead that have waited for long."""
         self._unreserved = Pool(self._stock, When.NOW)
         """Slots including reserved ones."""
         if all(job.ends_within_s is None for job in snapshot.queue):
@@ -296,8 +296,8 @@ class Round:
         return Stay(group.job_id, Reason("asked_for_slots", asked.reason.message), ahead)
 
     def _stay(self, sentence: str, group: Growing, gang: Gang, least: int) -> Stay:
-        """Return the decision for a group that lacks at least `least` workers, because too few
-        slots are free and not reserved."""
+        """Return the decision for a group that lacks `least` workers or more, because too few slots
+        are free and not reserved."""
         stay = Stay(group.job_id, PENDING)
         ahead = self._obstacles.ahead(gang.kind)
 

@@ -3,8 +3,7 @@
 A job with a limit on its running time may overtake a blocked job if it surely ends, and frees its
 slots, before the blocked job can start. The blocked job waits for running jobs to leave. Each of
 these is assumed to leave as early as possible: at once if its time left is unknown, after half of
-the forecast time, and as soon as it may be asked if the blocked job has, or may get, the right to
-ask.
+the forecast time, or as soon as it may be asked if the blocked job may get the right to ask.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ class Backfill:
         gangs: Gangs,
         min_run_s: float,
     ) -> None:
-        """pool: slots that will be free once jobs have left that were asked to, also reserved
-        ones."""
+        """pool: free slots, reserved or not, after all jobs have left that were asked to."""
         self._running = running
         self._ranks = ranks
         self._pool = pool

@@ -18,7 +18,7 @@ class Prospect(StrEnum):
     OPEN = "open"
     SATISFIED = "satisfied"
     NEVER = "never"
-    """It can't be satisfied any more."""
+    """The dependency can't be satisfied any more."""
 
 
 def prospect(states: Collection[JobState], *, on_success: bool) -> Prospect:

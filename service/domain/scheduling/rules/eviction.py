@@ -42,13 +42,13 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """Seconds for which it could train on its slots. Its start counts only if it is very long."""
+    """Seconds for which the job could train. Its start counts only if it takes very long."""
     left_s: float | None = None
     """Seconds that the job has left; None if unknown."""
     waited_s: float = 0.0
     """Seconds since the job was submitted, without the time in which it ran."""
     lost_s: float = 0.0
-    """Seconds of its work that must be repeated if it leaves now."""
+    """Seconds of the job's work that must be repeated if it leaves now."""
     yields: bool = False
     """Whether the job saves its state when asked to leave, and resumes from it."""
     is_leaving: bool = False
@@ -79,7 +79,7 @@ def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -
 
 
 def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
-    """Whether it may evict the running job once that has held its slots for long enough."""
+    """Whether the coming job may evict the running job after its minimum run time."""
     if coming >= rank:
         return False
     if coming.turn is Turn.QUOTA and rank.turn is not Turn.QUOTA:
@@ -93,7 +93,7 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
     """Whether a group must release its spare slots for a job of rank `coming`. It must if the job's
-    turn, priority and user rank no lower than its own."""
+    turn, priority and user rank no lower than the group's."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
     stands = coming.turn, coming.falling_priority, coming.user_is_ahead
