@@ -16,8 +16,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "a random UUID does well",
     },
     "bad_cursor": {
-        "detail": "the cursor is not one that this listing gave out",
-        "hint": "take next_cursor from the page before, unchanged, or leave it out",
+        "detail": "the cursor was not returned by this listing",
+        "hint": "use next_cursor of the previous page, unchanged, or leave it out",
     },
     "unauthorized": {
         "detail": "this server asks for a token",

@@ -102,7 +102,7 @@ def test_jobs_are_held_released_moved_and_raised(cli: Cli, server: LiveServer) -
     held = cli("hold", "cli-one", "cli-two", "cli-nobody", exits=3).splitlines()
     assert held == [
         f"{job} QUEUED in default, priority 50: "
-        f"is held by anonymous; `dray release {job}` lets it go on"
+        f"is held by anonymous; `dray release {job}` releases it"
         for job in (one, two)
     ]
     assert "there is no job cli-nobody" in cli.err

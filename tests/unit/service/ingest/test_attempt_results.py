@@ -662,7 +662,7 @@ async def test_an_error_that_comes_again_at_the_same_line_ends_the_job(
     assert job.state is (JobState.QUEUED if goes_on else JobState.FAILED)
     if not goes_on:
         assert job.reason.message == (
-            f"{second} (the attempt before failed with the same error at the same line)"
+            f"{second} (the previous attempt failed with the same error at the same line)"
         )
 
 

@@ -42,7 +42,7 @@ async def test_a_held_job_says_who_holds_it_and_how_it_goes_on(service: Service)
     assert (held.state, held.held_by, held.position) == (JobState.QUEUED, "ann", None)
     assert (held.reason.code, held.reason.message) == (
         "held",
-        f"is held by ann; `dray release {job_id}` lets it go on",
+        f"is held by ann; `dray release {job_id}` releases it",
     )
     told = await service.reading.explain(job_id)
     assert (told.reason, told.position) == (held.reason, None)

@@ -125,7 +125,7 @@ async def test_a_rule_has_a_bounded_number_of_names(service: Service, rule: str)
     with pytest.raises(InvalidQueue) as told:
         await _change(service, "night", **{rule: {names[most]: 1.0}})
     assert told.value.pointer == f"/{rule}"
-    assert told.value.message == f"would have {most + 1:,} names, and may have {most:,}"
+    assert told.value.message == f"would have {most + 1:,} names, but at most {most:,} are allowed"
     await _change(service, "night", **{rule: {names[0]: None, names[most]: 1.0}})
     for change in (service.queue, functools.partial(_change, service)):
         with pytest.raises(InvalidQueue):

@@ -144,7 +144,7 @@ async def test_lost_supervisors_are_paid_for_until_that_budget_is_spent(world: W
         world.fake.lose_supervisor(job_id, attempt)
     job = await comes_to(runtime, job_id, JobState.FAILED)
     assert job.reason.code == "supervisor_lost"
-    assert "1 retries for faults of the cluster are spent" in job.reason.message
+    assert "1 retries for faults of the cluster are used up" in job.reason.message
     await keeps_its_promises(world, runtime, job_id)
 
 

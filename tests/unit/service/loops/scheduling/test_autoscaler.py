@@ -141,9 +141,11 @@ async def test_nodes_that_came_smaller_than_their_type_are_not_asked_for_again(
     world.fake.add_node("node-b", {"CPU": 4.0, "memory": 3 * gib})
     await asks_for(world)
     told = await eventually(
-        lambda: said_of(runtime, job.id, "no nodes are asked for"), "it never said so"
+        lambda: said_of(runtime, job.id, "no nodes are requested"), "it never said so"
     )
-    assert told.endswith("came with 3 GiB of memory, and DRAY_AUTOSCALE_NODES says 4 GiB of memory")
+    assert told.endswith(
+        "came with 3 GiB of memory, but DRAY_AUTOSCALE_NODES promises 4 GiB of memory"
+    )
     world.fake.add_node("node-c", {"CPU": 4.0, "memory": 4 * gib})
     await comes_to(runtime, job.id, JobState.RUNNING)
 
@@ -167,7 +169,7 @@ async def test_a_group_that_stands_by_has_a_node_asked_for_and_says_so(world: Wo
     world.fake.tell(job_id, FrameKind.RESIZED, body)
     await asks_for(world, ({"CPU": 1.0}, 2), WHOLE)
     told = await eventually(lambda: said_of(runtime, job_id, "Ray was asked for"), "it never said")
-    assert "stands by for 2 workers" in told
+    assert "waits for 2 workers" in told
 
 
 async def test_a_cancelled_job_withdraws_what_it_asked_for(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Queues get their quotas and weights, users their shares, over a simulated month too."""
+"""Queues get their quotas and weights, and users their shares, also over a simulated month."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def snapshot(
 
 
 def leaving(seen: Snapshot) -> dict[str, str]:
-    """Who is asked to leave, and how the one that comes is ahead."""
+    """Jobs that are asked to leave, and why the coming job ranks higher."""
     return {
         decision.job_id: decision.reason.message.split(", ")[1]
         for decision in plan(seen, NOW)
@@ -106,7 +106,7 @@ def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
     used = Used()
     used.add(("one", "ann"), 2.1 * slack_s, NOW.timestamp())
     there = [running("greedy", "one", gpus=8)]
-    # With as much left, so that it is not ahead by its work.
+    # With equal work left, so that it does not rank higher by its work.
     job = dataclasses.replace(waiting("new", queue, owner, gpus=8), left_s=HOUR)
     found = leaving(snapshot([job], there, [Queue("one"), Queue("two")], used))
     assert list(found) == ["greedy"]
