@@ -257,7 +257,7 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     assert attempt.growing is None, "one grant at a time"
     assert (await service.jobs.get(job_id)).world_size == 2
     (event,) = await events_of(service, job_id, "growing")
-    assert event.message == "is given 1 worker more, and has 2"
+    assert event.message == "is granted 1 worker more, and has 2"
     assert event.data == {"grant": 1, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     service.report(job_id, 1, [said(Slice("node-a", 2), B, grants=1)])
     attempt = live(service, job_id)
@@ -274,7 +274,7 @@ async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> 
     assert service.database.write_sync(lambda s: resizing.grant(s, *given))
     assert service.followed(job_id).commands == (Grant(1, (B,), 128),)
     (event,) = await events_of(service, job_id, "growing")
-    assert event.message == "is given 1 worker more, and has 2, with a global batch of 128"
+    assert event.message == "is granted 1 worker more, and has 2, with a global batch of 128"
     assert event.data is not None
     assert event.data["batch_size"] == 128
     service.report(job_id, 1, [said(A, B, grants=1)], phase=Phase.RUNNING)
@@ -386,7 +386,7 @@ async def test_a_group_below_its_size_explains_what_it_waits_for(service: Servic
     assert seen is not None
     assert give(service, seen, B)
     explained = await service.reading.explain(job_id)
-    assert explained.reason.message == "trains on 2 workers; is being given 1 worker more"
+    assert explained.reason.message == "trains on 2 workers; is being granted 1 worker more"
     service.end(job_id, 1)
     assert (await service.reading.explain(job_id)).reason.message == "it ended"
 
@@ -475,7 +475,7 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     assert (seen.running.recalled, seen.running.spare) == ((B,), ())
     (event,) = await events_of(service, job_id, "shrinking")
     assert event.message == (
-        "was asked to give 1 worker back: it goes on with fewer workers, "
+        "was asked to release 1 worker: it goes on with fewer workers, "
         "so that job other can start"
     )
     assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
@@ -531,7 +531,7 @@ async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_whil
     assert growing(service, job_id) is not None
     again = f"{service.now + KEEPING_PAUSE - GROWING_PAUSE:%H:%M:%S} UTC"
     assert size_told(service, job_id) == (
-        f"kept slots that it was asked to give back, and is not asked again before {again}"
+        f"kept slots that it was asked to release, and is not asked again before {again}"
     )
     service.advance((KEEPING_PAUSE - GROWING_PAUSE).total_seconds())
     assert spare(service, job_id) == (B,)
@@ -547,7 +547,7 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
 ) -> None:
     job_id = await spread(service)
     assert ask_back(service, job_id, B)
-    told = f"was asked to give 1 worker back by {service.now + RECALL_LIMIT:%H:%M:%S} UTC"
+    told = f"was asked to release 1 worker by {service.now + RECALL_LIMIT:%H:%M:%S} UTC"
     assert size_told(service, job_id) == told
     assert (await service.reading.explain(job_id)).reason.message.endswith(f"; {told}")
     service.advance(RECALL_LIMIT.total_seconds() - 1)
@@ -559,7 +559,7 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
     (event,) = await events_of(service, job_id, "recall_unanswered")
     assert (event.code, event.message) == (
         "recall_unanswered",
-        "did not give 1 worker back within 120 s of being asked: it counts as keeping them, "
+        "did not release 1 worker within 120 s of being asked: it is assumed to keep them, "
         "and may be asked to leave",
     )
     assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
