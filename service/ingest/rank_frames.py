@@ -330,8 +330,7 @@ class RankFrames:
         )
 
     def _own_url(self, url: str) -> str:
-        """Return the URL; raise BadFrame if it is outside of the attempt's folder, since users can
-        download its file."""
+        """Return the URL if it is in the attempt's folder, since users can download its file."""
         key = self._storage.key_of(url)
         prefix = attempt_prefix(self._job.id, self._attempt.attempt)
         if not key.startswith(f"{prefix}/"):

@@ -199,11 +199,9 @@ class Queries:
             row = found(session, job_id)
             remote = ((row.spec.get("script") or {}).get("code")) if row.code is None else None
             if remote:
-                origin = remote["url"]
-                if remote["git"]:
-                    origin = f"{remote['git']} at {remote['commit']}"
+                url = f"{remote['git']} at {remote['commit']}" if remote["git"] else remote["url"]
                 raise CodeNotFound(
-                    f"the code of {job_id} is not stored here: its nodes fetch it from {origin}"
+                    f"the code of {job_id} is not stored here: its nodes fetch it from {url}"
                 )
             if row.code is None:
                 raise CodeNotFound(f"the job {job_id} brought no code: it runs what nodes have")

@@ -41,13 +41,7 @@ from service.domain.progress import without_rates
 from service.domain.scheduling.placement.slots import workers
 from service.domain.states import Trigger, transition
 from service.lifecycle import held_slots, moves, resizing
-from service.lifecycle.transitions import (
-    changes_of,
-    move,
-    notify_moved,
-    runtime_left_s,
-    state_event,
-)
+from service.lifecycle.transitions import announce, changes_of, move, runtime_left_s, state_event
 
 
 @dataclass(frozen=True)
@@ -172,7 +166,7 @@ def _begin(
     events_repository.add_events(session, events)
     moves.note(session, events)
     for each in startable:
-        notify_moved(session, each.row)
+        announce(session, each.row)
 
 
 def _change(row: Row[Any], slices: Sequence[Slice], now: datetime) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def move(
     else:
         events_repository.add_events(session, [event])
         moves.note(session, [event])
-    notify_moved(session, job)
+    announce(session, job)
     return True
 
 
@@ -155,7 +155,7 @@ def state_event(
     }
 
 
-def notify_moved(session: Session, job: JobRow | Row[Any]) -> None:
+def announce(session: Session, job: JobRow | Row[Any]) -> None:
     """Wake all subscribers that wait for a move of this job."""
     notify(session, job.id, events_of(job.id), QUEUE)
     if job.state is JobState.CANCELLING:

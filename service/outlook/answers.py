@@ -69,10 +69,8 @@ class Answers:
     def counterfactuals(
         self, session: Session, row: JobRow, start: views.Forecast | None, now: datetime
     ) -> list[views.Counterfactual]:
-        """Return the changes that would let a job start sooner than `start`, its forecast.
-
-        The list is empty unless the job waits for slots and a current forecast exists.
-        """
+        """Return the changes that would let a job start sooner than `start`, its forecast; nothing
+        unless it waits for slots and a current forecast exists."""
         newest = self._current(session, now)
         if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
             return []

@@ -132,10 +132,8 @@ class EmbeddedRay:
             logger.error("%s", error)
 
     def end(self) -> None:
-        """End the daemon and every process with its mark; the next `ensure` starts another.
-
-        Raises EmbeddedRayError if a process does not end.
-        """
+        """End the daemon and every process with its mark, or raise EmbeddedRayError. The next
+        `ensure` starts another."""
         with self._lock:
             known = self._read_record()
             if known is not None:
@@ -273,10 +271,8 @@ class EmbeddedRay:
         }
 
     def _end(self, daemon: Daemon) -> None:
-        """Send SIGTERM, and later SIGKILL, to the processes with the mark until all are gone.
-
-        Raises EmbeddedRayError, and keeps the record, if that takes too long.
-        """
+        """Send SIGTERM, and later SIGKILL, to the processes with the mark until all are gone. If
+        that takes too long, keep the record and raise EmbeddedRayError."""
         if _is_alive(daemon):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(daemon.pid, signal.SIGTERM)
