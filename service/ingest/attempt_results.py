@@ -213,7 +213,7 @@ class _Recorder:
             measure(session, meter.RECOVERY, _seconds(last.finished_at, now), "restart")
 
     def _at(self, seconds: float | None) -> datetime:
-        """Return a worker's time; `now` if its clock is wrong, outside of the attempt's life."""
+        """Return a worker's time, or now if it is outside of the attempt's life: a wrong clock."""
         if seconds is None:
             return self.now
         return within(seconds, self.row.started_at or self.row.created_at, self.now)

@@ -23,8 +23,8 @@ def bounded(report: HangReport, num_ranks: int) -> HangReport:
 
 
 def _bounded(ranks: Sequence[RankWhereabouts], culprits: Sequence[int]) -> list[RankWhereabouts]:
-    """Return the ranks in order, without stacks beyond MAX_BUNDLE_BYTES; culprits keep theirs
-    first."""
+    """Return the ranks in order. Stacks beyond MAX_BUNDLE_BYTES are dropped; the stacks of culprits
+    come first."""
     kept, left = [], MAX_BUNDLE_BYTES
     for one in sorted(ranks, key=lambda one: one.rank not in culprits):
         stack = None if one.stack is None else shortened(one.stack, MAX_STACK_BYTES)

@@ -215,7 +215,8 @@ class RankFrames:
         return frame.incarnation > 0 or self._attempt.generation > 0
 
     def _saw_step(self, step: int, frame: Frame, *, first: Frame) -> None:
-        """Update the first step. `frame` reported `step`, the lowest step; `first` came first."""
+        """Update the first step. `frame` reported `step`, the lowest of several steps; `first` is
+        the earliest of their frames."""
         known = self._attempt.first_metric_step
         if known is None or step < known:
             self._attempt.first_metric_step = step

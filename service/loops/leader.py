@@ -122,7 +122,7 @@ class Leader:
         return leases.taken(found, self.name, now, self._timings.lease_held_for)
 
     def _take(self, session: Session) -> Lease | None:
-        """Take the lease once every write under the previous lease has ended; writes wait, too.
+        """Take the lease after all writes under the previous lease; later writes wait for it.
 
         Writes under an expired lease are aborted: their process may be suspended in the middle of
         a write, and a live process finds out that it lost the lease.

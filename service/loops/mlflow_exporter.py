@@ -73,7 +73,7 @@ class MlflowExporter:
                 try:
                     has_more = await self.run_once()
                 except Exception:
-                    logger.exception("a round of the export to MLflow failed; it goes on")
+                    logger.exception("a round of the export to MLflow failed; the loop continues")
                 if not has_more:
                     await asyncio.sleep(self._pause_s())
         finally:

@@ -121,7 +121,7 @@ class WebhookSender:
                     try:
                         wait_s = min(wait_s, await self.run_once())
                     except Exception:
-                        logger.exception("the sender of webhooks failed a round; it goes on")
+                        logger.exception("a round of the webhook sender failed; the loop continues")
                     await rest_after(began)
                     await woken.wait(wait_s)
         finally:

@@ -73,7 +73,7 @@ class Reconciler:
                     try:
                         await self.run_once()
                     except Exception:
-                        logger.exception("the reconciler failed a round; it goes on")
+                        logger.exception("a round of the reconciler failed; the loop continues")
                     await rest_after(began)
                     await woken.wait(self._settings.scheduler_tick_s)
         finally:

@@ -187,7 +187,7 @@ class Autoscaler(Stage):
                 logger.info("nodes can't be requested from Ray now: %s", error)
                 pause_s = self._timings.unavailable_pause_s
             except Exception:
-                logger.exception("the autoscaler failed a round; it goes on")
+                logger.exception("a round of the autoscaler failed; the loop continues")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()

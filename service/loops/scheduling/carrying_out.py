@@ -40,8 +40,8 @@ class UnansweredRecalls(Stage):
 
 
 class ImpossibleJobs(Stage):
-    """Lets an impossible job wait for a while, until missing nodes are back. A job that has run in
-    this cluster before waits without a limit."""
+    """Lets an impossible job wait for a while, since missing nodes may return. A job that has run
+    before waits without a limit."""
 
     def __init__(self, context: LoopContext) -> None:
         self._grace = timedelta(seconds=context.timings.impossible_grace_s)

@@ -40,7 +40,7 @@ class ClusterWatcher:
             try:
                 await self.run_once()
             except Exception:
-                logger.exception("the cluster watch failed a round; it goes on")
+                logger.exception("a round of the cluster watcher failed; the loop continues")
             is_steady = self.latest is not None and all(
                 node.accepted or node.is_released or node.drained_by is not None
                 for node in self.latest.nodes

@@ -59,7 +59,7 @@ class DecisionRecorder(Stage):
             try:
                 await self.run_once()
             except Exception:
-                logger.exception("a round of the scheduler could not be stored; it goes on")
+                logger.exception("a round of the scheduler could not be stored; the loop continues")
 
     async def run_once(self) -> int:
         """Store the waiting rounds; return how many there were."""

@@ -63,7 +63,7 @@ class EnvironmentGate(Stage):
         self._preparations.close()
 
     async def before(self, seen: SchedulerRound) -> None:
-        """Forget the jobs that no longer wait, and let nodes end preparations only for them."""
+        """Forget the jobs that no longer wait, and let nodes end preparations for them alone."""
         snapshot = seen.snapshot
         kept = {job.job_id for job in snapshot.queue} | {g.job_id for g in snapshot.growing}
         self._needs = {job_id: needs for job_id, needs in self._needs.items() if job_id in kept}

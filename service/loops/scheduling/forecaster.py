@@ -55,7 +55,7 @@ class Forecaster(Stage):
                 try:
                     await self.run_once()
                 except Exception:
-                    logger.exception("the forecaster failed a round; it goes on")
+                    logger.exception("a round of the forecaster failed; the loop continues")
                     # The forecast may be stored although the answer was lost: read it again.
                     self._forecasts = forecasts.Forecasts()
                 took_s = loop.time() - began

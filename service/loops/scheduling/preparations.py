@@ -38,9 +38,9 @@ BELIEVED_S = 30.0
 """Seconds for which an answer is valid before the node is asked again: much less than the time for
 which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
-"""Seconds without a job that is about to start on a node, after which the node is asked seldom."""
+"""Seconds without a job that is about to start on a node, after which it is asked less often."""
 SELDOM_S = 15.0
-"""Seconds between two questions to such a node, by which it knows that a queued job still needs its
+"""Seconds between two questions then, by which the node knows that a queued job still needs the
 preparation: much less than `environments.turns.WANTED_S`."""
 BUILDING_S = 0.1
 """Seconds before a node that builds is asked again, besides the time of its answer."""
@@ -201,7 +201,7 @@ class Preparations:
         return Readiness(ready, failure, waiting, is_long)
 
     def keep(self, job_ids: Set[str]) -> None:
-        """Let nodes end preparations that none of these jobs, all that wait, needs."""
+        """Let nodes end preparations that none of these jobs, the only ones that wait, needs."""
         for key, question in list(self._questions.items()):
             question.jobs &= job_ids
             if question.jobs or question.task is None or question.task.done():
@@ -240,7 +240,7 @@ class Preparations:
                 del self._questions[key]
 
     def forget_failure(self, needs: NodeNeeds, node_ids: Collection[str]) -> None:
-        """Forget a failure after a job failed by it, so that the next job makes another try."""
+        """Forget a failure for which a job has failed, so that the next job tries again."""
         digest = _digest_of(needs)
         for node_id in node_ids:
             question = self._questions.get((digest, node_id))

@@ -93,7 +93,7 @@ class Scheduler:
                 try:
                     starting_s = await self.run_once()
                 except Exception:
-                    logger.exception("the scheduler failed a round; it goes on")
+                    logger.exception("a round of the scheduler failed; the loop continues")
                 took_s = asyncio.get_running_loop().time() - began
                 self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
                 # The time of starts does not count: a rest for it would leave slots empty.

@@ -52,7 +52,7 @@ class _SamplerQuestion:
 
 class TrialValues(Stage):
     """Asks the samplers concurrently with the scheduler's rounds. The sampler of a sweep gets one
-    question at a time: an answer may take a second, and depends on the trials before.
+    question at a time: an answer may take a second, and depends on the earlier trials.
 
     The slots of a trial wait for its first answer for `PATIENCE_S`. If the sampler takes longer or
     fails, the trials of its sweep that lack values take no slots until it has answered.

@@ -15,7 +15,7 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 ALONE_S = 2.0
-"""Seconds after which no more items are stored alone, if one of them failed by a DomainError."""
+"""Seconds after which no more items are stored alone, if one of them failed with a DomainError."""
 
 
 async def together_or_alone(

@@ -25,7 +25,8 @@ class LoopTimings:
     """An unchanged snapshot is stored again after this time, so that its age shows that it is
     current."""
     impossible_grace_s: float = 60.0
-    """How long a job that fits no node waits before it fails: a node may be restarting."""
+    """How long a job that the cluster could never run waits before it fails: a node may be
+    restarting."""
     reply_period_s: float = 0.2
     """Seconds between two replies with data, so that a fast job's steps are stored in batches."""
     unavailable_pause_s: float = 0.5
