@@ -46,7 +46,7 @@ async def fails(rank: FakeRank) -> None:
 
 
 async def lacks_data(rank: FakeRank) -> None:
-    raise Failed(Cause.BAD_DATA, "the samples are not there")
+    raise Failed(Cause.BAD_DATA, "the samples are missing")
 
 
 class World:
