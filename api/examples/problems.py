@@ -8,7 +8,7 @@ from typing import Any
 from api.examples.parts import ARRAY_ID, JOB_ID, OTHER_ID, WEBHOOK_ID
 from api.problems import title
 
-_UNIQUE = "take a key of its own for each request, and the same key only to send one again"
+_UNIQUE = "use a new key for each request, and the same key only to repeat a request"
 PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "malformed_request": {"detail": "the body is JSON, but not an object"},
     "bad_idempotency_key": {
@@ -117,8 +117,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "conflict": {"detail": "the job's state does not allow it"},
     "idempotency_in_flight": {
-        "detail": "a request with this Idempotency-Key is being worked on",
-        "hint": "send it again in a moment: it will then answer as the first did",
+        "detail": "a request with this Idempotency-Key is being processed",
+        "hint": "repeat it in a moment: the answer will then be that of the first request",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
@@ -130,9 +130,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
     },
     "job_not_waiting": {
-        "detail": f"the job {JOB_ID} is RUNNING: only one that waits can be held, released or "
-        "moved",
-        "hint": f"`dray preempt {JOB_ID}` has it leave its slots and wait again",
+        "detail": f"the job {JOB_ID} is RUNNING: only a waiting job can be held, released or moved",
+        "hint": f"`dray preempt {JOB_ID}` makes it leave its slots and wait again",
     },
     "too_many_requests": {
         "detail": "2 questions of this kind are answered of a caller at a time, and 16 more wait",

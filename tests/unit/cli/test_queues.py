@@ -135,5 +135,5 @@ def test_each_answer_is_also_json(cli: Cli, server: LiveServer) -> None:
 def test_a_job_that_runs_is_not_held(cli: Cli, server: LiveServer) -> None:
     job_id = server.trains()
     cli("hold", job_id, exits=3)
-    assert "only one that waits can be held" in cli.err
+    assert "only a waiting job can be held" in cli.err
     assert f"hint: `dray preempt {job_id}`" in cli.err

@@ -1,4 +1,4 @@
-"""Federated silos: workers go to the nodes of their data, and each source to its worker alone."""
+"""Federated silos: workers run on the nodes of their data, and only they get their source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on a cluster that works: which starts when, and what they leave."""
+"""Jobs on a working cluster: which job starts when, and the data that jobs leave."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def test_trials_ask_optuna_when_they_start(world: World) -> None:
 async def test_another_service_goes_on_with_the_study(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The values of the trials after a restart are those that one process would have drawn."""
+    """Trials after a restart have the values that a single process would have drawn."""
     told: list[int] = []
     ask = optuna_sampler.ask
 
@@ -137,7 +137,7 @@ async def test_a_trial_whose_sampler_fails_waits_and_says_so(
 
 @ONE_SET
 async def test_values_that_do_not_go_together_fail_their_trial_alone(world: World) -> None:
-    """Of values that Optuna draws, no submit can check each combination."""
+    """A submit can't check each combination of values that Optuna draws."""
     world.plays["ends"] = ends
     runtime = await world.open()
     both = {"train.optimizer.name": ["sgd", "adamw"], "train.optimizer.momentum": [0.5]}
@@ -233,7 +233,7 @@ async def ends(rank: FakeRank) -> None:
 
 @ONE_SET
 async def test_the_worse_trials_are_stopped_and_their_slots_are_free(world: World) -> None:
-    """Trial n loses n; each goes on until it is stopped, but for the best."""
+    """Trial n has the loss n; each trial except the best goes on until it is stopped."""
 
     async def loses(rank: FakeRank) -> None:
         index = rank.spec.array_index
