@@ -256,7 +256,7 @@ async def test_a_rank_that_was_slow_in_earlier_jobs_is_a_reason(service: Service
     job = await submitted(service)
     assert (job.spec["sync"]["kind"], job.spec["sync"]["mode"]) == ("gossip", "ad_psgd")
     (event,) = (await service.reading.events(job.id)).items
-    assert f"takes 8.0 times as long as the middle one, as {slow} measured" in event.message
+    assert f"takes 8.0 times as long as the median rank, as {slow} measured" in event.message
     assert (await submitted(service, elastic={"min_workers": 1})).spec["sync"]["kind"] == (
         "all_reduce"
     )
