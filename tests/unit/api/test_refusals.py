@@ -70,7 +70,7 @@ def home(tmp_path: Path) -> Path:
         (_no_database, "{path} is damaged (file is not a database): put a backup in"),
         (_truncated, "{path} is damaged (database disk image is malformed): put a backup in"),
         (_emptied, "{path} is damaged (it is empty): put a backup in"),
-        (_folder, "{path} is a folder and no file: move it away"),
+        (_folder, "{path} is a folder, not a file: move it away"),
         (_of_another_program, "{path} can't be used (table jobs already exists)"),
         (_of_a_newer_version, "{path} is at revision 9999, which this dray does not know"),
     ],
