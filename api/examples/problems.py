@@ -91,24 +91,24 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "experiment_not_found": {
         "detail": "no job has the experiment 'digits'",
-        "hint": "a job is in one by its label: `labels: {experiment: ...}`",
+        "hint": "the label `experiment` assigns jobs: `labels: {experiment: ...}`",
     },
     "invalid_search": {
         "detail": "column 14: expected a number, found the end",
         "pointer": "/where",
     },
     "not_comparable": {
-        "detail": f"{JOB_ID} is one job",
-        "hint": "name another one, or pin a baseline of its experiment: "
+        "detail": f"{JOB_ID} is a single job, and has no baseline",
+        "hint": "name another job, or pin a baseline of its experiment: "
         "dray experiment baseline EXPERIMENT JOB",
     },
     "too_many_tags": {
-        "detail": f"{JOB_ID} would have 33 tags, and 32 is the most",
+        "detail": f"{JOB_ID} would have 33 tags: at most 32 are allowed",
         "pointer": "/add_tags",
     },
     "annotations_changed": {
         "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
-        "hint": "read them again, and put your change into what is there now",
+        "hint": "read them again, and apply your change to the present tags and notes",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
