@@ -78,7 +78,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "job_not_found": {
         "detail": f"there is no job {OTHER_ID}",
-        "hint": "`dray ls` shows the jobs there are",
+        "hint": "`dray ls` shows the existing jobs",
     },
     "artifact_not_found": {
         "detail": f"the job {JOB_ID} has no artifact artifact-0",
@@ -149,7 +149,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "queue_not_found": {
         "detail": "there is no queue 'night'",
-        "hint": "`dray queue ls` shows the queues there are",
+        "hint": "`dray queue ls` shows the existing queues",
     },
     "decision_not_found": {
         "detail": "no round 17 of the scheduler is kept",
@@ -163,7 +163,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "priority_too_high": {
         "detail": "is 90, above 70, the highest of the queue 'night'",
         "pointer": "/priority",
-        "hint": "an admin may raise the job above it once it is submitted",
+        "hint": "an admin can raise the job's priority after its submission",
     },
     "invalid_queue": {
         "detail": "is 4 GPU, below the quota of 8 GPU",
@@ -220,20 +220,20 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray ls` shows the jobs and sweeps there are",
     },
     "invalid_trial": {
-        "detail": "trial 3 (train.optimizer.name=adamw, train.optimizer.momentum=0.9) is no valid "
-        "job: /train/optimizer momentum is an option of sgd, not of adamw",
+        "detail": "trial 3 (train.optimizer.name=adamw, train.optimizer.momentum=0.9) is not a "
+        "valid job: /train/optimizer momentum is an option of sgd, not of adamw",
         "pointer": "/sweep/parameters",
-        "hint": "leave out the values that do not go together",
+        "hint": "leave out the values that can't be combined",
     },
     "sampler_unavailable": {
-        "detail": "this server has no Optuna",
+        "detail": "Optuna is not installed on this server",
         "pointer": "/sweep/sampler",
-        "hint": "take random or grid; the operator installs it by pip install 'dray[optuna]'",
+        "hint": "use random or grid; the operator can run pip install 'dray[optuna]'",
     },
     "dependency_not_found": {
         "detail": f"there is no job or array {OTHER_ID}",
         "pointer": "/after/0/job",
-        "hint": "`dray ls` shows the jobs there are",
+        "hint": "`dray ls` shows the existing jobs",
     },
     "dependency_never_satisfied": {
         "detail": "this job could never start: it was to start after the success of "
@@ -259,10 +259,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/init_from/step",
     },
     "init_from_differs": {
-        "detail": f"can't go on from all that {OTHER_ID} left: /train/seed is 1, and was 0: "
+        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, and was 0: "
         "the samples would come in another order",
         "pointer": "/train/seed",
-        "hint": "change it, or let init_from.take be weights",
+        "hint": "change it, or set init_from.take to weights",
     },
     "internal_error": {
         "detail": "dray failed to answer this request; the server's log says why",

@@ -251,7 +251,7 @@ async def test_nodes_without_a_price_and_a_bad_file_are_told(priced: Service, pr
     (warning,) = (await priced.costs.report()).warnings
     assert (warning.code, warning.message) == (
         "nodes_without_price",
-        "slots are free of charge on host: no price is for their resources and labels",
+        "slots are free of charge on host: no price matches their resources and labels",
     )
     prices.write_text("nothing")
     codes = [warning.code for warning in (await priced.costs.report()).warnings]

@@ -93,7 +93,7 @@ def test_a_rule_that_never_holds_is_refused(path: Path) -> None:
             "prices:\n", "prices:\n  - {resource: GPU, per_hour: 2.5}\n"
         ),
     )
-    assert "prices/1 never holds" in said
+    assert "prices/1 never applies" in said
     assert "prices/0 comes before it" in said
 
 
