@@ -48,24 +48,24 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "client_not_found": {
         "detail": f"job {JOB_ID} has no client 7",
-        "hint": f"`dray federate clients {JOB_ID}` shows those that are invited",
+        "hint": f"`dray federate clients {JOB_ID}` shows the invited clients",
     },
     "not_federated": {
         "detail": f"job {JOB_ID} has no clients outside of the cluster",
-        "hint": "`federated: {http: {}}` in its document gives it some",
+        "hint": "set `federated: {http: {}}` in its document",
     },
     "too_many_clients": {
-        "detail": "federated.clients is 2, and 2 of them are invited",
-        "hint": f"`dray federate revoke {JOB_ID} CLIENT` makes room for another one",
+        "detail": "federated.clients is 2, and 2 of them are already invited",
+        "hint": f"`dray federate revoke {JOB_ID} CLIENT` removes a client",
     },
     "round_over": {
         "detail": "the round '000000000012-9f86d081884c7d65' is over",
-        "hint": "ask for the round again",
+        "hint": "request the round again",
     },
-    "update_refused": {"detail": "client 0 has sent its update in round 12"},
+    "update_refused": {"detail": "client 0 has already sent its update in round 12"},
     "bad_update": {
         "detail": "part 0 of the update is missing",
-        "hint": "send it, and then the update",
+        "hint": "send this part, and then the update",
     },
     "too_many_webhooks": {
         "detail": "ann has 20 webhooks, as many as a user may have",
@@ -259,8 +259,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/init_from/step",
     },
     "init_from_differs": {
-        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, and was 0: "
-        "the samples would come in another order",
+        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, and was "
+        "0: the samples would come in another order",
         "pointer": "/train/seed",
         "hint": "change it, or set init_from.take to weights",
     },

@@ -130,7 +130,7 @@ def _lines_of(storage: Storage, chunk: Chunk) -> list[Line] | None:
         is_whole = len(lines) == chunk.num_lines and all(map(_is_line, lines))
         return lines if is_whole else None
     except FileNotFoundError as error:
-        if storage.takes_files_beside(chunk.storage_key):
+        if storage.accepts_files_near(chunk.storage_key):
             return None
         raise StorageUnavailable(
             f"the log chunk {chunk.storage_key} is missing in the storage"

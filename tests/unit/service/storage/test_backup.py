@@ -238,7 +238,7 @@ async def test_what_is_no_backup_is_refused(old: Home, tmp_path: Path) -> None:
     broken = _repacked(whole, tmp_path / "broken.tar", {"database_sha256": "0" * 64})
     for number, (source, says) in enumerate(
         [
-            (cut, "cut off|can't be read"),
+            (cut, "truncated|can't be read"),
             (text, "can't be read"),
             (tmp_path / "none.tar", "can't be read"),
             (newer, "has the format 2"),
