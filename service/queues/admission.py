@@ -60,7 +60,7 @@ def _unknown(session: Session, name: str) -> UnknownQueue:
 
 def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -> None:
     bounds = (
-        (queue.max_queued, None, "the queue takes"),
+        (queue.max_queued, None, "the queue accepts"),
         (queue.max_queued_per_user, owner, "a user may have"),
     )
     for most, of, words in bounds:
@@ -72,7 +72,7 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
         whose = "" if of is None else f" of {of}"
         wait = f"1 job{whose} waits" if number == 1 else f"{number} jobs{whose} wait"
         most_of = (
-            "as many as" if number == most else f"and these are {num_jobs} more, of {most} that"
+            "as many as" if number == most else f"and {num_jobs} more would exceed the {most} that"
         )
         raise QueueFull(
             f"{wait} in the queue {queue.name!r}, {most_of} {words}",
