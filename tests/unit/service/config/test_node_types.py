@@ -1,4 +1,4 @@
-"""DRAY_AUTOSCALE_NODES: what it may say, and what its errors say."""
+"""DRAY_AUTOSCALE_NODES: its valid values, and the messages of its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DRAY_SILO_SOURCE: of a node of a cluster, and of no service with a Ray of its own."""
+"""DRAY_SILO_SOURCE: allowed on a node of a cluster, but not with the embedded Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of prices: what is refused and how, and changes while the service runs."""
+"""The file of prices: refusals and their messages, and changes while the service runs."""
 
 from __future__ import annotations
 

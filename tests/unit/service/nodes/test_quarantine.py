@@ -1,4 +1,4 @@
-"""Slots that are kept from use are said to be: in the cluster's picture and to their job."""
+"""Quarantined slots are shown in the view of the cluster and in events of their job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of `sync: auto`: all-reduce, unless something that is known speaks for another way."""
+"""The choice of `sync: auto`: all-reduce, unless known facts are in favour of another way."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PAIRS = "gossip, ad_psgd, ring"
             "no way that the document takes",
         ),
         (document(), facts(paces=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending is"),
-        # Only messages take long, and how long is a guess.
+        # Only messages take long, and their latency is a guess.
         (document(), facts(weights_bytes=6e3, compute_s=1e-4), "all-reduce", "no way that"),
         (NO_COPIES, facts(paces=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
         (
