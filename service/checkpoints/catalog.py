@@ -23,8 +23,7 @@ from service.domain.errors import CheckpointNotFound
 from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"
-"""The file that commits a checkpoint: `ray_workers.training.checkpoint.checkpoint_files` writes it
-last."""
+"""The last file of a checkpoint, which commits it (`ray_workers.training.checkpoint`)."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """Errors that reading a malformed manifest may raise."""
 MAX_FOUND = 100
@@ -62,8 +61,7 @@ def best_metric(job: JobRow) -> str | None:
 
 
 def best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | None:
-    """The checkpoint with the best value of the metric, the oldest among equals; None if no
-    checkpoint has a value."""
+    """The checkpoint with the best value of the metric, the oldest among equals, if any."""
     measured = [
         (row, value)
         for row in rows
@@ -149,9 +147,8 @@ def _broken(row: CheckpointRow, why: str) -> CheckpointNotFound:
 def committed(storage: Storage, job_id: str, attempt: int) -> Iterator[Frame]:
     """Yield a report of each committed checkpoint, newest first, equal to its rank's report.
 
-    Blocking. Raises StorageUnavailable if the storage fails. A checkpoint counts if its manifest
-    has its step, and every file has the size in the manifest; ranks that load it compare the
-    hashes.
+    Blocking. Raises StorageUnavailable. A checkpoint counts if its manifest has its step, and every
+    file has the size in the manifest; ranks that load it compare the hashes.
     """
     base = f"{attempt_prefix(job_id, attempt)}/checkpoints"
     folders = [name for name in storage.names(base) if name.startswith("step-")]

@@ -13,17 +13,13 @@ from service.code.uploads import CodeUploads, StoredFile, code_not_found
 from service.domain.errors import CodeNotFound, CodeUnfit
 
 LARGEST_PARSED_BYTES = 256 << 10
-"""The size of the largest file to parse: parsing takes 2 s per MiB, and blocks the whole
-process."""
+"""The largest file to parse: parsing takes 2 s per MiB, and blocks the whole process."""
 SHOWN = 10
 """The most files that an error names."""
 
 
 async def why_unfit(uploads: CodeUploads, script: Script | None, owner: str) -> CodeUnfit | None:
-    """The reason why a script can't run; None if it may run, or has no uploaded code.
-
-    Raises StorageUnavailable.
-    """
+    """The reason why a script can't run, or None; also None if it has no uploaded code."""
     if script is None or not isinstance(script.code, str):
         return None  # the nodes check other code themselves
     try:
@@ -83,8 +79,7 @@ def code_unfit(identity: str, pointer: str = "/script/code") -> CodeUnfit:
 
 
 def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | None:
-    """The reason why the module can't be run; None if it is in the code, or may be in a package on
-    the nodes."""
+    """The reason why the module can't be run, or None; it may be in a package on the nodes."""
     paths = {file.path for file in files}
     top = module.split(".")[0]
     if f"{top}.py" not in paths and not any(path.startswith(f"{top}/") for path in paths):

@@ -22,10 +22,7 @@ WHERE = "/model/import"
 async def why_unfit(
     uploads: CodeUploads, spec: JobSpec, owner: str, storage_url: str
 ) -> CodeUnfit | None:
-    """The reason why the model that `model.import` names can't be trained, or None.
-
-    None also if the model may be in a package on the nodes. Raises StorageUnavailable.
-    """
+    """The reason why `model.import` can't be trained, or None; it may be in a package on nodes."""
     model = spec.model
     if not isinstance(model, Imported):
         return None

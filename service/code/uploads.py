@@ -1,8 +1,7 @@
 """Use cases of uploads: describe code, send missing parts, read code.
 
 The parts of one request become one object in the storage, a pack. Once every part is stored, a
-description with the location of each part is written next to the packs. Then the code can be
-submitted.
+description with the parts' locations is written next to the packs. Then jobs can use the code.
 """
 
 from __future__ import annotations
@@ -75,11 +74,8 @@ class CodeUploads:
     async def describe(self, files: Sequence[FileEntry], owner: str) -> views.Code:
         """Describe code, and return it with the parts that are still to be sent.
 
-        If no part is missing, the code is complete and can be submitted. Repeating this is
-        harmless.
-
-        Raises BadUpload for an invalid path or size, UploadTooLarge if the code is too large, and
-        QuotaExceeded while the storage is full.
+        If no part is missing, the code is complete. Repeating this is harmless. Raises BadUpload
+        for an invalid path or size, UploadTooLarge, and QuotaExceeded while the storage is full.
         """
         total = self._check(files)
         identity = code_id(files)
@@ -142,8 +138,7 @@ class CodeUploads:
         places: Mapping[str, PartPlace],
         now: datetime,
     ) -> CodeRow | None:
-        """Write the description, whose parts are all stored. Returns None if a part was deleted
-        meanwhile."""
+        """Write the description of stored parts. Returns None if a part was deleted meanwhile."""
         for number, file in enumerate(files):
             for index, part in enumerate(file.parts):
                 if places[part].size_bytes != part_size(file.size_bytes, index):
@@ -183,7 +178,7 @@ class CodeUploads:
         await in_storage_thread(self._storage.write_bytes, key, content)
 
     async def put_parts(self, parts: Mapping[str, bytes], owner: str) -> None:
-        """Store parts, by hash, as one object. Parts that exist already are not written again.
+        """Store new parts, by hash, as one object.
 
         Raises BadUpload if a part has another hash, or more than PART_BYTES.
         """
@@ -220,8 +215,7 @@ class CodeUploads:
         await self._database.write(lambda session: repository.insert_parts(session, owner, places))
 
     async def files(self, owner: str, identity: str) -> list[StoredFile]:
-        """The files of code. Raises CodeNotFound if the code does not exist, and
-        StorageUnavailable."""
+        """The files of code. Raises CodeNotFound and StorageUnavailable."""
         row = await self._database.read(lambda s: repository.get(s, owner, identity))
         if row is None:
             raise code_not_found(identity)
@@ -240,10 +234,7 @@ class CodeUploads:
         ]
 
     async def pieces(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """Yield the bytes of a file, part by part.
-
-        Raises StorageUnavailable, also for a damaged part.
-        """
+        """Yield a file's bytes, part by part. Raises StorageUnavailable, also for damaged parts."""
         for sha256, place in file.parts:
             yield await self._read(place.pack, sha256, place.start, place.start + place.size_bytes)
 
@@ -258,10 +249,7 @@ class CodeUploads:
         return data
 
     async def sweep(self, now: datetime) -> int:
-        """Delete code that no job has, and parts that no code has, an hour after their last use.
-
-        Returns the number of deleted objects.
-        """
+        """Delete code and parts that were not used for an hour. Returns the number of objects."""
         before = now - KEPT
 
         def forget(session: Session) -> list[str]:
@@ -323,6 +311,5 @@ def _description(files: Sequence[FileEntry], places: Mapping[str, PartPlace]) ->
 
 
 def _folder(owner: str) -> str:
-    """The folder of an owner's code: a hash, because names may contain characters unfit for
-    paths."""
+    """The folder of an owner's code: a hash, because names may contain any characters."""
     return f"code/{hashlib.sha256(owner.encode()).hexdigest()[:16]}"

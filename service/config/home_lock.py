@@ -28,17 +28,12 @@ class HomeUnusable(StartRefused):
 
 
 def write_privately() -> None:
-    """Let this process and its children create files that only their user can read.
-
-    This concerns the home, the database, backups, the embedded Ray with its logs, and files of
-    ranks.
-    """
+    """Let this process and its children, such as the embedded Ray, create private files only."""
     os.umask(0o077)
 
 
 def keep_private(home: Path) -> None:
-    """Create the home for this user only, or remove the permissions of others from an existing
-    home.
+    """Create the home for this user only, or remove other users' permissions from it.
 
     A folder that users share, such as `/tmp`, is not changed.
     """
@@ -65,10 +60,7 @@ class HomeLock:
 
     @classmethod
     def acquire(cls, home: Path) -> Self:
-        """Lock the home, and create it if necessary.
-
-        Raises HomeInUse if another process uses it, and HomeUnusable if it is not writable.
-        """
+        """Lock the home, and create it if necessary. Raises HomeInUse and HomeUnusable."""
         try:
             return cls._acquire(home)
         except OSError as error:

@@ -88,8 +88,7 @@ EMBEDDED = "local"
 
 
 class Settings(BaseSettings):
-    """Settings from `DRAY_*` in the environment, then `.env`. The defaults run everything
-    locally."""
+    """Settings from `DRAY_*` in the environment, then `.env`. Defaults run everything locally."""
 
     model_config = SettingsConfigDict(
         env_prefix="DRAY_",
@@ -104,8 +103,8 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8420, ge=0, le=65535)
     database_url: str = Field("", repr=False)
-    """`sqlite:///path` or `postgresql://...`; by default a SQLite file in the home. May contain a
-    password, so it is never printed."""
+    """`sqlite:///path` or `postgresql://...`, which may contain a password; default: in the
+    home."""
     storage_url: str = ""
     """URL of logs, checkpoints and artifacts; by default a folder in the home."""
     ray_address: str = EMBEDDED
@@ -114,8 +113,7 @@ class Settings(BaseSettings):
     autoscale_nodes: NodeTypes = ()
     """Nodes that Ray's autoscaler may add when jobs wait, by type; empty without an autoscaler."""
     autoscale_idle_s: float = Field(60.0, ge=0, le=24 * 3600)
-    """How long an unused node keeps dray's own processes. Ray never considers a node with them
-    idle."""
+    """How long an unused node keeps dray's processes, with which Ray never considers it idle."""
     topology: TopologyLevels = ()
     """Keys of Ray's labels for the levels of the cluster's topology, the widest first, such as
     `zone,rack,nvlink`. They are used to put the workers of a job near each other."""
@@ -133,12 +131,11 @@ class Settings(BaseSettings):
     """File with the prices of slots, in YAML or JSON; unset, there are no prices."""
 
     mlflow_tracking_uri: str | None = Field(None, repr=False)
-    """Address of an MLflow server that gets every job as a run; unset, no job is exported. May
-    contain a password."""
+    """Address, maybe with a password, of an MLflow server that gets every job as a run."""
 
     allowed_hosts: HostNames = None
-    """Names, without port, under which the server answers besides localhost and IP addresses;
-    unset with tokens: any."""
+    """Names, without port, of the server besides localhost and addresses; unset with tokens:
+    any."""
     allowed_origins: Origins = None
     """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
     server's own pages; unset with tokens: any that the browser allows."""
@@ -150,15 +147,13 @@ class Settings(BaseSettings):
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
     """Address of the server for links in messages; unset: its host and port."""
     webhook_private_hosts: Hosts = None
-    """Private names, addresses and networks (CIDR) that webhooks may be sent to, even without
-    encryption."""
+    """Private names, addresses and networks (CIDR) for webhooks, even without encryption."""
 
     rank_env: VariableNames = ()
     """Names of environment variables that ranks get in addition to the allow-list. Only for the
     embedded Ray, because the nodes of a cluster have their own environments."""
     data_roots: Folders = None
-    """Folders on the nodes that may contain `file://` data; unset, any folder without tokens and
-    none with tokens."""
+    """Folders on the nodes for `file://` data; unset, any without tokens and none with tokens."""
     data_private_hosts: Hosts = None
     """Private names, addresses and networks (CIDR) that data may come from."""
     data_cache_dir: Path | None = None
@@ -177,8 +172,7 @@ class Settings(BaseSettings):
     """Server of `s3://` data, if it is not AWS."""
 
     max_connections: int = Field(2048, ge=16)
-    """The most concurrent requests and open connections; fewer if the limit on open files is
-    lower."""
+    """The most concurrent requests and connections; fewer if the limit on open files is lower."""
     max_connections_per_client: int | None = Field(None, ge=1)
     """The most for each address; unset, half of `max_connections`."""
     max_body_bytes: int = Field(1 << 20, ge=1024)
@@ -196,8 +190,7 @@ class Settings(BaseSettings):
     """The most bytes of the files in an attempt's output folders, and of the artifacts that one
     rank saves. Sparse files count with their holes, as the storage gets them."""
     system_metrics_s: float = Field(10.0, ge=0, le=3600)
-    """Seconds between samples of the resource use of ranks and nodes, at least 10; 0 turns them
-    off."""
+    """Seconds between samples of ranks' and nodes' resource use, at least 10; 0 turns them off."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
     """Finished jobs are deleted after this many days; unset or 0 keeps them."""
     retention_jobs: int | None = Field(None, ge=0)
@@ -206,8 +199,7 @@ class Settings(BaseSettings):
     """The most bytes of all checkpoints, artifacts and logs. When it is reached, no job is accepted
     or started until jobs are deleted; running jobs continue."""
     min_free_bytes: int | None = Field(None, ge=1)
-    """The least free bytes on the disks of the storage and the database, with the same effect as
-    the quota."""
+    """Bytes that must stay free on the disks of storage and database; below, as with the quota."""
     log_format: LogFormat = "text"
     """Format of the service's own log on stderr: `text`, or `json` with an object per line."""
     infra_retries: int = Field(10, ge=0)
@@ -224,8 +216,7 @@ class Settings(BaseSettings):
     silence_limit_s: float = Field(60.0, ge=1, le=3600)
     """A live process of dray is replaced after this many seconds without an answer."""
     scheduler_tick_s: float = Field(1.0, gt=0)
-    """The longest time between rounds of the scheduler; a change of the queue starts one at
-    once."""
+    """The longest time between scheduler rounds; a change of the queue starts one at once."""
     poll_wait_s: float = Field(5.0, gt=0)
     """How long a poll of an attempt waits for news."""
 
@@ -266,10 +257,7 @@ class Settings(BaseSettings):
 
 
 def read_settings() -> Settings:
-    """Read the settings from the environment and `.env`.
-
-    Raises StartRefused, which names the first invalid setting.
-    """
+    """Read the settings. Raises StartRefused, which names the first invalid setting."""
     try:
         return Settings()
     except ValidationError as error:

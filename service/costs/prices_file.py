@@ -119,8 +119,8 @@ def parse(text: str, source: str) -> Prices:
     except Fault as fault:
         path = (fault.pointer or "").removeprefix("/")
         hint = f" ({fault.hint})" if fault.hint else ""
-        error = f"{path} {fault.detail}" if path else fault.detail
-        raise BadPricesFile(f"{source}: {error}{hint}") from None
+        problem = f"{path} {fault.detail}" if path else fault.detail
+        raise BadPricesFile(f"{source}: {problem}{hint}") from None
 
 
 class PricesFile:

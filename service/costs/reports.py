@@ -45,8 +45,8 @@ class Costs:
     ) -> views.CostReport:
         """Report the cost of each user or queue, the highest first.
 
-        since, until: by default the beginning of this month, in UTC, and now. owner: count only
-        this user's jobs.
+        since, until: by default the beginning of this month, in UTC, and now. owner: only this
+        user's jobs count.
         """
         now = self._clock()
         since, until = since or month_of(now), until or now

@@ -19,10 +19,7 @@ transaction must not hold its locks forever."""
 
 
 def normalise_url(url: str) -> URL:
-    """Parse a URL; `postgresql://` and `postgres://` select psycopg 3.
-
-    Raises ValueError for other databases.
-    """
+    """Parse a URL of SQLite, or of PostgreSQL, for psycopg 3. Raises ValueError for others."""
     parsed = make_url(url)
     backend = parsed.drivername.split("+")[0]
     if backend in ("postgresql", "postgres"):

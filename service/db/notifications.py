@@ -22,8 +22,7 @@ import psycopg
 logger = logging.getLogger(__name__)
 
 QUEUE = "queue"
-"""The topic of the loops that plan: something that plans depend on has changed, such as a job that
-was submitted or has ended."""
+"""The topic of the loops that plan: a change that affects plans, such as a new or ended job."""
 
 ATTEMPTS = "attempts"
 """The topic of the reconciler: an attempt was launched, or a command to an attempt is due."""
@@ -52,13 +51,11 @@ RECONNECT_S = 1.0
 LAST_WORDS_S = 5.0
 """How long a process that ends waits for each thread, for example for a last NOTIFY."""
 ANNOUNCE_REST_S = 0.02
-"""Pause between NOTIFY statements: topics of transactions that commit meanwhile share the next
-one."""
+"""Pause between NOTIFY statements; transactions that commit meanwhile share the next one."""
 MAX_PAYLOAD = 7999
 """The most bytes of a NOTIFY message (PostgreSQL)."""
 LOOK_AGAIN_S = 5.0
-"""How long a task for which a caller waits relies on signals alone. The signals of a process that
-was killed just after a commit are lost."""
+"""How long a task with a waiting caller relies on signals, which a killed process may not send."""
 
 
 class Subscription:
@@ -73,8 +70,8 @@ class Subscription:
         """Whether the event is set or about to be set. Saves the system call that wakes a loop."""
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Wait for a signal. Returns True if a topic was published since the last wait, and False
-        after `timeout_s`."""
+        """Return True once a topic was published since the last wait, or False after
+        `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
@@ -226,8 +223,7 @@ def _payloads(topics: Iterable[str], mark: str) -> Iterator[str]:
 class PostgresListener:
     """A thread that publishes the topics of other processes' NOTIFY messages, but not `own`'s.
 
-    After a lost connection is reopened, every subscriber is woken, because signals may have been
-    missed.
+    Every subscriber is woken after a reconnection, because signals may have been missed.
     """
 
     def __init__(self, conninfo: str, signals: Signals, own: PostgresAnnouncer) -> None:

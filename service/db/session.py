@@ -54,8 +54,7 @@ MAX_SHARED_WRITES = 50
 MAX_SHARED_S = 0.05
 """The most writes that share a commit on SQLite, and how long writes may join it."""
 RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03", "25P03"})
-"""Serialization failure, deadlock, server shutting down or starting, lock not available, and a
-transaction that was idle for too long."""
+"""Serialization failure, deadlock, server stops or starts, lock not available, idle transaction."""
 
 OF_VALUES = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
@@ -75,10 +74,8 @@ def notify(session: Session, *topics: str) -> None:
 
 
 def touch(session: Session, *job_ids: str) -> None:
-    """Declare that this transaction changes the answers about these jobs. Wakes no task.
-
-    The transaction must change the answers of no other jobs, except jobs that it notifies of.
-    """
+    """Declare that this transaction changes only the answers about these jobs, and jobs that it
+    notifies of. Wakes no task."""
     session.info.setdefault(_TOUCHED, set()).update(job_ids)
 
 
@@ -144,10 +141,7 @@ class Database:
         )
 
     def time(self, session: Session) -> datetime:
-        """The present time, by the clock of the database's server, which all processes share.
-
-        On SQLite, which no other process shares, the clock of this process is used.
-        """
+        """The present time, by the clock of the database's server; on SQLite, of this process."""
         return self.clock() if self.is_sqlite else server_now(session)
 
     async def read(self, work: Work[T]) -> T:
@@ -158,8 +152,8 @@ class Database:
     async def look_up(self, work: Work[T]) -> T:
         """Like `read`, for a single statement that finds a row by its key.
 
-        On SQLite, running such a statement takes less time than handing it to a thread, so it runs
-        in the caller's thread, on a separate connection. Readers never wait for the writer.
+        On SQLite such a statement is faster than handing it to a thread, so it runs in the caller's
+        thread, on a separate connection. Readers never wait for the writer.
         """
 
         def once() -> T:
@@ -272,8 +266,7 @@ class Database:
     def _write_shared(self, taken: Sequence[_Queued[Any]]) -> bool:
         """Write in one transaction as many as there is time for, and put the others back.
 
-        Returns False after a database error, which rolls back all of them. Each write must then run
-        alone, to find the write that failed.
+        Returns False after a database error, which rolls back all: each must then run alone.
         """
         until = time.monotonic() + MAX_SHARED_S
         written: list[tuple[_Queued[Any], Any, Session]] = []
@@ -344,8 +337,7 @@ class _Queued(Generic[T]):
 
 
 class _OneTransaction(Session):
-    """A session for one transaction, which looks up its connection once and not for each
-    statement."""
+    """A session for one transaction, which looks up its connection only once."""
 
     _found: Connection | None = None
 
@@ -388,8 +380,7 @@ def _may_pass(error: DBAPIError) -> bool:
 
 
 def is_of_values(error: Exception) -> bool:
-    """Whether the error may be caused by the values to store, and not by the database, its schema
-    or the connection."""
+    """Whether the stored values may be the cause, and not the database, schema or connection."""
     if isinstance(error, DBAPIError):
         return isinstance(error, DataError | IntegrityError)
     return isinstance(error, OF_VALUES)

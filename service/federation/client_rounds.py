@@ -86,10 +86,7 @@ class ClientRounds:
         return RoundFile(key, at.model_size_bytes, at.model_sha256)
 
     async def form(self) -> RoundFile:
-        """The description of the model and the training for clients.
-
-        Raises RoundOver if no round was opened yet.
-        """
+        """The description of model and training. Raises RoundOver if no round was opened yet."""
         at = await self._standing()
         if at.name is None:
             raise RoundOver("no round was opened yet", hint="request the round until it is open")
@@ -97,11 +94,8 @@ class ClientRounds:
         return RoundFile(key, at.form_size_bytes, at.form_sha256)
 
     async def size_of_part(self, name: str, part: int) -> int:
-        """The size of a part of the client's update.
-
-        Raises BadUpdate if an update has fewer parts or no update is awaited, and UpdateRefused if
-        the client should not send an update.
-        """
+        """The size of a part of the client's update. Raises BadUpdate if it has fewer parts or is
+        not awaited, and UpdateRefused."""
         at = await self._open_round(name)
         _refuse_unwanted(at)
         await self._database.read(refuse_if_full)
@@ -252,10 +246,7 @@ def _is_asked(at: Row[Any]) -> bool:
 
 
 def _refuse_unwanted(at: Row[Any], but: str | None = None) -> None:
-    """Raise UpdateRefused if no update is requested from the client, or it has sent one.
-
-    but: the SHA-256 of an update that may be sent again.
-    """
+    """Raise UpdateRefused if the client is not selected, or has sent another update than `but`."""
     if not _is_asked(at):
         raise UpdateRefused(f"client {at.client} is not selected in round {at.number}")
     if at.sent_round == _sent_name(at) and at.sent_sha256 != but:

@@ -17,8 +17,7 @@ from service.jobs.service import found
 
 
 class Invitations:
-    """Invitations of clients. Clients have numbers; their tokens are shown once and stored as
-    hashes."""
+    """Invitations of clients, which have numbers, and tokens of which only hashes are stored."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -83,10 +83,7 @@ def _clean(message: str | None) -> str | None:
 
 
 def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
-    """The nodes that may run ranks, and nodes of these types that may be added.
-
-    None if the cluster is not connected or there are none.
-    """
+    """The nodes that may run ranks, and nodes of these types that may be added, if any."""
     cluster = repository.get(session)
     if cluster is None or not cluster.connected:
         return None
@@ -112,10 +109,7 @@ def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 
 
 def kinds(session: Session, spec: JobSpec) -> set[str | None]:
-    """The kind of GPU that the job names, or else all kinds in the cluster.
-
-    None stands for an unknown kind. Empty if no GPU is connected.
-    """
+    """The kind of GPU that the job names, or else all kinds in the cluster; None is unknown."""
     if spec.resources.accelerator is not None:
         return {spec.resources.accelerator}
     found: set[str | None] = set()
@@ -127,8 +121,7 @@ def kinds(session: Session, spec: JobSpec) -> set[str | None]:
 
 
 def _has_more_exact(name: str, names: set[str]) -> bool:
-    """Whether a longer name specifies this one: Ray detects `A100` in addition to the operator's
-    `A100-80G`, and the node has both."""
+    """Whether `names` has a longer form, such as the operator's `A100-80G` for Ray's `A100`."""
     return any(other.startswith(f"{name}-") for other in names)
 
 

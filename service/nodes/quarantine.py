@@ -1,5 +1,4 @@
-"""Quarantined slots, which stay unused because a process of an ended job still exists: their
-events, and their resources in plans."""
+"""Quarantined slots, which stay unused because a process of an ended job still exists."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ LEAST_STEPS = 20
 """Shorter jobs are ignored: half of their steps would be warm-up."""
 MOST_POINTS = 500
 COMPARABLE = 0.1
-"""A measured step counts if it has at least this fraction of the planned step's operations. The
-time of a much smaller step is mostly launch overhead: an H100 would seem hundreds of times
-slower."""
+"""A measured step counts if it has at least this fraction of the planned step's operations. A much
+smaller step is mostly launch overhead: an H100 would seem hundreds of times slower."""
 
 
 def calibrated(
@@ -76,10 +75,8 @@ def _operations(spec: JobSpec, shapes: Shapes, machine: Machine) -> float:
 def _speed(
     session: Session, job_id: str, ran: JobSpec, machine: Machine, enough: float
 ) -> float | None:
-    """The `flops_per_s` of the job's workers, as its steps show it, or None.
-
-    enough: the operations that a step needs for an exact speed. A smaller step gives a lower bound.
-    """
+    """The `flops_per_s` of the job's workers, if its steps show it. enough: the operations that a
+    step needs for an exact speed; a smaller step gives a lower bound."""
     try:
         shapes = shapes_of(ran)
     except Unknown:

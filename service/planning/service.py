@@ -36,8 +36,8 @@ from service.planning.model.sync_costs import RankPaces
 from service.planning.sync_facts import Nodes, facts_of, nodes_for, paces_of
 
 TOLERANCE = 0.15
-"""The largest relative error of a plan's memory, which the tests check. A job is refused only if it
-lacks more than this."""
+"""The largest relative error of a plan's memory, which tests check. Only larger lacks are
+refused."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,8 @@ class Plans:
         return await asyncio.to_thread(_answer, request, spec, known, machine, around)
 
     async def resolve(self, spec: JobSpec) -> Resolved:
-        """Return the document with each `auto` replaced by a choice.
-
-        The result has a refusal if the job is known not to fit. Raises NotPlannable if no choice
-        is possible.
-        """
+        """Replace each `auto` in the document by a choice. The result has a refusal if the job is
+        known not to fit. Raises NotPlannable if no choice is possible."""
         resolved = await self._resolve_parallelism(spec)
         if not isinstance(spec.sync, AutoSync) or resolved.refusal is not None:
             return resolved
@@ -105,10 +102,7 @@ class Plans:
         return Resolved(chosen.spec, explanation, _sync_plan(choice))
 
     async def _resolve_parallelism(self, spec: JobSpec) -> Resolved:
-        """Return the document with sizes for the axes that are `auto`.
-
-        The document is returned unchanged if no axis is `auto` and the workers' memory is unknown.
-        """
+        """Replace the axes that are `auto` by sizes, and check the memory if it is known."""
         automatic = bool(spec.parallel.auto)
         if spec.script is not None or not (automatic or _may_know_memory(spec)):
             return Resolved(spec)

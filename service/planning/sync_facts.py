@@ -42,10 +42,8 @@ def facts_of(
     *,
     is_measured: bool = False,
 ) -> SyncFacts | str:
-    """Return the facts, or the reason why there is nothing to choose.
-
-    is_measured: whether the request gave the bandwidth of `machine`.
-    """
+    """The facts, or the reason why there is nothing to choose. is_measured: whether the request
+    gave the bandwidth of `machine`."""
     num_workers = spec.resources.num_workers
     if num_workers == 1:
         return "a single worker has no other worker to keep in step with"

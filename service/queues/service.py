@@ -54,10 +54,7 @@ class Queues:
         return await self._database.read(lambda session: _view(session, name, self._prices_now()))
 
     async def put(self, name: str, rules: QueueRequest, *, actor: str = ANONYMOUS) -> views.Queue:
-        """Make the queue, or replace its rules.
-
-        Raises InvalidQueue if the rules contradict each other.
-        """
+        """Make the queue, or replace its rules. Raises InvalidQueue if they are contradictory."""
 
         def work(session: Session) -> views.Queue:
             return _store(session, Queue(name, **rules.model_dump()), self._prices_now())
@@ -91,11 +88,8 @@ class Queues:
         return view
 
     async def delete(self, name: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete the queue.
-
-        Raises QueueNotFound, and QueueInUse for the default queue and if the queue has jobs that
-        have not ended.
-        """
+        """Delete the queue. Raises QueueNotFound, and QueueInUse for the default queue and if the
+        queue has unfinished jobs."""
 
         def work(session: Session) -> None:
             _locked(session, name)

@@ -85,8 +85,7 @@ def backup(settings: Settings, dest: Path) -> BackupMetadata:
 def restore(source: Path, home: Path) -> BackupMetadata:
     """Restore a backup into `home`, which must be empty and unused.
 
-    URLs in the database that point into the old storage are changed to the new home's storage.
-    Raises BackupError and HomeInUse.
+    URLs of the old storage in the database are changed. Raises BackupError and HomeInUse.
     """
     home = home.expanduser().absolute()
     with HomeLock.acquire(home):
@@ -170,8 +169,7 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
     """Add the files under the key, and return the SHA-256 of each by its key.
 
-    Hidden files, which are still being written, are left out; so are links, pipes and sockets,
-    which dray does not make.
+    Hidden files, which are still being written, links, pipes and sockets are left out.
     """
     added: dict[str, str] = {}
     for folder, _, names in os.walk(root / key):

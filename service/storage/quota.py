@@ -41,10 +41,8 @@ class StorageWatch:
         return self._quota is not None or self._min_free is not None
 
     async def look(self, now: datetime) -> str | None:
-        """Measure and store how full the storage is. Returns why no job is accepted, or None.
-
-        Wakes the scheduler if this changes.
-        """
+        """Measure and store how full the storage is, and wake the scheduler if the problem changes.
+        Returns why no job is accepted, or None."""
         free = None if self._min_free is None else await in_storage_thread(self._free_bytes)
         used = None
         if self._quota is not None:

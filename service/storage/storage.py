@@ -132,8 +132,7 @@ class Storage:
             ) from error
 
     def accepts_files_near(self, key: str) -> bool:
-        """Whether a file can be written to the folder of all owners; False if there is no
-        folder."""
+        """Whether a file can be written to the folder of all owners; False without a folder."""
         if self._folder is None:
             return False
         try:
@@ -144,11 +143,8 @@ class Storage:
         return True
 
     def read_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read the bytes from `start` up to `end`.
-
-        Raises FileNotFoundError if the object does not exist, and FolderSpoilt if the storage
-        works, but this object can't be read.
-        """
+        """Read the bytes from `start` up to `end`. Raises FileNotFoundError, and FolderSpoilt if
+        the storage works but this object can't be read."""
         path = self.local_path(key)
         try:
             if path is None:
@@ -240,10 +236,7 @@ def _delete(path: Path) -> None:
 
 
 def _allow_deletion(path: Path) -> None:
-    """Make folders below a path writable, because a script may have removed the permission.
-
-    Links are not followed.
-    """
+    """Make folders below a path writable, which a script may have undone. Follows no links."""
     _make_writable(path)
     for at, names, _ in os.walk(path):
         for name in names:
@@ -281,8 +274,7 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """Open a file. Raises FileNotFoundError for anything else, such as a pipe, which might
-    block."""
+    """Open a file. Raises FileNotFoundError for anything else: a pipe might block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -310,10 +302,6 @@ def _write_atomically(path: Path, data: bytes) -> None:
 
 
 async def in_storage_thread(work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-    """Run `work`, which reads or writes the storage, in a thread and return its result.
-
-    The pool is separate from `asyncio.to_thread`'s few threads, which also parse bodies, start Ray
-    and compute forecasts.
-    """
+    """Like `asyncio.to_thread`, for calls of the storage, with a separate pool of threads."""
     call = partial(work, *args, **options)
     return await asyncio.get_running_loop().run_in_executor(_threads, call)

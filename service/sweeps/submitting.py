@@ -38,11 +38,8 @@ class Trials:
 
 
 async def trials_of(spec: JobSpec) -> Trials | None:
-    """The trials of a document with `sweep`; None if it has no `sweep`.
-
-    Raises InvalidTrial if a trial's document is invalid, and SamplerUnavailable if the sampler is
-    not installed.
-    """
+    """The trials of a document; None if it has no `sweep`. Raises InvalidTrial if a trial's
+    document is invalid, and SamplerUnavailable."""
     sweep = spec.sweep
     if sweep is None:
         return None
@@ -69,10 +66,8 @@ def _all(spec: JobSpec, sweep: Sweep) -> Trials:
 
 
 def _refuse_hopeless(spec: JobSpec, sweep: Sweep) -> None:
-    """Raise InvalidTrial if all of some random trials are invalid.
-
-    Parameters that a sampler chooses later would most likely be invalid, too.
-    """
+    """Raise InvalidTrial if all of NUM_TRIED random trials are invalid: the sampler's will be,
+    too."""
     refused = None
     for index in range(NUM_TRIED):
         try:

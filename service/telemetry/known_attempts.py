@@ -15,8 +15,7 @@ from service.domain.series import TIMES, Series, Summary, summarise, unpack_row
 SUMMARISE_AFTER = timedelta(seconds=20)
 """Summaries are stored at this interval: with each reply, they would cost more than the points."""
 MAX_STREAMS = 400_000
-"""The most series and logs in the cache. Beyond it, the attempts that were stored longest ago are
-forgotten."""
+"""The most series and logs in the cache; the attempts that were stored longest ago are removed."""
 
 
 @dataclass
@@ -77,10 +76,7 @@ class KnownAttempts:
     def take(
         self, session: Session, job_id: str, attempt: int, cursor: Mapping[str, int]
     ) -> KnownAttempt:
-        """Take out the facts of an attempt, to be changed and returned by `keep`.
-
-        cursor: the attempt's stored cursor.
-        """
+        """Take out the facts of an attempt with this stored cursor; `keep` puts them back."""
         with self._lock:
             at, known = self._known.pop((job_id, attempt), ({}, KnownAttempt()))
             self._num_streams -= known.num_streams

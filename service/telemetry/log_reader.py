@@ -103,8 +103,7 @@ def _lines(
 ) -> Iterator[tuple[tuple[int, float, int], int, Line]]:
     """Yield the merge key, line number and line of each of the stream's lines from `begin` on.
 
-    The key's time never decreases, even if the node's clock goes back: merging needs sorted
-    streams.
+    The key's time never decreases, even if a node's clock does: merging needs sorted streams.
     """
     attempt, rank = stream
     newest = float("-inf")

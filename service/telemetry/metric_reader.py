@@ -39,13 +39,11 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 Piece = tuple[MetricChunk, int]
 """A chunk, and its last step that counts."""
 Recent = Mapping[int, tuple[MetricChunk, bytes]]
-"""The points that are not yet in a chunk, as an artificial chunk for each series and attempt, by
-negative ids."""
+"""Points that are not yet in chunks: an artificial chunk per series and attempt, by negative id."""
 
 
 def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str]:
-    """The requested keys. A text is a series' name, which may contain commas, or several keys
-    separated by commas."""
+    """The keys in texts, each of which is a key, maybe with commas, or keys separated by commas."""
     has_commas = any("," in text for text in texts)
     known = repository.metric_keys(session, job_id) if has_commas else frozenset()
     keys = [key for text in texts for key in ([text] if text in known else text.split(",")) if key]
@@ -294,8 +292,7 @@ def _choose_detail(
     whole: set[int],
     in_blocks: set[int],
 ) -> None:
-    """Add the ids of chunks to read in full to `whole`, and to read by their outline to
-    `in_blocks`.
+    """Add the ids of chunks to read in full to `whole`, and to read by outline to `in_blocks`.
 
     If the series has far more points than the answer, a block or even a chunk falls into one or two
     buckets, and only its extremes matter. A cut chunk is always read in full.

@@ -46,9 +46,9 @@ MAX_ROWS, MAX_ROWS_BYTES = 64, 64 * 1024
 class MetricStore:
     """Collects the points of one reply, then stores them.
 
-    Points of known series become one row. The points of many rows move to chunks together, because
-    appending to a chunk writes all of it again. Points that begin a series, and large numbers of
-    points, go directly into chunks.
+    Points of known series become one row. Many rows move to chunks together, because appending to a
+    chunk writes all of it again. Points that begin a series, and many points, go to chunks
+    directly.
     """
 
     def __init__(
@@ -82,8 +82,7 @@ class MetricStore:
             self._may_repeat.add(name)
 
     def store(self) -> Mapping[Series, Points]:
-        """Store the collected points, and return the points that were stored, by metric and
-        rank."""
+        """Store the collected points, and return those stored, by metric and rank."""
         if not self._points:
             return {}
         known = self._known

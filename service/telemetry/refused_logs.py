@@ -31,8 +31,8 @@ REFUSED, DROPPED = "log_refused", "log_dropped"
 
 
 def bound(session: Session, job: JobRow, refusal: StorageUnavailable, now: datetime) -> None:
-    """Report once for each attempt that its log is refused, and drop the oldest lines beyond
-    `MAX_BYTES`."""
+    """Report once per attempt that its log is refused, and drop the oldest lines beyond the
+    limit."""
     if not events_repository.has_event(session, job.id, REFUSED, job.attempt):
         message = (
             f"{refusal.message}; the service keeps the newest {MAX_BYTES} bytes of this log's full "
@@ -90,11 +90,8 @@ def report_dropped(session: Session, job: JobRow, now: datetime) -> None:
 
 
 def store(session: Session, storage: Storage, job_id: str) -> int:
-    """Move some of the job's refused chunks to the storage. Returns their number, 0 if none is
-    left.
-
-    Raises StorageUnavailable if the storage still refuses them.
-    """
+    """Move some of the job's refused chunks to the storage, and return their number; 0 if none is
+    left. Raises StorageUnavailable if the storage still refuses them."""
     job = jobs_repository.lock(session, job_id)
     if job is None or job.deleted_at is not None:
         return 0

@@ -33,10 +33,7 @@ from service.telemetry.known_attempts import KnownAttempt
 def store(
     session: Session, job_id: str, time: int, report: SystemMetricsReport, known: KnownAttempt
 ) -> None:
-    """Store a sample.
-
-    time: the sample's time. known: the facts of the attempt, which are updated.
-    """
+    """time: the sample's time. known: the facts of the attempt, which are updated."""
     columns = ((part.ranks, part.values) for part in report.columns)
     for rank, samples in of_report(time, columns).items():
         repository.add(session, _row(job_id, rank, samples, is_lone=True, mean_of=1))

@@ -47,11 +47,7 @@ class Tracking:
         self._clock = database.clock
 
     async def compare(self, job_ids: Sequence[str]) -> views.Comparison:
-        """Compare jobs with each other and with their experiment's baseline.
-
-        Raises NotFound if a job does not exist, and NotComparable for a single job without a
-        baseline.
-        """
+        """Compare jobs with each other and with a baseline. Raises NotFound and NotComparable."""
         now = self._clock()
         return await self._database.read(lambda s: comparisons.compare(s, job_ids, now))
 
@@ -68,8 +64,7 @@ class Tracking:
     ) -> views.Annotations:
         """Change tags and notes on behalf of `actor`, in any state of the job.
 
-        Raises AnnotationsChanged if `revision` is given and is not the present one, and
-        TooManyTags.
+        Raises AnnotationsChanged if `revision` is given and outdated, and TooManyTags.
         """
         now = self._clock()
 

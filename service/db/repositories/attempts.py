@@ -128,8 +128,7 @@ def _followed_columns() -> Select[Any]:
 
 
 def cursors(session: Session, job_ids: Collection[str]) -> dict[tuple[str, int], dict[str, int]]:
-    """The cursors of these jobs' live attempts, by (job, attempt): the end of the stored
-    reports."""
+    """How far the reports of these jobs' live attempts are stored, by (job, attempt)."""
     return {
         (job_id, attempt): cursor
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -161,10 +160,8 @@ def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, A
 
 
 def ended_slots(session: Session, *, since: datetime, limit: int) -> Sequence[Row[Any]]:
-    """The columns `_ENDED` of the newest attempts that ended after `since`, oldest first.
-
-    Attempts of deleted jobs are included.
-    """
+    """The columns `_ENDED` of the newest attempts, also of deleted jobs, that ended after `since`,
+    oldest first."""
     both = union_all(
         *(each.where(each.selected_columns.finished_at > since) for each in _ended_slots())
     ).subquery()

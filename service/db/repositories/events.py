@@ -16,8 +16,7 @@ from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
 def count_event(session: Session, row: JobRow) -> int:
-    """Return the number of the job's next event. The row stays locked, so that numbers have no
-    gap."""
+    """Number the job's next event. The row stays locked, so that numbers have no gap."""
     if not jobs.is_locked(session, row.id):
         jobs.lock(session, row.id)
     row.event_seq += 1

@@ -109,8 +109,7 @@ _STATUS = (
 
 @cache
 def _status_query(dialect: str) -> Select[Any]:
-    """One statement for a job's whole answer, with labels as an object, tags separated by spaces,
-    and the state of the cluster."""
+    """A query for all columns of a job's answer: labels are an object, tags separated by spaces."""
     as_object = func.json_object_agg if dialect == "postgresql" else func.json_group_object
     job_labels = (
         select(as_object(JobLabelRow.key, JobLabelRow.value, type_=JSON))
@@ -244,8 +243,7 @@ def marked_deleted(session: Session, before: datetime | None = None) -> list[str
 
 
 def erase(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete the jobs and, by foreign keys, everything that belongs to them except their past
-    slots."""
+    """Delete the jobs and, by foreign keys, all that belongs to them except their past slots."""
     attempts.keep_ended(session, job_ids)
     document_values.drop(session, job_ids)
     found = session.scalars(

@@ -1,5 +1,4 @@
-"""SQL on facts that nearly every change of a job reads: few rows that rarely change, in one
-query."""
+"""SQL on facts that nearly every change of a job reads: few rows, in one query."""
 
 from __future__ import annotations
 

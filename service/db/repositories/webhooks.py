@@ -30,8 +30,7 @@ _WAITING: ColumnElement[bool] = WebhookDeliveryRow.next_try_at.is_not(None)
 
 
 def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]:
-    """(id, owner, all_users, states, queue, labels) of the enabled webhooks that are notified of
-    these owners' jobs."""
+    """(id, owner, all_users, states, queue, labels) of enabled webhooks for these owners' jobs."""
     c = WebhookRow.__table__.c
     names = ("id", "owner", "all_users", "states", "queue", "labels")
     query = select(*(c[name] for name in names)).where(

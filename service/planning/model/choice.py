@@ -33,8 +33,7 @@ MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "T4": (14,),
     "V100": (15, 31),
 }
-"""Free memory of an unused GPU, rounded down, by Ray's accelerator type. A type that is sold with
-two sizes has both."""
+"""Free memory of an unused GPU, rounded down, by Ray's type; some types come in two sizes."""
 
 
 class NoDivision(Exception):
@@ -103,10 +102,8 @@ def plan_of(
     *,
     all_of_them: bool,
 ) -> Plan:
-    """Plan the job. Raises NoDivision.
-
-    all_of_them: whether to compare every division that `meshes` finds, not only the document's own.
-    """
+    """Plan the job. Raises NoDivision. all_of_them: whether to compare all divisions of `meshes`,
+    not only the document's own."""
     specs = [spec]
     if all_of_them and _may_divide(spec):
         few = spec.resources.num_workers <= MOST_WORKERS

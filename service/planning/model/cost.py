@@ -3,8 +3,7 @@
 Time of a step = computing + sending that no computing hides + idling of a pipeline. Computing
 counts the floating point operations of matrix products: the forward pass, the backward pass (twice
 the forward pass), and recomputed blocks. Sending counts, for each axis, the bytes that each rank
-sends in a step with ring algorithms: 2 (n - 1) / n for an all-reduce, (n - 1) / n for a gather or
-scatter.
+sends with ring algorithms: 2 (n - 1) / n for an all-reduce, (n - 1) / n for a gather or scatter.
 """
 
 from __future__ import annotations

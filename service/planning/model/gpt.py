@@ -28,10 +28,7 @@ class StageShare:
 
 @functools.lru_cache(maxsize=256)
 def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu: bool) -> OpTrace:
-    """Record the trace, which is cached: callers must not add to it.
-
-    half: whether autocast uses two bytes.
-    """
+    """Record the trace, which callers must not change: it is cached. half: two-byte autocast."""
     trace = OpTrace(cast_bytes=2 if half else 0)
     low = 2 if half else FP32
     split = share.tensor

@@ -21,10 +21,7 @@ def record(
     on_gpu: bool,
     stage: tuple[int, int] = (0, 1),
 ) -> OpTrace:
-    """Record the trace.
-
-    half: whether autocast uses two bytes. stage: (number, count) of a pipeline's stages.
-    """
+    """half: whether autocast uses two bytes. stage: (number, count) of a pipeline's stages."""
     network = _Network(samples, half=half, on_gpu=on_gpu)
     match spec.model:
         case Cnn():

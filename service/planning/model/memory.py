@@ -23,8 +23,7 @@ STATES = {"adamw": 2.0, "lamb": 2.0, "lars": 1.0, "sgd": 0.0, "adafactor": 0.0}
 """Optimizer state in multiples of the parameters' size; with momentum, sgd has 1."""
 BUCKET_BYTES = 64 << 20  # as ray_workers.training.parallel.optim.optimizer_offload.BUCKET_BYTES
 SCRATCH = {"lamb": 2.0, "lars": 1.0}
-"""Temporary memory of an optimizer step in multiples of the parameters' size, besides a tensor for
-the current parameter."""
+"""Temporary memory of a step in multiples of the parameters' size, besides one parameter."""
 
 
 @dataclass(frozen=True)
@@ -248,8 +247,7 @@ def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
 def _of_pipeline(
     spec: JobSpec, traces: list[OpTrace], at: int, how: MemorySimulation, count: int
 ) -> float:
-    """Bytes of the activations of all micro-batches in flight, and of tensors waiting to be
-    sent."""
+    """Bytes of activations of the micro-batches in flight, and of tensors waiting to be sent."""
     saved = [saved_bytes(trace, how) for trace in traces]
     peaks = [peak_bytes(trace, how) for trace in traces]
     flying = in_flight(spec, at, count)

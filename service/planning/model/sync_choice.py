@@ -70,11 +70,8 @@ class SyncChoice:
 
 
 def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
-    """Choose a way.
-
-    spec: a document without `auto` elsewhere; its own `sync` is ignored. facts: the facts, or the
-    reason why no other way can be compared with all-reduce.
-    """
+    """spec: a document without `auto` elsewhere; its own `sync` is ignored. facts: the facts, or
+    the reason why no other way can be compared with all-reduce."""
     if isinstance(facts, str):
         only = _only_all_reduce(spec, facts)
         return SyncChoice((only,), only, ())

@@ -1,10 +1,9 @@
 """The process that calls MLflow's own client: `python -m service.tracking.mlflow.client`.
 
 It has no database and decides nothing. The first line of its input has the addresses of MLflow and
-of the storage. They are no arguments, which every user of the machine can read, because they may
-contain passwords. Each further line is a call, and each line of the output is an answer, in any
-order. The process ends when its input ends. Every call can be repeated without duplicates, because
-MLflow stores equal points of a run once.
+the storage, which may contain passwords: every user of the machine could read them in arguments.
+Each further line is a call, and each line of the output an answer, in any order. The process ends
+with its input. Calls can be repeated, because MLflow stores equal points of a run once.
 
     service -> process   [tracking URI, storage URL]
     service -> process   [number, method, arguments]
@@ -52,8 +51,7 @@ class Runs:
     def begin(
         self, experiment: str, name: str, job_id: str, start_time_ms: int, params: dict[str, str]
     ) -> str:
-        """Create the job's run with its parameters, unless an earlier call did, and return its
-        id."""
+        """Create the job's run with its parameters, unless it exists, and return its id."""
         with self._creating:
             experiment_id = self._experiment_id(experiment)
             found = self._client.search_runs(
@@ -95,8 +93,7 @@ class Runs:
             self._client.set_terminated(run_id, status, end_time_ms)
 
     def upload(self, run_id: str, path: str, url: str, size_bytes: int) -> None:
-        """Upload an artifact under its path. The call is refused if the file is not in the
-        storage."""
+        """Upload an artifact under its path. The call is refused if the file is missing."""
         key = self._storage.key_of(url)
         folder, name = posixpath.split(path)
         local = self._storage.local_path(key)

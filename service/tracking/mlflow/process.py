@@ -1,5 +1,4 @@
-"""The parent's side of the process with MLflow's client: every call ends in time, whatever happens
-to the process."""
+"""The parent's side of the process with MLflow's client: all calls end within a time limit."""
 
 from __future__ import annotations
 
@@ -45,8 +44,8 @@ class MlflowRefused(Exception):
 class MlflowProcess:
     """Starts the process with the first call, and again after it died or was killed.
 
-    A call without an answer in time kills the process. Its other calls then fail, too; all of them
-    can be repeated.
+    A call without an answer in time kills the process. Its other calls fail, too, and can be
+    repeated.
     """
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:

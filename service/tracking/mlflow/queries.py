@@ -89,8 +89,7 @@ def experiment_id(name: str) -> str:
 
 
 def _is_position(found: Any, lowest: int) -> bool:
-    """Whether a page may begin at `found`, which may come from a forged token. True is an int,
-    too."""
+    """Whether a page may begin at `found`, which may be forged. True is an int, too."""
     return type(found) is int and lowest <= found < 2**63
 
 
@@ -100,10 +99,7 @@ class MlflowQueries:
         self._reading = reading
 
     async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
-        """All experiments: the label's values, and `Default` for jobs without the label.
-
-        Raises BadSearch.
-        """
+        """The label's values, and `Default` for jobs without the label. Raises BadSearch."""
         filters = search.parse_name_filter(filter_)
         names = await self._database.read(
             lambda s: repository.experiments(s, _NAMES, DEFAULT_EXPERIMENT, filters)
@@ -118,10 +114,7 @@ class MlflowQueries:
         max_results: int,
         token: str | None,
     ) -> RunPage:
-        """Search the runs of these experiments.
-
-        Raises BadSearch, and BadCursor for a token of another search.
-        """
+        """Search runs. Raises BadSearch, and BadCursor for a token of another search."""
         filters, order = search.parse_filter(filter_), search.parse_order(order_by)
         limit = max(1, min(max_results, MAX_RUNS))
         asked = [sorted(experiment_ids), filter_, list(order_by)]

@@ -61,10 +61,7 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def key_of(name: str) -> str:
-    """Convert the name of a metric, parameter or tag to a name that MLflow accepts.
-
-    Different names stay different.
-    """
+    """Convert a name to a key that MLflow accepts. Different names stay different."""
     fits = re.sub(r"[^\w./ -]", "_", name)
     # MLflow requires that the name is a normalised path.
     if posixpath.normpath(fits) != fits or fits == "." or fits.startswith(("..", "/")):
@@ -76,8 +73,7 @@ def key_of(name: str) -> str:
 
 
 def artifact_path_of(path: str) -> str:
-    """Convert the path of an artifact to a path that MLflow's client can put into a URL
-    unquoted."""
+    """Convert an artifact's path to one that MLflow's client can put into a URL unquoted."""
     fits = re.sub(r"[#?%]|^ ", "_", path)
     if fits == path:
         return path

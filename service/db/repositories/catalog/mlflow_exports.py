@@ -39,8 +39,7 @@ def add(session: Session, jobs: Sequence[dict[str, Any]]) -> None:
 
 
 def incomplete(session: Session, now: datetime) -> Sequence[Row[Any]]:
-    """(id, event_seq, state, progress, revision of tags and notes) of jobs to export now, the
-    oldest first.
+    """(id, event_seq, state, progress, annotations' revision) of jobs to export, oldest first.
 
     Queued jobs, of which there may be many, are left out unless they have a new event, tag or note.
     """

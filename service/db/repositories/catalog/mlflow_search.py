@@ -52,10 +52,7 @@ class Names:
 def experiments(
     session: Session, names: Names, default: str, filters: Sequence[Condition]
 ) -> list[str]:
-    """Return the names that match all filters: `default`, then the label's values in order.
-
-    Raises InvalidSearch if the search takes too long.
-    """
+    """The names that match all filters: `default`, then the label's sorted values."""
     row = JobLabelRow
     labelled = select(row.value.label("name")).where(
         row.key == names.experiment_label, row.value != ""
@@ -82,8 +79,7 @@ def page(
 ) -> list[JobRow]:
     """Return jobs after `offset` that match all filters and have numbers below `before`.
 
-    They are sorted by `order`, then newest first. Raises InvalidSearch if the search takes too
-    long.
+    Sorted by `order`, then newest first. Raises InvalidSearch if the search takes too long.
     """
     compile_ = _Compiler(session, names)
     query = select(JobRow).where(
@@ -266,8 +262,8 @@ class _Compiler:
 def _needs_each(path: tuple[str, ...]) -> bool:
     """Whether SQLite's JSON paths can't find one of these names.
 
-    SQLite compares names with the stored text, where non-ASCII letters are escaped, and its paths
-    can't escape quotes.
+    It compares names with stored text, where non-ASCII letters are escaped, and can't escape
+    quotes.
     """
     return not all(part.isascii() and part.isprintable() for part in path) or any(
         character in part for part in path for character in '"\\'

@@ -48,8 +48,7 @@ def set_tags(session: Session, job_id: str, tags: Collection[str]) -> None:
 
 
 def experiments(session: Session, after: str, limit: int) -> Sequence[Row[str, int, str]]:
-    """(name, number of jobs, id of the newest job) of experiments after the name `after`,
-    sorted."""
+    """(name, number of jobs, newest job's id) of experiments after the name `after`, sorted."""
     label = JobLabelRow
     query = (
         select(label.value, func.count(), func.max(label.job_id))

@@ -24,8 +24,7 @@ def get(session: Session) -> ClusterRow | None:
 
 
 def usable_totals(session: Session) -> list[tuple[dict[str, float], bool, int]]:
-    """(resources, whether for silos only, number of nodes) of each kind of node that may run
-    ranks."""
+    """(resources, whether only for silos, number) of each kind of node that may run ranks."""
     found = session.connection().execute(_usable_totals())
     return [(json.loads(total), is_silo, number) for total, is_silo, number in found]
 

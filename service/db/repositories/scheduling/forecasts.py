@@ -47,10 +47,7 @@ _FIRST = ("first_expected_at", "first_made_at")
 
 def facts(session: Session) -> Sequence[Row[Any]]:
     """(id, name, owner, state, attempt, num_workers, position, array_id, max_runtime_s,
-    runtime_used_s, progress) of all jobs that have not ended.
-
-    A forecast needs them in addition to the scheduler's snapshot.
-    """
+    runtime_used_s, progress) of all unfinished jobs, in addition to the scheduler's snapshot."""
     c = JobRow.__table__.c
     names = (
         *("id", "name", "owner", "state", "attempt", "num_workers", "position", "array_id"),
@@ -157,8 +154,7 @@ def settle(session: Session) -> None:
 
 
 def settled(session: Session, since: datetime, most: int) -> Sequence[Row[Any]]:
-    """(of, first_made_at, first_expected_at, came_at) of forecasts whose event happened after
-    `since`, the newest first."""
+    """(of, first_made_at, first_expected_at, came_at) of the newest events after `since`."""
     c = table_of(ForecastRow).c
     names = ("of", "first_made_at", "first_expected_at", "came_at")
     query: Select[Any] = (

@@ -72,8 +72,7 @@ def put(session: Session, queue: Queue) -> None:
 
 
 def add(session: Session, queue: Queue) -> None:
-    """Add a queue unless its name exists. The existing queue is locked until this transaction
-    ends."""
+    """Add a queue. If it exists, it is only locked until this transaction ends."""
     _upsert(session, queue, {"name": queue.name})
 
 
@@ -106,11 +105,7 @@ def count_unfinished(session: Session, queue: str) -> int:
 
 
 def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
-    """The lowest rank among the queue's waiting jobs of this priority; None if there is no such
-    job.
-
-    but: the id of a job that does not count.
-    """
+    """The lowest rank among the queue's waiting jobs of this priority except `but`, if any."""
     here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority, JobRow.id != but)
     return session.scalar(select(func.min(JobRow.rank)).where(*here))
 
@@ -132,10 +127,7 @@ def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 
 
 def _unfinished() -> tuple[ColumnElement[bool], ...]:
-    """The condition that a job has not ended.
-
-    With `finished_at` alone, SQLite may scan all jobs that the queue ever had.
-    """
+    # With `finished_at` alone, SQLite may scan all jobs that the queue ever had.
     states = [state for state in JobState if not state.is_terminal]
     return JobRow.finished_at.is_(None), JobRow.state.in_(states)
 

@@ -1,8 +1,7 @@
 """SQL on uploaded code: its descriptions, packs and parts.
 
 A pack is deleted when no code uses it and its parts were not requested for some time. A use case
-that relies on a part first renews its pack (`renew`), which on PostgreSQL also waits for a running
-deletion.
+that relies on a part renews its pack first, which on PostgreSQL also waits for a running deletion.
 """
 
 from __future__ import annotations
@@ -82,10 +81,7 @@ def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: da
 
 
 def insert_parts(session: Session, owner: str, parts: Mapping[str, PartPlace]) -> None:
-    """Add the parts of a written pack, except parts that another pack already has.
-
-    Repeating this is harmless.
-    """
+    """Add a written pack's parts that no other pack has. Repeating this is harmless."""
     insert_ = _insert_of(session)
     rows: list[dict[str, Any]] = [
         {
@@ -102,10 +98,7 @@ def insert_parts(session: Session, owner: str, parts: Mapping[str, PartPlace]) -
 
 
 def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow | None:
-    """Add complete code and the packs that it uses.
-
-    Returns the stored row, which another request may have added.
-    """
+    """Add complete code and its packs. Returns the row, which another request may have added."""
     values = {column.name: getattr(row, column.name) for column in CodeRow.__table__.columns}
     insert_ = _insert_of(session)
     session.execute(insert_(CodeRow).values(values).on_conflict_do_nothing())

@@ -12,8 +12,7 @@ from service.db.models import IdempotencyRow
 
 
 def try_lock(session: Session, number: int) -> bool:
-    """Lock `number` until this transaction ends. Returns False at once if another transaction has
-    it.
+    """Lock `number` until this transaction ends. Returns False if another transaction has it.
 
     On SQLite no other transaction writes at the same time.
     """

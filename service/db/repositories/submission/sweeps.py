@@ -107,8 +107,7 @@ def _trials(array_id: str) -> Select[Any]:
 
 
 def best(session: Session, array_id: str, *, maximises: bool) -> TrialOfJob | None:
-    """The first trial with the best value; trials that failed or were stopped early do not
-    count."""
+    """The first trial with the best value that neither failed nor was stopped early."""
     t, j = TrialRow.__table__.c, JobRow.__table__.c
     query = _trials(array_id).where(
         t.value.is_not(None), j.state != JobState.FAILED, j.reason_code != STOPPED_EARLY

@@ -78,8 +78,7 @@ def metric_chunks(
 
 @cache
 def _chunks_query(chosen: str) -> Select[Any]:
-    """Select a rank's chunks. chosen: `after_step` or `keys`, the condition; empty for all
-    chunks."""
+    """Select a rank's chunks. chosen: the condition, `after_step` or `keys`; empty for all."""
     c = _TABLE.c
     columns = [c[name] for name in _COLUMNS]
     query = select(*columns, c.outline.is_not(None).label("has_outline")).where(
@@ -164,10 +163,8 @@ def _last_log_chunks() -> Select[LogChunkRow]:
 
 
 def open_log_chunks(session: Session, job_id: str, attempt: int) -> Sequence[Row[Any]]:
-    """(rank, first_line, num_lines, size_bytes, incarnation, next_number) of open chunks, in order.
-
-    Chunks that drop their oldest lines are left out.
-    """
+    """(rank, first_line, num_lines, size_bytes, incarnation, next_number) of open chunks, in order,
+    except chunks that drop their oldest lines."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     return session.connection().execute(_open_log_chunks(), asked).all()
 

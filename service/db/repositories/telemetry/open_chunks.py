@@ -1,5 +1,4 @@
-"""SQL on chunks to which metrics are appended. It runs for each reply, so it makes no ORM
-objects."""
+"""SQL on chunks that grow. It runs for each reply, so it makes no ORM objects."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ def _of_job() -> Select[Any]:
 
 
 def take(session: Session, job_id: str, attempt: int) -> list[bytes]:
-    """Delete the attempt's rows, including rows that this transaction added, and return their
-    points like `of_attempt`."""
+    """Delete all rows of the attempt, and return their points like `of_attempt`."""
     session.flush()
     found = of_attempt(session, job_id, attempt)
     session.connection().execute(_drop(), {"of_job": job_id, "of_attempt": attempt})

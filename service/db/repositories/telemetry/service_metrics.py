@@ -38,10 +38,8 @@ def every(session: Session) -> dict[Cell, float]:
 
 
 def queues(session: Session) -> Sequence[Row[str, JobState, int, datetime]]:
-    """(queue, state, num_jobs, first_at) of jobs that have not ended.
-
-    first_at: the time of submission of the first job that only waits for free slots.
-    """
+    """(queue, state, num_jobs, first_at) of unfinished jobs. first_at: when the first job that only
+    waits for free slots was submitted."""
     can_start = JobRow.kept_back_since.is_(None) & JobRow.held_by.is_(None)
     first = func.min(JobRow.created_at).filter(can_start)
     query = (
