@@ -103,8 +103,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8420, ge=0, le=65535)
     database_url: str = Field("", repr=False)
-    """`sqlite:///path` or `postgresql://...`, which may contain a password; default: in the
-    home."""
+    """`sqlite:///path` or `postgresql://...`, maybe with a password; default: in the home."""
     storage_url: str = ""
     """URL of logs, checkpoints and artifacts; by default a folder in the home."""
     ray_address: str = EMBEDDED
@@ -134,8 +133,7 @@ class Settings(BaseSettings):
     """Address, maybe with a password, of an MLflow server that gets every job as a run."""
 
     allowed_hosts: HostNames = None
-    """Names, without port, of the server besides localhost and addresses; unset with tokens:
-    any."""
+    """Names, without port, of the server besides localhost and IPs; unset with tokens: any."""
     allowed_origins: Origins = None
     """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
     server's own pages; unset with tokens: any that the browser allows."""

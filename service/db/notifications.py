@@ -70,8 +70,7 @@ class Subscription:
         """Whether the event is set or about to be set. Saves the system call that wakes a loop."""
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Return True once a topic was published since the last wait, or False after
-        `timeout_s`."""
+        """Return True once a topic was published since the last wait, False after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()

@@ -36,8 +36,7 @@ from service.planning.model.sync_costs import RankPaces
 from service.planning.sync_facts import Nodes, facts_of, nodes_for, paces_of
 
 TOLERANCE = 0.15
-"""The largest relative error of a plan's memory, which tests check. Only larger lacks are
-refused."""
+"""The relative error of a plan's memory, which tests check. Jobs that lack more are refused."""
 
 
 @dataclass(frozen=True)

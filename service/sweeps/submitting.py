@@ -66,8 +66,7 @@ def _all(spec: JobSpec, sweep: Sweep) -> Trials:
 
 
 def _refuse_hopeless(spec: JobSpec, sweep: Sweep) -> None:
-    """Raise InvalidTrial if all of NUM_TRIED random trials are invalid: the sampler's will be,
-    too."""
+    """Raise InvalidTrial if all of NUM_TRIED random trials are invalid."""
     refused = None
     for index in range(NUM_TRIED):
         try:

@@ -47,8 +47,7 @@ class MetricStore:
     """Collects the points of one reply, then stores them.
 
     Points of known series become one row. Many rows move to chunks together, because appending to a
-    chunk writes all of it again. Points that begin a series, and many points, go to chunks
-    directly.
+    chunk writes all of it again. Points that begin a series, or are many, go to chunks directly.
     """
 
     def __init__(

@@ -31,8 +31,7 @@ REFUSED, DROPPED = "log_refused", "log_dropped"
 
 
 def bound(session: Session, job: JobRow, refusal: StorageUnavailable, now: datetime) -> None:
-    """Report once per attempt that its log is refused, and drop the oldest lines beyond the
-    limit."""
+    """Report once per attempt that its log is refused, and drop the oldest lines beyond a limit."""
     if not events_repository.has_event(session, job.id, REFUSED, job.attempt):
         message = (
             f"{refusal.message}; the service keeps the newest {MAX_BYTES} bytes of this log's full "

@@ -262,8 +262,7 @@ class _Compiler:
 def _needs_each(path: tuple[str, ...]) -> bool:
     """Whether SQLite's JSON paths can't find one of these names.
 
-    It compares names with stored text, where non-ASCII letters are escaped, and can't escape
-    quotes.
+    It can't escape quotes, and compares names with text where non-ASCII letters are escaped.
     """
     return not all(part.isascii() and part.isprintable() for part in path) or any(
         character in part for part in path for character in '"\\'
