@@ -1,4 +1,4 @@
-"""The rows of a finished job and of one that waits, as any dray may have written them."""
+"""The rows of a finished job and of a waiting job, in the form of any version of dray."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECEIPT = {
 
 
 def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """The rows that today's dray would write; for an older one, those that its schema has."""
+    """The rows that the present dray would write. For an older schema, columns may be left out."""
     yield models.DeploymentRow, {"id": "old-deployment", "created_at": START}
     yield (
         models.JobRow,
@@ -263,7 +263,7 @@ def faults() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
 
 
 def forecasts() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """When the job that waits is expected to start, and what the policy saw."""
+    """The forecast of the waiting job's start, and the policy's snapshot."""
     yield (
         models.ForecastRow,
         {
@@ -287,8 +287,7 @@ def forecasts() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
 
 
 def exports() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """How far a job was written to MLflow, a link to something of it, and a client of it with the
-    round that it sees."""
+    """A job's export to MLflow, a download link, and a federated client with its round."""
     yield models.MlflowExportRow, {"job_id": JOB, "number": 1, "last_steps": {"loss": 10}}
     yield (
         models.DownloadLinkRow,

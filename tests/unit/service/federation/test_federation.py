@@ -1,4 +1,4 @@
-"""Clients of a federated job on each database: tokens, and updates that come at once."""
+"""Clients of a federated job on each database: tokens, and concurrent updates."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ NAME = round_files.round_name(1, "0" * 64)
 
 
 async def opened(service: Service) -> tuple[Invitations, str]:
-    """A job whose first round is open."""
+    """Run a job whose first round is open."""
     job_id = await service.running(federated=FEDERATED)
     report(service, job_id)
     return Invitations(service.database), job_id
 
 
 async def joined(service: Service, job_id: str, count: int) -> list[ClientRounds]:
-    """The rounds as clients see them that were just invited."""
+    """Invite clients, and return the rounds from their view."""
     invited = (await Invitations(service.database).invite(job_id, count, by="ann")).items
     at = service.database, service.storage, job_id
     return [ClientRounds(*at, one.token) for one in invited]
 
 
 def report(service: Service, job_id: str, **fields: Any) -> None:
-    """Have its rank report the first round."""
+    """Let the job's rank report the first round."""
     body = round_report(NAME, **{"clients": [0, 1], **fields}).body()
     service.report(job_id, 1, [frame(FrameKind.ROUND, body)])
 
@@ -80,7 +80,7 @@ async def test_of_updates_that_come_at_once_one_counts(service: Service) -> None
 
 
 async def test_of_the_answers_of_a_masked_round_one_is_the_update(service: Service) -> None:
-    """Each phase has a deadline of its own, which the end of the round leaves as it was."""
+    """Each phase has its own deadline, which does not change at the end of the round."""
     invitations, job_id = await opened(service)
     (rounds,) = await joined(service, job_id, 1)
     seen: list[tuple[int | None, int]] = []

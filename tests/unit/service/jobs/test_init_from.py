@@ -141,7 +141,7 @@ async def test_weights_of_another_width_are_refused_and_nothing_is_stored(
         with pytest.raises(InitFromDiffers, match="/model/width is 64, and was 32: its") as caught:
             await service.submit(init_from=asked, model={"name": "cnn", "width": 64})
         assert caught.value.pointer == "/model/width"
-        assert f"can't begin with the weights of {first}" in caught.value.message
+        assert f"can't start from the weights of {first}" in caught.value.message
     assert [job.id for job in (await service.jobs.list()).items] == [first]
 
 
