@@ -12,7 +12,7 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.clients.silo_client import SiloClient
 from ray_workers.training.core.errors import DataError
-from ray_workers.training.core.progress import finish_if_told
+from ray_workers.training.core.progress import finish_if_marked
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 
@@ -45,7 +45,7 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
         finally:
             client.close()
     except ConnectionLost:
-        if not finish_if_told(store, page, rendezvous.place.generation):
+        if not finish_if_marked(store, page, rendezvous.place.generation):
             raise
 
 

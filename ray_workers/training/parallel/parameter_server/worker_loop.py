@@ -9,7 +9,7 @@ from dray.train.kv.connection import ConnectionLost
 from ray_workers.shared import heartbeat
 from ray_workers.shared.heartbeat import RankPhase, TimeCategory
 from ray_workers.training.core.compat_torch import Store
-from ray_workers.training.core.progress import finish_if_told, tell_finished
+from ray_workers.training.core.progress import finish_if_marked, mark_finished
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 
@@ -32,7 +32,7 @@ def train_served(
             _train(trainer, strategy, rendezvous, store)
         except ConnectionLost:
             # Servers may be gone once the others are done.
-            if not finish_if_told(store, trainer.page, rendezvous.place.generation):
+            if not finish_if_marked(store, trainer.page, rendezvous.place.generation):
                 raise
         else:
             trainer.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
@@ -55,7 +55,7 @@ def _train(
         _compute_batches(trainer, strategy)
     if trainer.rank == CHIEF:
         trainer.finish()
-        tell_finished(store, trainer.progress.step)
+        mark_finished(store, trainer.progress.step)
         strategy.servers.finish()
 
 

@@ -13,7 +13,7 @@ from dray.secure_aggregation.messages import MaskingPhase
 from dray.train.kv.connection import listening
 from ray_workers.shared.frames import SiloRoundReport
 from ray_workers.training.core.errors import LeaveRequested
-from ray_workers.training.core.progress import tell_finished
+from ray_workers.training.core.progress import mark_finished
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Feeding
 from ray_workers.training.parallel.federated.aggregation.update_checks import (
@@ -146,4 +146,4 @@ class SiloAggregator(ServerStrategy):
         store = rendezvous.meet_without_group()
         with listening(store, AGGREGATOR_KEY, trainer.task.master_addr, self.server.serve):
             train(trainer, rendezvous)
-            tell_finished(store, trainer.progress.step)
+            mark_finished(store, trainer.progress.step)
