@@ -1,4 +1,4 @@
-"""The training loop of a silo: it plays rounds on its own samples until the aggregator is done."""
+"""The training loop of a silo: plays rounds on the silo's own samples until the aggregator ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 
 AGGREGATOR = 0
-"""The rank that has no data of a silo; silo n of the document is the rank n + 1."""
+"""The rank that has no data of a silo; silo n of the document is rank n + 1."""
 
 
 def is_silo(task: RankTask, spec: JobSpec) -> bool:
@@ -26,7 +26,9 @@ def is_silo(task: RankTask, spec: JobSpec) -> bool:
 
 
 def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
-    """Play rounds until there is no other. ConnectionLost if the aggregator is gone before."""
+    """Play rounds until the job is finished. Raises ConnectionLost if the aggregator is lost
+    before.
+    """
     workload = _workload_of(task, spec)
     rendezvous = RendezvousHandler(task, page)
     store = rendezvous.meet_without_group()
@@ -37,7 +39,7 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
         client = SiloClient.of(spec, task.rank - 1, workload, page, store, limit)
         try:
             given = client.next_round()
-            # One in the place of another begins with the round that is open.
+            # A silo's replacement begins with the round that is open.
             page.begin(rendezvous.place.generation, given.number - 1)
             while True:
                 client.play(given)
@@ -50,7 +52,7 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
 
 
 def _workload_of(task: RankTask, spec: JobSpec) -> Workload:
-    """The model as `data` make it, with the silo's own samples."""
+    """Build the model as `data` describe it, with the silo's own samples."""
     assert spec.recipe is not None
     assert spec.federated is not None
     if task.silo_source is None:

@@ -1,6 +1,6 @@
 """The variables by which the framework of a script finds the peers of a rank. Pure functions.
 
-`adapted` adds the variables of the framework to those that torchrun sets. `RankTask.peers` has the
+`adapted` adds the variables of the framework to the ones of torchrun. `RankTask.peers` has the
 addresses of the ranks of a group.
 """
 
