@@ -271,8 +271,9 @@ def test_weights_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, fau
 
 
 OTHER_WIDTH = (
-    r"^init_from: the checkpoint is of another model: body\.1\.weight is 24 x 64 there and 25 x 64 "
-    r"here, body\.1\.bias is 24 there and 25 here, .* \(and \d+ tensors more\)\. Give the model"
+    r"^init_from: the checkpoint is of another model: body\.1\.weight is 24 x 64 in the "
+    r"checkpoint and 25 x 64 in the model, body\.1\.bias is 24 in the checkpoint and 25 in the model, "
+    r".* \(and \d+ tensors more\)\. Give the model"
 )
 
 
@@ -293,7 +294,9 @@ def test_a_divided_model_refuses_weights_of_another_shape_in_the_same_words(
     assert set(codes) == {1}
     (error,) = frames(second, kind="error")
     assert error["cause"] == "bad_data"
-    assert re.search(r"of another model: body\.\S+ is .* there and .* here", error["message"])
+    assert re.search(
+        r"of another model: body\.\S+ is .* in the checkpoint and .* in the model", error["message"]
+    )
 
 
 def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
