@@ -66,7 +66,7 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
         norm = strategy.pull(None if strategy.batch is None else strategy.batch - 1)
         if trainer.rank == CHIEF and strategy.servers.is_ready and strategy.version:
             # The servers have taken this step also if the chief before has not seen its end.
-            trainer.tell(strategy.version, strategy.loss, norm)
+            trainer.report_unseen(strategy.version, strategy.loss, norm)
     while True:
         if trainer.rank == CHIEF:
             settled = _settle(trainer, strategy, settled)

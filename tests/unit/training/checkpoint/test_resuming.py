@@ -309,7 +309,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     assert codes == [1]
     (error,) = frames(tmp_path, attempt=2, kind="error")
     assert error["cause"] == "bad_data"
-    assert "is not the one that the checkpoint of step 2 was trained on" in error["message"]
+    assert "the checkpoint of step 2 was trained on another data set" in error["message"]
 
 
 @pytest.mark.parametrize("loader_workers", [soak(0), 2])
