@@ -87,7 +87,7 @@ class SiloEngine(FederatedEngine):
         return [
             Participant(
                 *(silo, self._samples_that_count(silo), sent.num_steps),
-                tells_loss=LOSS in sent.metrics,
+                reports_loss=LOSS in sent.metrics,
             )
             for silo, sent in self.arrived.items()
         ]

@@ -162,7 +162,7 @@ def test_noise_spoils_no_constants_of_a_model() -> None:
 
 def test_a_model_with_running_statistics_is_not_for_privacy() -> None:
     check_statistics(nn.Sequential(nn.Linear(2, 3), nn.GroupNorm(1, 3)))
-    with pytest.raises(RoundsError, match=r"which 1 \(BatchNorm1d\) has: take a GroupNorm"):
+    with pytest.raises(RoundsError, match=r"which 1 \(BatchNorm1d\) has: use a GroupNorm"):
         check_statistics(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
 
 
