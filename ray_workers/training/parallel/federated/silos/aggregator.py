@@ -45,13 +45,13 @@ LOSS = "train/loss"
 
 
 class SiloEngine(FederatedEngine):
-    """Makes one update of those that came from silos."""
+    """Combines the updates of the silos."""
 
     arrived: Mapping[int, SiloUpdate] = {}
-    """Of the round that is being played, by silo."""
+    """The updates of the current round, by silo."""
 
     def round_start(self, number: int) -> RoundStart:
-        """The weights and corrections of the next round, which do not change while it is played."""
+        """The weights and corrections of the next round, which do not change during the round."""
         every = self._options.evaluate_every
         return RoundStart(
             number,
@@ -68,7 +68,7 @@ class SiloEngine(FederatedEngine):
         return super().step_metrics() | self._of_silos()
 
     def _of_silos(self) -> dict[str, float]:
-        """The metrics of each silo, and their means by the silos' samples."""
+        """The metrics of each silo, and their means weighted by the silos' samples."""
         silos, found = self._options.silos, dict[str, float]()
         assert silos is not None
         by_name: dict[str, list[Reported]] = {}
@@ -83,7 +83,7 @@ class SiloEngine(FederatedEngine):
         return found
 
     def participants(self) -> list[Participant]:
-        """Of the round that was played."""
+        """The participants of the round that was played."""
         return [
             Participant(
                 *(silo, self._samples_that_count(silo), sent.num_steps),
@@ -99,7 +99,7 @@ class SiloEngine(FederatedEngine):
 
 
 class SiloFeed(RoundFeed):
-    """Has the silos play a round where another feed reads a batch."""
+    """Makes the silos play a round where other feeds read a batch."""
 
     def __init__(self, engine: SiloEngine, server: SiloServer, given: StrategyContext) -> None:
         self._engine = engine
@@ -108,7 +108,8 @@ class SiloFeed(RoundFeed):
         self._notices = RoundNotices(lambda report: train.emit(report.KIND, report.body()))
 
     def at(self, step: int) -> Feeding:
-        """The round `step`, once it is over. LeaveRequested if this rank is to go meanwhile."""
+        """Return the round `step` once it is over. Raises LeaveRequested if this rank is asked to
+        leave meanwhile."""
         federated = self._given.spec.federated
         assert federated is not None
         self._notices.begin(time.monotonic())
