@@ -112,8 +112,8 @@ class OptimizerStep:
         if overflowed and scaler.get_scale() < LEAST_SCALE:
             raise DivergedError(
                 "the gradients are not finite at any scale of the loss: the weights, or "
-                "intermediate values, exceed the range of fp16 (65,504). Lower train.optimizer.lr, or set "
-                "train.precision to bf16 or fp32"
+                "intermediate values, exceed the range of fp16 (65,504). Lower "
+                "train.optimizer.lr, or set train.precision to bf16 or fp32"
             )
 
     def state_dict(self) -> dict[str, Any]:
