@@ -26,14 +26,12 @@ def recorded(path: Path) -> tuple[str, str] | None:
     no error. The user's code may have written anything into it."""
     try:
         with path.open("rb") as file:
-            content = json.loads(file.read(MAX_FILE_BYTES))["message"]
-        if isinstance(content, str):
-            return content, ""
-        message = str(content["message"]).strip()
+            body = json.loads(file.read(MAX_FILE_BYTES))["message"]
+        if isinstance(body, str):
+            return body, ""
+        message = str(body["message"]).strip()
         return (
-            (message, str(content.get("extraInfo", {}).get("py_callstack", "")))
-            if message
-            else None
+            (message, str(body.get("extraInfo", {}).get("py_callstack", ""))) if message else None
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
