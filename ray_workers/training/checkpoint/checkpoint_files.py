@@ -39,8 +39,7 @@ TENSORS = "state.safetensors"
 TREE = "state.json"
 OLD_STATE = "state.pt"
 MANIFEST_VERSION = 2
-"""Version 1 had one file for all of the state, `state.pt` by torch.save, which can still be
-read."""
+"""Version 1 had one file for all of the state, `state.pt` by torch.save. It can still be read."""
 RNG = "seeds are derived from (seed, step, rank)"
 
 _GONE = (FileNotFoundError, NotADirectoryError)
@@ -198,8 +197,7 @@ def read_manifest(ref: CheckpointRef) -> tuple[CommittedCheckpoint, dict[str, An
 def _described(
     ref: CheckpointRef, num_bytes: int, manifest: Mapping[str, Any]
 ) -> CommittedCheckpoint:
-    """Check all fields of a manifest that are used later. Raises LookupError, TypeError or
-    ValueError."""
+    """Check the fields of a manifest. Raises LookupError, TypeError or ValueError."""
     if manifest["step"] != ref.step:
         raise ValueError(f"it is of step {manifest['step']}, not {ref.step}")
     for entry in manifest["files"]:

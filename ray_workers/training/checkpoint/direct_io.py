@@ -77,8 +77,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _write_all(fd: int, chunk: memoryview) -> None:
-    """Write every byte, through the page cache from the point at which the file system requires
-    it."""
+    """Write every byte, through the page cache once the file system requires it."""
     while chunk:
         try:
             chunk = chunk[os.write(fd, chunk) :]

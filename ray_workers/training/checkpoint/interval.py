@@ -7,8 +7,7 @@ import statistics
 from collections import deque
 
 FIRST_SAVE_S = 10.0
-"""With `every_steps: auto`, the seconds of training before the first save, which is the
-measurement."""
+"""With `every_steps: auto`, seconds of training before the first save, which is the measurement."""
 MAX_INTERVAL_S = 600.0
 """With `auto`, no failure loses more seconds than this."""
 MAX_SHARE = 0.05

@@ -1,5 +1,4 @@
-"""Rank 0's checkpoints: saved concurrently with the training, reported, and deleted when
-superseded."""
+"""Rank 0's checkpoints: saved during the training, reported, and deleted when superseded."""
 
 from __future__ import annotations
 

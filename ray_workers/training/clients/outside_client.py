@@ -44,8 +44,7 @@ VALIDATED_AT_ONCE = 1024
 
 
 class LocalUpdate(NamedTuple):
-    """An update that is ready to be sent. The first six fields are also fields of the API's
-    request."""
+    """An update that is ready to be sent. The API's request has the first six fields too."""
 
     sha256: str
     num_samples: int
@@ -74,8 +73,7 @@ class OutsideClient:
     """One client. Its folder has the job's form, and in each round the round's model."""
 
     def __init__(self, folder: Path, data: Path, client: int) -> None:
-        """The folder has the form and a model already. Raises DataError if the data do not fit
-        them."""
+        """Raises DataError if the data do not fit the form and the model in the folder."""
         self._folder = folder
         self._client = client
         form = json.loads((folder / FORM).read_text())
@@ -160,8 +158,7 @@ class OutsideClient:
         return np.append(update.numpy(), loss_value(loss, most)), loss
 
     def _update(self, number: int) -> tuple[Tensor, int, float, float | None]:
-        """Return (float32 update on the CPU, steps, mean loss on the way, loss of the round's
-        model)."""
+        """Return (float32 update on the CPU, steps, mean loss, loss of the round's model)."""
         self._model.load_state_dict(load_file(self._folder / MODEL))
         val_loss = self._validate()
         self._model.train()

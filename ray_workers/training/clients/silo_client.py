@@ -80,8 +80,7 @@ class SiloClient:
         store: Store,
         limit: timedelta,
     ) -> Self:
-        """Wait for the aggregator, and connect to it. Raises DataError if it has read other public
-        data."""
+        """Connect to the aggregator. Raises DataError if it has read other public data."""
         store.wait([AGGREGATOR_KEY], limit)
         connection = connect(store, AGGREGATOR_KEY)
         connection.send({"silo": silo, "fingerprint": workload.fingerprint})

@@ -26,9 +26,7 @@ def is_silo(task: RankTask, spec: JobSpec) -> bool:
 
 
 def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
-    """Play rounds until the job is finished. Raises ConnectionLost if the aggregator is lost
-    before.
-    """
+    """Play rounds to the end of the job. Raises ConnectionLost if the aggregator is lost before."""
     workload = _workload_of(task, spec)
     rendezvous = RendezvousHandler(task, page)
     store = rendezvous.meet_without_group()

@@ -11,8 +11,7 @@ from dray.spec import OnDivergence
 from ray_workers.shared.frames import DivergenceReport
 
 MOST_IN_A_ROW = 10
-"""An attempt ends after this many steps in a row without a finite loss and gradient, unless the
-rule is `warn`."""
+"""After this many steps in a row that are not finite an attempt ends, unless the rule is `warn`."""
 
 
 class DivergedError(Exception):

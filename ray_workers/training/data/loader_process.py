@@ -1,5 +1,4 @@
-"""A process that reads samples for a thread of its rank, without competing for the rank's
-interpreter lock.
+"""A process that reads samples for a thread of its rank, free of the rank's interpreter lock.
 
 The process is forked, so it has samples of any kind, and maps the same files. The rank sends sample
 numbers through one pipe, and receives the samples through another, without a copy in Python.
@@ -38,8 +37,7 @@ MAX_TRIES = 3
 PIPE_BYTES = 1 << 20
 """The largest pipe that the system grants without privileges."""
 _starting = threading.Lock()
-"""Serializes starts: a process that inherits another's end of a pipe would hide the other's
-death."""
+"""One start at a time: a process that inherits another's end of a pipe would hide its death."""
 _LENGTH = struct.Struct("<q")
 
 

@@ -54,8 +54,7 @@ class Connections:
         for fd, inode in sockets.items():
             if inode in before if before is not None else inode not in self._inodes:
                 continue
-            # Gloo may close the descriptor meanwhile, and another thread open it again: compare the
-            # duplicate.
+            # Gloo may close the descriptor meanwhile, and a thread reopen it: check the duplicate.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
                 if f"socket:[{os.fstat(ours.fileno()).st_ino}]" == inode and not _listens(ours):
                     ours.shutdown(socket.SHUT_RDWR)

@@ -20,8 +20,7 @@ _MODULE = "torch.distributed"
 
 
 def keep_groups() -> None:
-    """Keep every group that this process makes from now on. For scripts, which may import torch
-    later."""
+    """Keep every group made from now on, also by a script that imports torch later."""
     if _MODULE in sys.modules:
         _wrap(sys.modules[_MODULE])
     else:

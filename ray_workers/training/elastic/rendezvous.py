@@ -35,9 +35,8 @@ from ray_workers.training.elastic.connections import Connections
 # whether a rank died or is stopped. So these limits exceed its own limits on overloaded machines:
 # the limits in `supervision.timings.Timings` times `machine_pace.MAX_SLOWNESS`.
 PLACE_LIMIT_S = 9000.0
-"""Seconds that a rank waits for its assignment in the next round: free slots may have to be found
-first, and data be read again (`replace_limit_s`, `stand_by_limit_s`, `grow_limit_s` and
-`ready_limit_s`)."""
+"""Seconds that a rank waits for its assignment in the next round: slots may have to be found first,
+data read again (`replace_limit_s`, `stand_by_limit_s`, `grow_limit_s` and `ready_limit_s`)."""
 MEETING_LIMIT_S = 5400.0
 """Seconds that the other ranks may take to come to the store: the slowest reads its data first
 (`whole_limit_s`)."""
@@ -146,8 +145,7 @@ class RendezvousHandler:
 
     def _watch(self) -> None:
         """Cut this rank's connections when another round is announced, even while it waits for a
-        silent peer whose connections are intact, or for a peer that died before it had
-        connected."""
+        silent peer whose connections are intact, or for a peer that died before connecting."""
         if not self._prefix or self._watcher is not None:
             return
 
@@ -186,8 +184,7 @@ class RendezvousHandler:
             raise GroupChanged
 
     def may_follow(self, error: BaseException) -> bool:
-        """Whether an error only means that the group is broken, so that another round may
-        follow."""
+        """Whether an error only means that the group is broken, and another round may follow."""
         if isinstance(error, GroupChanged):
             return True
         if isinstance(error, PartsLostError) or self._device.type != "cpu":

@@ -33,8 +33,7 @@ def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
 
 
 def newest(progress: int, device: torch.device, world_size: int) -> tuple[int, int, bool]:
-    """Return (the furthest progress, the lowest rank that has it, whether all have it). A
-    collective."""
+    """Return (furthest progress, lowest rank that has it, whether all have it). A collective."""
     all_progress = everyones(progress, device, world_size)
     best = max(all_progress)
     return best, all_progress.index(best), all(one == best for one in all_progress)
@@ -111,8 +110,7 @@ class _Place:
 
 
 def _outlined(value: Any, tensors: list[Tensor]) -> Any:
-    """Replace each tensor in the value by a `_Place`, and append the tensors to `tensors` in
-    order."""
+    """Replace each tensor in the value by a `_Place`, and append it to `tensors`, in order."""
 
     def place_of(one: Any) -> Any:
         if not isinstance(one, Tensor):

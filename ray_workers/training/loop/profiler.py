@@ -25,8 +25,7 @@ Span = tuple[float, float]
 
 
 class Profiler:
-    """Profiles the steps that a document selects, on the ranks that it names; none without
-    options."""
+    """Profiles the steps and ranks that a document selects; none without options."""
 
     def __init__(self, options: spec.Profile | None, device: torch.device) -> None:
         self.rank = 0

@@ -48,8 +48,7 @@ class StepFigures(NamedTuple):
 
 class StepReporter:
     """Reports every step: rank 0 reports the global figures, the others only their own times. Each
-    rank keeps all figures on its heartbeat page, for a rank that may report them in place of rank
-    0.
+    rank keeps all figures on its heartbeat page, for a rank that may have to replace rank 0.
 
     On a GPU, reading a number waits for all operations launched before. So the numbers are copied
     to pinned memory in the GPU's stream, and read once the next step was launched; a step's time is

@@ -260,8 +260,7 @@ class Trainer:
         return loss if scale is None else loss / scale
 
     def update(self, step: int) -> Tensor:
-        """Do the optimizer step, and return the gradient norm before clipping, a scalar on the
-        device."""
+        """Do the optimizer step, and return the gradient norm before clipping, on the device."""
         faultpoint(FaultPoint.BEFORE_OPTIMIZER, step, self)
         self.page.enter(RankPhase.UPDATE, self._time_of(step))
         self.checkpoints.hold()

@@ -111,8 +111,7 @@ def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tens
 
 
 def cuts_of(divided: DTensor) -> list[Cut]:
-    """The cuts in the order in which they are made: a cut of a part follows the cut that made
-    it."""
+    """The cuts in order: a cut of a part follows the cut that made the part."""
     mesh = divided.device_mesh
     plain: list[Cut] = []
     of_parts: list[Cut] = []

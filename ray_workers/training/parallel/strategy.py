@@ -78,8 +78,7 @@ class DataPart:
     """Whether these shares only apply to an evaluation, and the rank gets its shares of a global
     batch during the step (`Strategy.turns`)."""
     is_even: bool = False
-    """Whether every rank computes the same number of pieces, because ranks compute them
-    together."""
+    """Whether ranks compute their pieces together, so that all need the same number."""
     micro_batch_size: int | None = None
     """Limit of the samples in a piece; None for the document's limit."""
     weight: float = 1.0
@@ -102,8 +101,7 @@ class Update(Protocol):
 
 
 class Strategy(ABC):
-    """Owns the model, the engine that computes its gradients (`gradients`) and the object that
-    applies them (`update`).
+    """Owns the model, its gradient engine (`gradients`) and the optimizer step (`update`).
 
     In each group that the rank joins, the loop calls `join_group`, `sync_progress`, possibly
     `load`, and `prepare`; these, `after_step`, `consolidate`, `judging` and `predict` are
@@ -212,8 +210,7 @@ class Strategy(ABC):
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Put the model into evaluation mode within this context, in which `predict` may be called.
-        A collective."""
+        """Put the model into evaluation mode, so that `predict` may be called. A collective."""
         judged = self.update.weights
         was_training = judged.training
         judged.eval()

@@ -34,8 +34,7 @@ class SharedTurns:
         """The step after which all ranks leave, if one of them was asked to leave."""
 
     def of_step(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
-        """Yield the shares that this rank draws, one at a time, until all shares of the step are
-        drawn."""
+        """Yield the shares that this rank draws, one at a time, until the step has none left."""
         start = (step - 1) * self._num_ranks
         while self._next < start + self._num_ranks:
             number = self._next - start

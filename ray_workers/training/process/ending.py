@@ -1,5 +1,4 @@
-"""Ends a rank's process: its exit code, and the error that it writes to the spool. Needs no
-torch."""
+"""Ends a rank's process: its exit code, and its error on the spool. Needs no torch."""
 
 from __future__ import annotations
 

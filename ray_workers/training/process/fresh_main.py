@@ -70,8 +70,7 @@ def _begin_page(prefix: str) -> HeartbeatPage:
 
 
 def _torch_version() -> str | None:
-    """The version of torch in the program's environment, without importing it; None if it has
-    none."""
+    """The version of torch in the environment, without importing it; None without torch."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

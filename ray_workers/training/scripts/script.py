@@ -40,8 +40,7 @@ class Program:
 
 
 def run_script(program: Program, task: RankTask, page: HeartbeatPage) -> None:
-    """Run the program to its end, in the job's directory on this node. Raises EntrypointError if
-    the file is missing."""
+    """Run the program in the job's directory. Raises EntrypointError if its file is missing."""
     path = _enter(program, Path(task.work_dir))
     # As `python file` and `python -m module` do.
     sys.path.insert(0, str(Path.cwd() if path is None else path.resolve().parent))

@@ -98,8 +98,7 @@ class CompressedGradientEngine(GradientEngine):
 
 
 def compressed_or_plain(given: StrategyContext, parts: EngineParts) -> GradientEngine:
-    """Return the engine for a model that every rank has, with compression if the document sets
-    it."""
+    """Return the engine for a model that every rank has, with compression if it is set."""
     options = given.spec.compression
     if options is None:
         return GradientEngine(parts)

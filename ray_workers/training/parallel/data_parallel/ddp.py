@@ -91,8 +91,7 @@ class Replicas(Strategy):
 
 
 class Ddp(Replicas):
-    """Torch's DDP, with compression of the gradients or a measurement of their noise if the
-    document sets it."""
+    """Torch's DDP, with compression or noise measurement of the gradients if it is set."""
 
     def __init__(self, given: StrategyContext) -> None:
         parts = given.engine_parts()

@@ -57,8 +57,7 @@ class LocalGradientEngine(GradientEngine):
 
 
 class LocalSgd(Replicas):
-    """The ranks periodically synchronize their weights; a checkpoint has the inner states of
-    all."""
+    """The ranks periodically synchronize their weights; a checkpoint has all inner states."""
 
     saves_alone = False
 

@@ -55,8 +55,7 @@ class Zero1Step(OptimizerStep):
         self._is_gathered = False
         self.preemption_requested = False
         self.is_torn = False
-        """Whether an update began, and the others' parts of the new weights have not all
-        arrived."""
+        """Whether an update began, and not all ranks' parts of the new weights have arrived."""
 
     def step(self, lr: float) -> Tensor:
         asked = torch.full_like(self._one, float(self._is_asked_to_leave()))

@@ -69,8 +69,7 @@ class RoundEnd:
     buffers: Sequence[Tensor]
     """The changes of the model's buffers."""
     integers: Tensor | None
-    """The values of its integer buffers, as `Flat.integer_values` returns them; None if
-    unchanged."""
+    """The values of its integer buffers (see `Flat.integer_values`); None if unchanged."""
     loss: float
     metrics: Mapping[str, float]
     findings: Any
@@ -80,8 +79,7 @@ class RoundEnd:
 
 
 class FederatedEngine(GradientEngine):
-    """Plays a round in the `backward` of a step. The gradient is the round's update with its sign
-    changed.
+    """Plays a round in the `backward` of a step. The gradient is the round's negated update.
 
     Nothing that outlasts the round changes before the server's step, so an interrupted round can be
     played again.

@@ -60,15 +60,13 @@ def masking_settings(
 
 
 def outside_settings(options: spec.Federated, session: str, num_elements: int) -> MaskingSettings:
-    """The parameters for clients outside of the cluster, whose values are their updates and
-    losses."""
+    """The parameters for clients outside of the cluster, which mask their updates and losses."""
     assert options.http is not None
     return masking_settings(options, session, num_elements + 1, options.http.max_samples)
 
 
 def loss_value(loss: float, limit: float) -> float:
-    """Encode a loss as a value within the limit; a loss that is not a number counts as the
-    largest."""
+    """Encode a loss as a value within the limit; an infinite loss or NaN counts as the largest."""
     return limit * (loss / LOSS_RANGE if abs(loss) < LOSS_RANGE else 1.0)
 
 

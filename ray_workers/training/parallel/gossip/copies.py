@@ -127,8 +127,7 @@ class GossipReplicas(Replicas):
         return super().state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """Load a peer's copy on a newcomer, with a new push weight. Other ranks keep their
-        copies."""
+        """Load a peer's copy, with a new push weight, if this rank is new; else keep its copy."""
         if self._is_new:
             super().load(state)
 

@@ -86,8 +86,7 @@ class OnePeerExponential(Graph):
 
 
 class RandomPairs(Graph):
-    """Each step draws pairs, which average; an odd number of ranks leaves one rank without a
-    pair."""
+    """Each step draws pairs, which average; if the number of ranks is odd, one rank is alone."""
 
     def __init__(self, num_ranks: int, seed: int) -> None:
         super().__init__(num_ranks)

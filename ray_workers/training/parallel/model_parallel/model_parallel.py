@@ -44,8 +44,7 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 )
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
-# FSDP2 warns in each evaluation about in-place operations on a view, but no code here changes a
-# model's outputs.
+# FSDP2 warns in each evaluation about in-place operations on a view. None are done here.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
@@ -351,8 +350,7 @@ def _local(state: Any) -> Any:
 
 
 def _merged(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all stages. Their parameters have different names; the rest is the same
-    in all."""
+    """Merge the states of all stages, whose parameters are distinct; the rest is the same."""
     merged: dict[str, Any] = {**states[0], "model": {}}
     merged.pop("optimizer", None)
     for state in states:

@@ -1,8 +1,7 @@
 """Stages of a model on several ranks, by `torch.distributed.pipelining`.
 
 A share of the batch is processed in micro-batches of one size, because the stages exchange tensors
-of one shape. If the share does not divide evenly, the last micro-batch is padded with samples that
-do not count.
+of one shape. The last micro-batch is padded with samples that do not count, if necessary.
 """
 
 from __future__ import annotations
@@ -107,9 +106,8 @@ class Pipeline:
     def train(
         self, inputs: Tensor, targets: Tensor, loss_sum: LossSum, weight: float | Tensor
     ) -> Tensor:
-        """Compute the gradients of `weight` times the sum of the losses, and return that sum, or 0
-        on a rank without the last stage. inputs, targets: at most `num_pieces * piece_size`
-        samples."""
+        """Compute the gradients of `weight` times the sum of the losses; return the sum, or 0 on a
+        rank without the last stage. inputs, targets: up to `num_pieces * piece_size` samples."""
         size = self.num_pieces * self.piece_size
         self._losses.of, self._losses.weight = loss_sum, weight
         given = (_filled_up(inputs, size, None),) if self.is_first else ()

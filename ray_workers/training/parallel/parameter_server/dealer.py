@@ -1,7 +1,6 @@
 """The rules by which workers get batches or wait: a state machine without I/O.
 
-A worker takes a batch, and is done with it once all servers have its gradient. One server assigns
-the batches.
+A worker takes a batch, and is done with it once all servers have its gradient. One server decides.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ Deals = list[tuple[int, int | None]]
 
 
 class Dealer(ABC):
-    """The common rules of all modes. Only the chief is notified at once that no batch is left; the
-    others are notified once it has stored the result, because one of them may have to replace
-    it."""
+    """The common rules of all modes: only the chief is notified at once that no batch is left, and
+    the others once it has stored the result, because one of them may have to replace it."""
 
     def __init__(self, last_batch: int) -> None:
         self._last_batch = last_batch

@@ -212,9 +212,8 @@ class ReplicaHolder:
                     self._changed.notify_all()
 
     def _takes_from(self, generation: int) -> bool:
-        """Whether this generation's process is the newest known one. An older process may be
-        stopped and not dead: no message from it is accepted from now on. To be called under the
-        lock."""
+        """Whether this generation's process is the newest known one. An older one may be stopped
+        and not dead: its messages are refused from now on. To be called under the lock."""
         if generation < self._generation:
             return False
         self._generation = generation
@@ -239,9 +238,8 @@ class ReplicaHolder:
 def taken_over(
     store: Store, server: int, num_servers: int, generation: int
 ) -> ShardSnapshot | None:
-    """The state of a lost server, for its replacement, the process of this generation; None if the
-    lost server had none. Raises ConnectionLost if the replica is lost too, or the training is
-    over."""
+    """The state of a lost server, for its replacement, the process of this generation; None if it
+    had none. Raises ConnectionLost if the replica is lost too, or the training is over."""
     keeper = (server + 1) % num_servers
     with contextlib.closing(reconnect(store, keeper)) as connection:
         connection.send({"takes_over": True, "generation": generation})

@@ -38,14 +38,12 @@ from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 SHOW_S: Final = 0.1
 """Seconds between two updates of a server's heartbeat page."""
 FINISHED_LOOK_S: Final = 1.0
-"""Seconds between two checks of whether the result is stored, which a lost chief does not
-report."""
+"""Seconds between two checks of whether the result is stored, in case the chief is lost."""
 NO_NUMBERS: Final = torch.empty(0, dtype=torch.uint8)
 
 
 class Outbox:
-    """Sends answers to one worker from its own thread, so that a worker that does not read delays
-    no other worker."""
+    """Sends answers to one worker from its own thread, so that a slow reader delays no other."""
 
     def __init__(self, connection: TensorConnection, log: ReplicationLog | None) -> None:
         self._connection = connection

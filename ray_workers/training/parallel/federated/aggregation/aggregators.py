@@ -24,9 +24,7 @@ SORTED_AT_ONCE = 2**24
 
 
 class FixedPointSum:
-    """A weighted sum of updates. The weights of all added updates, on all ranks, add up to 1 at
-    most.
-    """
+    """A weighted sum of updates, whose weights on all ranks add up to 1 at most."""
 
     def __init__(self, num_elements: int, max_norm: float, device: torch.device) -> None:
         """max_norm: the largest norm of an update."""

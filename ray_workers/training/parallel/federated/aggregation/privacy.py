@@ -85,8 +85,7 @@ def rounds_of(options: spec.Federated) -> int:
 
 
 def check_statistics(model: nn.Module) -> None:
-    """Raise RoundsError if the model has running statistics, which clients would have to send
-    without noise."""
+    """Raise RoundsError for running statistics, which clients would have to send without noise."""
     for name, module in model.named_modules():
         if getattr(module, "running_mean", None) is not None:
             raise RoundsError(

@@ -36,8 +36,7 @@ class UpdateTable:
         self._lines[place] = self._lines.new_tensor([verdict, norm, loss])
 
     def of_all(self, world_size: int) -> ReceivedUpdates:
-        """Gather the rows of all ranks. A collective. Each row is a sum with zeros, and so
-        exact."""
+        """Gather the rows of all ranks, exactly, as sums with zeros. A collective."""
         process_group.add_up(self._lines, world_size)
         verdicts, norms, losses = self._lines.t().tolist()
         return ReceivedUpdates(self._plan, [Verdict(int(one)) for one in verdicts], norms, losses)

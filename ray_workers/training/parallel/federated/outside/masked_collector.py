@@ -52,8 +52,7 @@ from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.strategy import StrategyContext
 
 ANSWER_S = 60.0
-"""Seconds in which clients must answer in phases without training, or they are lost to the
-round."""
+"""Seconds in which clients must answer in phases without training; later answers do not count."""
 TOLERANCE = 1e-6
 """Relative tolerance of a norm for rounding errors."""
 MAX_BROKEN_ROUNDS = 10

@@ -68,8 +68,7 @@ class SentUpdates:
 
 
 def read_update(folder: str, sent: SentUpdate, num_elements: int) -> Tensor:
-    """Read an update as float32 (elements,), on the CPU. Raises DamagedUpdateError or
-    StorageError."""
+    """Read an update: float32 (elements,), on the CPU. Raises DamagedUpdateError, StorageError."""
     num_bytes = num_elements * round_files.ELEMENT_BYTES
     content = read_parts(folder, sent.client, sent.sha256, num_bytes)
     return torch.frombuffer(content, dtype=torch.float32)

@@ -126,7 +126,6 @@ class OutsideStrategy(ServerStrategy):
         return super().trained()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Copies of the model's tensors: a file's tensors must not share memory, and tied weights
-        do."""
+        """Copies of the tensors, which must not share memory in a file, as tied weights do."""
         state = self.model.state_dict()
         return {name: one.detach().cpu().clone().contiguous() for name, one in state.items()}

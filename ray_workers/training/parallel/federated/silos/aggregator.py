@@ -129,8 +129,7 @@ class SiloFeed(RoundFeed):
 
 
 class SiloAggregator(ServerStrategy):
-    """Has the server's weights and state, and no data of a silo. The silos are in no group with
-    this rank."""
+    """Has the server's weights and state, and no data of a silo. No silo is in a group with it."""
 
     _engine: SiloEngine
 

@@ -43,8 +43,7 @@ class RoundStart:
 
 
 class SiloServer:
-    """Sends silos the weights of each round, and receives their updates. One lock guards the whole
-    state."""
+    """Sends silos the weights of each round, and receives their updates, under one lock."""
 
     def __init__(self, collector: RoundCollector, options: Federated, fingerprint: str) -> None:
         """fingerprint: hash of the data that all ranks read."""
