@@ -125,7 +125,7 @@ def _finish(task: RankTask) -> None:
     if max(parallel.get("shard", 1), parallel.get("tensor", 1)) > 1:
         raise RuntimeError(
             "the job document has a parallel.shard or parallel.tensor above 1, and the script "
-            "ended without train.prepare(), which divides its model so"
+            "ended without train.prepare(), which divides the model"
         )
     if task.spec.get("elastic"):
         raise NotPreparedError(NOT_PREPARED)
