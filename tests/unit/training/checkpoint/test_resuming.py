@@ -32,7 +32,7 @@ from tests.unit.training.jobs import (
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 
 EVERYTHING_ON = {"max_grad_norm": 1.0, "micro_batch_size": 40}
-"""What each state of training has to be saved for, if a resumed run is to be equal."""
+"""Each part of the state must be saved, so that a resumed run is equal."""
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_resume_in_another_world_size_goes_on_at_the_same_place_in_the_data(
 
 
 def note_the_order(task: RankTask) -> None:
-    """Leave beside the spool which samples each step computes."""
+    """Write the samples of each step to a file next to the spool."""
     loaded: list[Batch] = []
     seen = {}
     path = Path(f"{task.page_prefix}.order")

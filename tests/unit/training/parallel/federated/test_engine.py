@@ -24,7 +24,7 @@ PRIVACY = {"noise_multiplier": 0.9, "epsilon": 1e5, "delta": 1e-3, "adaptive": {
 
 
 def server(schedule: dict[str, Any] | None = None, **federated: Any) -> Server:
-    """Of 40 clients."""
+    """A server of 40 clients."""
     return Server(
         {
             "recipe": "tabular_classification",
