@@ -157,8 +157,8 @@ def streaming(task: RankTask) -> None:
 
 
 def _assert_learnt_the_same(there: Path, here: Path, *, rel: float = 0.0, but: str = "") -> None:
-    """Assert that the series are bitwise equal, or in bf16 within `rel`: autocast adds the gradients
-    of a tied weight in another order. but: a metric to ignore."""
+    """Assert that the series are bitwise equal, or within `rel` in bf16, where autocast adds the
+    gradients of a tied weight in another order. but: a metric to ignore."""
     keys = [key for key in _told(here) if not key.startswith("perf/") and key != but]
     assert {"train/loss", "train/grad_norm", "val/loss"} < set(keys)
     for key in keys:

@@ -32,7 +32,7 @@ from tests.unit.training.jobs import (
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 
 EVERYTHING_ON = {"max_grad_norm": 1.0, "micro_batch_size": 40}
-"""Each part of the state must be saved, so that a resumed run is equal."""
+"""Options of all tests; each adds options with a state that must be saved."""
 
 
 @pytest.mark.parametrize(
