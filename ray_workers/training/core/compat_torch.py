@@ -39,8 +39,8 @@ option to silence it."""
 
 
 def count_groups_from_zero() -> None:
-    """Make the next group number 0. The members of a group find each other at the store by this
-    number; torch also counts groups that could not be formed, which a newcomer has not seen."""
+    """Make the next group the first one. The members of a group find each other at the store by
+    its number; torch also counts groups that could not be formed, which a newcomer has not seen."""
     distributed_c10d._world.group_count = 0
 
 

@@ -46,8 +46,8 @@ def broadcast(
     device: torch.device,
     group: Group = None,
 ) -> dict[str, Any] | None:
-    """Send the source's state to every other rank of the group, which gets it on `device`; return
-    None on the source. A collective of the group; `source` and `rank` are ranks in the world.
+    """Broadcast the source's state, and return it, on `device`, on every other rank of the group;
+    return None on the source. A collective of the group; `source` and `rank` are ranks in the world.
 
     `state` is called only on the source: nested mappings, lists and tuples of tensors and plain
     values.

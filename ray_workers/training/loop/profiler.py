@@ -145,7 +145,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             continue
         if kind == "gpu compute" and not has_gpu:
             has_gpu = True
-            spans["compute"].clear()  # on a GPU job the processor only launches
+            spans["compute"].clear()  # with a GPU, the CPU only launches
         if kind == "compute" and has_gpu:
             continue
         begin = float(event["ts"])
