@@ -47,7 +47,7 @@ def broadcast(
     group: Group = None,
 ) -> dict[str, Any] | None:
     """Broadcast the source's state, and return it, on `device`, on every other rank of the group;
-    return None on the source. A collective of the group; `source` and `rank` are ranks in the world.
+    return None on the source. A collective of the group, with `source` and `rank` of the world.
 
     `state` is called only on the source: nested mappings, lists and tuples of tensors and plain
     values.

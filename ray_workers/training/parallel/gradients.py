@@ -186,7 +186,7 @@ class GradientEngine:
         return {}
 
     def forget_gradients(self) -> None:
-        """Faster `zero_grad`: a fifteenth of the optimizer's time for a small model."""
+        """Clear the gradients, in a fifteenth of the time of `zero_grad` for a small model."""
         for parameter in self._parameters:
             parameter.grad = None
 
