@@ -161,7 +161,7 @@ def test_a_job_without_enough_clients_that_follow_the_protocol_fails_by_their_nu
     lie_as(monkeypatch, {2: ("shares",)})
     job, events = run(server, tmp_path, monkeypatch, masked(3, 3))
     (said,) = job.log
-    assert said.startswith("1 of the 3 clients have lied in secure aggregation and are left out")
+    assert said.startswith("1 of the 3 clients have lied in secure aggregation and are excluded")
     assert events[-1].to_state is JobState.FAILED
 
 
