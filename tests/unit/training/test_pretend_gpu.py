@@ -107,7 +107,7 @@ JOBS = {
 
 
 SHORT = {"unet", "gpt", "numbers", "cnn in fp16", "offloaded", "categories in bf16"}
-"""Of `make test`: each recipe, and each precision."""
+"""Cases for `make test`: each recipe, and each precision."""
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +158,8 @@ def streaming(task: RankTask) -> None:
 
 
 def _assert_learnt_the_same(there: Path, here: Path, *, rel: float = 0.0, but: str = "") -> None:
-    """To the bit, or in bf16 but for how autocast adds up the gradients of a tied weight. but: a
-    metric that says nothing of it."""
+    """Assert that the series are bitwise equal, or within `rel` in bf16, where autocast adds the
+    gradients of a tied weight in another order. but: a metric to ignore."""
     keys = [key for key in _told(here) if not key.startswith("perf/") and key != but]
     assert {"train/loss", "train/grad_norm", "val/loss"} < set(keys)
     for key in keys:
@@ -185,7 +185,7 @@ ASKED: dict[str, Any] = {
     "numbers": [dict.fromkeys(load_diabetes().feature_names, 0.01)],
     "gpt": "the quick",
 }
-"""By the name of a job what its result is asked."""
+"""The checks of a job's result, by the job's name."""
 
 
 def _answers_are_the_cpus(rank: int, folder: str, name: str) -> None:
@@ -293,7 +293,7 @@ def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
     here, there = tmp_path / "cpu", tmp_path / "pretend"
     assert run_ranks(here, document, world_size=2) == [0, 0]
     assert run_pretended(there, document) == [0, 0]
-    # The kernel counts the bytes that gloo sends, and not those of NCCL.
+    # The kernel counts the bytes that gloo sends, and not the bytes of NCCL.
     _assert_learnt_the_same(there, here, but="sync/sent_bytes")
     if name in (
         "zero 1",
@@ -427,5 +427,5 @@ def _nccl_rules(rank: int) -> None:
 
 
 def _all_reduce_functional(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """As DTensors exchange."""
+    """Exchange as DTensors do."""
     return funcol.all_reduce(tensor, "sum", group)

@@ -1,4 +1,4 @@
-"""A training whose numbers are not finite says so, and ends or goes on as the document says."""
+"""A training whose numbers are not finite reports it, and ends or continues as specified."""
 
 from __future__ import annotations
 

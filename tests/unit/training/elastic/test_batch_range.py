@@ -26,7 +26,7 @@ from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ran
 
 LEAST, DECLARED, LARGER = 50, 100, 200
 STEPS_PER_EPOCH = 29
-"""Of the least batch: the digits have 1,438 samples for training."""
+"""Number of smallest batches in an epoch: the digits have 1,438 training samples."""
 
 
 def ranged(num_workers: int, **train: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def ranged(num_workers: int, **train: Any) -> dict[str, Any]:
 
 
 def note_samples(task: RankTask) -> None:
-    """Of each batch that this rank has, in the order of the steps, and under which number."""
+    """Record the samples of each batch of this rank, in order, with the batch's first step."""
 
     def note(trainer: Trainer) -> None:
         begins.append(trainer.progress.step + 1)

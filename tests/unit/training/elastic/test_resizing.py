@@ -28,7 +28,7 @@ STEP_S = 0.03
 class Slowly:
     """Makes each step slow enough for a change of the group; `first` is called before.
 
-    leash: from which step on the group waits for which generation, so that it does not come to its
+    leash: from which step on the group waits for which generation, so that it does not
     end before that.
     """
 
@@ -95,7 +95,7 @@ class Resized:
         self.gang.next_generation(self.tasks, batch_size)
 
     def gain(self, batch_size: int | None = None) -> None:
-        """One more, which is told its place when it is ready for one."""
+        """Start another rank, which gets its assignment when it is ready."""
         seat = len(self.gang.tasks)
         task = self.gang.add(rank=seat, incarnation=1, generation=AWAITING)
         waiting = heartbeat.RankPhase.STAND_BY
@@ -187,7 +187,7 @@ def test_the_interval_between_checkpoints_is_that_of_the_group_as_it_is(tmp_path
 
 
 def note_world_size(task: RankTask) -> None:
-    """Of which the interval is, in each group."""
+    """Record the world size from which each group's checkpoint interval is computed."""
     sizes: list[int] = []
 
     def note(trainer: Trainer) -> None:

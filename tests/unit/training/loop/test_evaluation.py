@@ -1,4 +1,4 @@
-"""What is measured does not depend on who measures it: any number of ranks, any split."""
+"""Metrics do not depend on the ranks that measure them: any number of ranks, any split."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[Tensor, Tensor, Any, Any]] = {
 
 
 class Given:
-    """A strategy whose model says what it is given, and counts what it is asked for."""
+    """A strategy whose model returns its inputs and counts its calls."""
 
     def __init__(self) -> None:
         self.num_batches = self.num_moves = 0
@@ -111,7 +111,7 @@ CASES = list(itertools.product(KINDS, SIZES, (None, 2)))
 
 
 def at_once() -> list[dict[str, float]]:
-    """What is measured of each case by one process, of all samples together."""
+    """The metrics of each case, measured by one process over all samples."""
     found = []
     for kind, size, _ in CASES:
         outputs, targets, metrics, loss_sum = KINDS[kind]

@@ -1,4 +1,4 @@
-"""What the document says of gradients and rates is what the ranks do."""
+"""The ranks follow the document's options for gradients and rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN_SGD = {"name": "sgd", "lr": 0.5, "momentum": 0.0, "weight_decay": 0.0}
 
 
 def gradients() -> dict[str, Tensor]:
-    """Of the mean loss over all training samples, at the weights that training begins with."""
+    """The gradient of the mean loss over all training samples, at the initial weights."""
     work = digits()
     inputs, labels = work.train.take(torch.arange(len(work.train)))
     F.cross_entropy(work.model(inputs), labels).backward()  # type: ignore[no-untyped-call]

@@ -280,7 +280,7 @@ def test_training_stops_when_nothing_gets_better_and_keeps_what_it_has(tmp_path:
 
 
 def test_an_evaluation_that_is_done_again_is_no_reason_to_stop(tmp_path: Path) -> None:
-    """As in a group that recovered when it had measured and not saved yet."""
+    """The group recovered after an evaluation and before the save."""
     stopping = {"metric": "val/accuracy", "patience": 2}
     options = {"epochs": 50, "early_stopping": stopping, "optimizer": {"lr": 1e-9}}
     codes = run_ranks(tmp_path, document(1, **options), world_size=1, before=measure_twice)

@@ -42,8 +42,8 @@ def text(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any)
 
 
 def brief(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
-    """The same over 8 steps, a short batch among them: 20 take long on a small machine, and
-    `benchmarks equality` does them."""
+    """A job of 8 steps, with a short batch: 20 take long on a small machine, and are done by
+    `benchmarks equality`."""
     source = work.write_text(folder, num_sentences=250)
     made: dict[str, Any] = work.document(
         source, num_workers, parallel, **({"max_steps": 8} | train)
@@ -92,7 +92,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 @pytest.fixture(scope="module")
 def alone(undisturbed: Undisturbed) -> Path:
-    """What one process learns."""
+    """The results of one process."""
     return undisturbed(text, 1, {})
 
 
@@ -119,7 +119,7 @@ TRIED = [
 ]
 """`python -m benchmarks equality` tries all that there are."""
 SHORT = {"shard", "shard, ZeRO 1", "tensor", "context", "pipeline", "data x shard"}
-"""Of `make test`: one an axis, and a product of two."""
+"""Cases for `make test`: one for each axis, and a product of two."""
 
 
 @pytest.mark.parametrize("mesh", soak_but(TRIED, short=SHORT))
@@ -139,7 +139,7 @@ def assert_learns_the_same(
     num_ranks: int,
     parallel: dict[str, Any],
 ) -> None:
-    """As one process alone does."""
+    """Divided and alone, the steps give the same metrics."""
     together, alone = undisturbed(make, num_ranks, parallel), undisturbed(make, 1, {})
     assert furthest(together, alone) < EQUAL
     for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy", "val/perplexity"):
@@ -264,7 +264,7 @@ SPARED: dict[str, Any] = {
     "precision": "fp16",
     "ema": {"decay": 0.9},
 }
-"""What only a rank with the whole model can do, and has a state of its own."""
+"""Options that need the whole model on each rank, and have a state."""
 
 
 @ONE_SET
@@ -471,7 +471,7 @@ def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
     spec = brief(tmp_path, world_size, parallel)
     codes = run_ranks(tmp_path, spec, world_size=world_size, before=die, recovers=True)
     assert codes == [0] * world_size
-    assert list((tmp_path / "attempt-1" / "spool").glob(f"r{culprit}.1.*")), "nobody was replaced"
+    assert list((tmp_path / "attempt-1" / "spool").glob(f"r{culprit}.1.*")), "no rank was replaced"
     left_alone = undisturbed(brief, world_size, parallel)
     assert_same(weights(tmp_path), weights(left_alone))
     for key in ("train/loss", "val/loss"):
@@ -538,7 +538,7 @@ def test_a_rank_that_dies_while_the_mesh_is_made_is_replaced(
     spec = brief(tmp_path, 4, parallel)
     codes = run_ranks(tmp_path, spec, world_size=4, before=_die_making_the_mesh, recovers=True)
     assert codes == [0] * 4
-    assert list((tmp_path / "attempt-1" / "spool").glob("r2.1.*")), "nobody was replaced"
+    assert list((tmp_path / "attempt-1" / "spool").glob("r2.1.*")), "no rank was replaced"
     assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel)))
 
 
@@ -578,8 +578,8 @@ def _die_together(rank: int, folder: Path) -> None:
 
 @SOAK
 def test_half_a_step_of_zero_1_is_no_state_to_go_on_from(tmp_path: Path) -> None:
-    """In each group somebody dies who has not sent its part of the new weights. Those who are left
-    have their own parts of them, and the others' of before."""
+    """In each group a rank dies before it has sent its part of the new weights. The remaining ranks
+    have their own new parts, and the others' previous parts."""
     spec = brief(tmp_path, 4, {"shard": 2, "zero": 1})
     die_both = functools.partial(_die_before_sending, folder=tmp_path)
     codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, recovers=True)

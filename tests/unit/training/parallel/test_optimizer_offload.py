@@ -50,7 +50,7 @@ def trained(options: spec.Optimizer, **offloaded: Any) -> tuple[nn.Module, torch
 
 
 def without_count(state: dict[str, Any]) -> dict[str, Any]:
-    """What the optimizer itself would have."""
+    """Return the state without the count of steps, which torch's optimizer does not have."""
     (first, *others) = state["param_groups"]
     own = {name: value for name, value in first.items() if name != optimizer_offload.NUM_STEPS}
     assert own.keys() < first.keys()
@@ -203,12 +203,12 @@ def test_what_is_sent_in_bf16_takes_half_and_learns_nearly_the_same(tmp_path: Pa
         job = text(home, 2, {"shard": 2, **dtypes}, precision="bf16", max_steps=6)
         job |= {"sync": {}, "model": {**job["model"], "width": 96}}
         assert run_ranks(home, job, world_size=2) == [0, 0]
-        # What is still on its way when a step is told of counts for the next.
+        # Bytes still on their way when a step is reported count for the next step.
         sent[name] = sum(list(series(home, "perf/sent_bytes").values())[2:])
         losses[name] = list(series(home, "train/loss").values())
         assert {tensor.dtype for tensor in weights(home).values()} == {torch.float32}
     assert sent["both"] == pytest.approx(0.5 * sent["neither"], rel=0.03)
-    # Half is for two gathers, half for one sum, which is also given back to all over gloo.
+    # Half is for two gathers, half for one sum, which gloo also sends to all ranks.
     assert sent["gathered"] == pytest.approx(0.75 * sent["neither"], rel=0.03)
     assert sent["added up"] == pytest.approx(0.75 * sent["neither"], rel=0.03)
     for name in SENT_AS:

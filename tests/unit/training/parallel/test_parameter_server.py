@@ -270,7 +270,7 @@ def test_a_synchronous_job_trains_as_with_all_reduce(whole: Path, tmp_path: Path
 
 
 def told(home: Path, key: str) -> dict[int, float]:
-    """By step, in whichever process of any worker; the service stores once what is told twice."""
+    """The reports of all workers' processes by step; the service ignores repetitions."""
     bodies = [body for rank in (0, 1) for body in frames(home, rank=rank, kind="metrics")]
     return {body["step"]: body["values"][key] for body in bodies if key in body["values"]}
 
@@ -389,8 +389,8 @@ Event = tuple[str, int, int, bool]
 
 
 def trace_of(home: Path, server: int) -> list[Event]:
-    """The events of a shard. Those that a server took after the last one that its replica has are
-    not among them, nor what was asked again because the answer was lost with it."""
+    """The events of a shard, without events after the last one that the replica has, and without
+    requests that were repeated because the answer was lost with the server."""
     found: list[Event] = []
     for incarnation in range(2):
         path = trace_path(home, server, incarnation)
@@ -503,7 +503,7 @@ def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path
     assert sent.keys() == series(tmp_path, "val/loss").keys()
     assert all(1.5 * gradient < each < 3 * gradient for each in sent.values())
     for server in (2, 3):
-        # Between two reports a step may be counted before anybody has pulled its weights.
+        # Between two reports a step may be counted before any worker has pulled its weights.
         assert max(series(tmp_path, "perf/sent_bytes", rank=server).values()) > 0
 
 
@@ -649,7 +649,7 @@ def kill_a_server(task: RankTask) -> None:
 
 
 def test_workers_end_with_an_error_when_a_server_dies(tmp_path: Path) -> None:
-    """The attempt is to end, since nobody else has this part of the weights."""
+    """The attempt must end, because no other process has this part of the weights."""
     with ranks_of(tmp_path, job({}), kill_a_server) as gang:
         for process in gang.processes[:2]:
             process.join()
@@ -744,7 +744,7 @@ def test_the_trace_of_a_job_that_lost_a_server_replayed_gives_its_weights(
 
 @SOAK
 def test_a_stopped_server_is_waited_for_until_it_is_killed(tmp_path: Path) -> None:
-    """As its connections stay whole, nobody finds out earlier."""
+    """Its connections stay intact, so no other process notices earlier."""
     stop = kill_server(1, 5, has_taken=True, by=signal.SIGSTOP)
     with ranks_of(tmp_path, job({**ASYNCHRONOUS, **REPLICATED}), stop) as gang:
         stopped = gang.processes[3]

@@ -284,7 +284,7 @@ def test_an_environment_that_is_gone_is_the_infrastructures(node: Node) -> None:
     assert node.run({"python_packages": ["hello"]}, "print(1)\n") == STORAGE_EXIT_CODE
     told = node.spooled()
     assert '"infrastructure"' in told
-    assert "not on this node any more" in told
+    assert "no longer on this node" in told
 
 
 def test_the_names_of_both_sides_agree() -> None:

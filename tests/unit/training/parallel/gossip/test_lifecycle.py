@@ -80,7 +80,7 @@ def _ask_to_leave_at_step_4(task: RankTask) -> None:
 
 
 HUB = [[0, 1], [1, 2], [1, 3]]
-"""All ranks are beside rank 1, which dies."""
+"""All ranks are neighbours of rank 1, which dies."""
 
 
 @ONE_SET
@@ -132,7 +132,7 @@ def _die(task: RankTask, point: FaultPoint, at_step: int) -> None:
 def _await_round(task: RankTask, number: int) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while heartbeat.announced(task.page_prefix).generation < number:
-        assert time.monotonic() < deadline, "nobody was taken in"
+        assert time.monotonic() < deadline, "no rank was added"
         time.sleep(0.005)
 
 

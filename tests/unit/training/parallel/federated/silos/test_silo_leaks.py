@@ -43,7 +43,7 @@ NODE = "0" * 56
 
 
 def canaries() -> Iterator[tuple[str, bytes]]:
-    """What is searched for, as it is and encoded."""
+    """The texts to search for, plain and encoded."""
     for text in (CANARY, repr(NUMBER), f"{NUMBER:.4f}"):
         raw = text.encode()
         yield text, raw
@@ -88,7 +88,7 @@ def write_data(folder: Path, name: str, *, is_broken: bool) -> str:
 
 
 def careless(task: RankTask) -> None:
-    """The code of a silo that tells whatever it can, by all that dray offers."""
+    """The code of a silo that leaks all it can, by all means that dray offers."""
     folder = Path(task.temp_dir)
     output = os.open(folder / f"output-{task.rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
@@ -213,7 +213,7 @@ async def test_nothing_but_updates_leaves_a_silo(home: Home) -> None:
     assert codes == [0, 0, 0], home.output(1).decode()
     left.append(await home.agent_tells())
     assert [found_in(each) for each in left if found_in(each)] == []
-    assert CANARY.encode() in home.output(1), "it did tell what it could"
+    assert CANARY.encode() in home.output(1), "the silo did leak what it could"
     spooled = b"".join(path.read_bytes() for path in (home.path / "node").rglob("*.seg"))
     assert found_in(spooled), "they are in what the agent reads, and does not let out"
     kept = list((home.path / "work").rglob(f"{CANARY}.png"))

@@ -1,5 +1,5 @@
-"""Silos: ranks with data of their own, an aggregator without, and rounds that count each update
-once whoever dies."""
+"""Silos: ranks with their own data, an aggregator without, and rounds that count each update once,
+regardless of which rank dies."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run_silos(
     attempt: int = 1,
     resume_from: Any = (),
 ) -> list[int | None]:
-    """Exit codes of the aggregator and the silos; each is told its own source alone."""
+    """Exit codes of the aggregator and the silos; each gets only its own source."""
     sources = [silo["source"] for silo in spec["federated"]["silos"]]
     told = [{**silo, "source": None} for silo in spec["federated"]["silos"]]
     spec = {**spec, "federated": {**spec["federated"], "silos": told}}
@@ -301,7 +301,7 @@ def leave_in_round_3(task: RankTask) -> None:
 
 
 def end_with_the_aggregator(task: RankTask) -> None:
-    """As the supervisor would end it."""
+    """End the process as the supervisor would."""
     home = Path(task.spool_dir).parents[2]
     while True:
         if 2 in [one["step"] for one in frames(home, kind="checkpoint")]:

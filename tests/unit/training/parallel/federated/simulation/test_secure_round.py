@@ -1,4 +1,4 @@
-"""A simulated job with secure aggregation: the plain sum of those who stay, and nothing besides."""
+"""A simulated job with secure aggregation: the plain sum of the remaining clients' updates."""
 
 from __future__ import annotations
 
