@@ -83,9 +83,9 @@ def _dangling(path: Path) -> None:
     ("make", "reason"),
     [
         (_writable, "can be written to by other users"),
-        (_link, "is no folder"),
-        (_dangling, "is no folder"),
-        (Path.touch, "is no folder"),
+        (_link, "is not a folder"),
+        (_dangling, "is not a folder"),
+        (Path.touch, "is not a folder"),
     ],
 )
 def test_a_folder_that_others_may_have_filled_is_refused(
