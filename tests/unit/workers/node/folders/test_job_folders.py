@@ -209,7 +209,7 @@ def test_a_link_in_the_place_of_the_output_folder_is_not_followed(tmp_path: Path
         node.output.symlink_to(target)
         kept = node.keep()
         assert (kept.num_kept, kept.problem) == (0, None)
-        assert "'.' (a link has taken the place of the folder)" in kept.left_out
+        assert "'.' (the folder was replaced by a link)" in kept.left_out
         assert sizes_in(node.folder) == {}
 
 

@@ -77,7 +77,7 @@ async def test_a_script_keeps_files_in_storage_that_only_its_actor_can_reach(
         forked = Forked(await ForkedProcess.start(server.path, given, theirs.fileno()))
     said = (await forked.end())[1].splitlines()
     assert said[:3] == ["first", "True", "6"], said
-    assert all("is not this job's own" in line for line in said[3:5])
+    assert all("does not belong to this job" in line for line in said[3:5])
     assert said[5:] == ["True"]
     found = set(memory.find("/s/jobs/j/attempts/2"))
     assert "/s/jobs/j/attempts/2/artifacts/weights" in found
