@@ -309,7 +309,7 @@ class NodeAgent:
         """Observe the training processes of an attempt, including dead ones. Pace and system
         metrics are included if requested."""
         metrics: dict[int, dict[str, float]] = {}
-        if with_system_metrics:  # first, since it takes time in which the ranks go on
+        if with_system_metrics:  # first, because the ranks make progress meanwhile
             metrics = await self._system_metrics.sample(job_id, attempt)
             metrics = {
                 rank: values
@@ -347,9 +347,9 @@ class NodeAgent:
             return False
 
     async def drop(self, job_id: str, attempt: int) -> None:
-        """Delete an attempt's folders, temporary files, pages and spools, whose frames are all
-        stored, also those on dead nodes of this machine. The spools are deleted last, since they
-        are how an attempt is found."""
+        """Delete an attempt's folders, temporary files, pages and spools, also its spools on dead
+        nodes of this machine. All frames are stored. The spools are deleted last, since an attempt
+        is found by them."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
         self._system_metrics.forget(job_id, attempt)

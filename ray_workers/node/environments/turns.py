@@ -1,7 +1,7 @@
 """Limits on concurrent builds of a node, by user, and how long builds are wanted.
 
 A build runs as long as a job needs it. It counts for one of the users that request it. Each user
-has few builds at a time, so that the builds of one user do not delay those of others.
+has few builds at a time, so that one user does not delay the builds of others.
 """
 
 from __future__ import annotations
