@@ -74,7 +74,7 @@ def _fetch_archive(
 
     found = retried(download, place)
     if found != code.sha256:
-        raise CodeRefused(f"{place} has the SHA-256 {found}, and script.code.sha256 is another")
+        raise CodeRefused(f"{place} has the SHA-256 {found}, which differs from script.code.sha256")
     budget = _CodeBudget(place, code.limit_bytes, deadline)
     paths = unpack_code(SourceFile(packed.name, packed, place), target, budget)
     check_paths(paths)

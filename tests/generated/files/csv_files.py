@@ -191,7 +191,7 @@ class CsvCase:
             row = tables.refused_row(values, self.kept_rows(), largest)
             if row is not None:
                 yield Refusal("not always finite")
-                yield Refusal(f"line {lines[1 + row]}:", "no finite number", name)
+                yield Refusal(f"line {lines[1 + row]}:", "not a finite number", name)
 
     # What dray makes of it.
 

@@ -132,7 +132,7 @@ def test_an_array_that_is_an_archive_itself_is_bad_data(tmp_path: Path, policy: 
     data = Data(source=(tmp_path / "t.npz").as_uri())
     said = outcome(FORMATS["npz table"].open, data, policy)
     assert said is not None
-    assert "array 'x': is no array that can be read" in said
+    assert "array 'x': is not a readable array" in said
     said = outcome(FORMATS["npz table"].open, data.model_copy(update={"target": "z"}), policy)
     assert said is not None
     assert "there is no array 'z', only 'x', 'y'" in said
@@ -172,7 +172,7 @@ def test_names_that_are_no_text_are_shown_by_escapes(tmp_path: Path, policy: Dat
     data = Data(source=(tmp_path / "set").as_uri(), format="images")
     said = outcome(datasets.open_images, data, policy)
     assert said is not None
-    assert r"set/a\udcff\n\u202e/0.png: is no image that can be read" in said
+    assert r"set/a\udcff\n\u202e/0.png: is not a readable image" in said
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "x/" * 2200, "a%ffb", "%0a", "loop", "."])

@@ -97,7 +97,7 @@ def test_a_transfer_that_never_ends_well_is_given_up(web: Web, near: DataPolicy)
         (Answer(CSV), {"size_bytes": 17}, "has 16 bytes, but data.size_bytes is 17"),
         (Answer(CSV), {"sha256": "a" * 64}, f"but data.sha256 is {'a' * 64}"),
         (Answer(b""), {}, "is an empty file"),
-        (Answer(status=302, headers={"Location": "/t.csv"}), {}, "leads on more than 5 times"),
+        (Answer(status=302, headers={"Location": "/t.csv"}), {}, "redirects more than 5 times"),
         (Answer(status=302, headers={"Location": "file:///etc/passwd"}), {}, "to file://"),
         (Answer(status=302, headers={"Location": "gopher://x/"}), {}, "to gopher://"),
     ],
@@ -137,7 +137,7 @@ def test_no_redirect_leads_off_encryption(policy: DataPolicy) -> None:
     origin = http.HttpOrigin("https://example.org/t.csv", policy, {}, None)
     assert origin._next("http://example.org/a", "https://x.org/b") == "https://x.org/b"
     assert origin._next("https://example.org/a/b", "../c") == "https://example.org/c"
-    with pytest.raises(DataError, match="leads on from https:// to http://"):
+    with pytest.raises(DataError, match="redirects from https:// to http://"):
         origin._next("https://example.org/a", "http://example.org/a")
 
 
@@ -206,7 +206,7 @@ def for_loopback(web: Web) -> dict[str, Any]:
         ({"hosts": None}, "not for which hosts"),
         ({"hosts": "127.0.0.1"}, "not for which hosts"),
         ({"hosts": ["0.0.1", "example.org"]}, "not for 127.0.0.1"),
-        ({"hosts": ["127.0.0.1"]}, r"not for 127.0.0.1:\d+: .* without a port is one at 80"),
+        ({"hosts": ["127.0.0.1"]}, r"not for 127.0.0.1:\d+: .* without a port is at port 80"),
         ({"hosts": ["127.0.0.1:1"]}, "not for 127.0.0.1"),
         ({"plain_http": False}, "https:// alone"),
     ],
@@ -306,5 +306,5 @@ def test_a_tokenizer_may_come_from_elsewhere(
     with pytest.raises(DataError, match="may not be read from"):
         open_text(data, policy, web.url("/tokenizer.json"))
     web.answers["/tokenizer.json"] = Answer(b"{}")
-    with pytest.raises(DataError, match=r"tokenizer\.json: is no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"tokenizer\.json: is not a readable tokenizer\.json"):
         open_text(data, near, web.url("/tokenizer.json"))

@@ -128,7 +128,7 @@ def test_an_archive_without_its_end_is_refused(
         ends = archive.offset
     whole = (tmp_path / "a.tar").read_bytes()
     (tmp_path / "a.tar").write_bytes(whole[: ends - cut])
-    with pytest.raises(DataError, match="is no zip or tar archive, or not a whole one"):
+    with pytest.raises(DataError, match="is not a zip or tar archive, or is incomplete"):
         read(tmp_path / "a.tar", policy)
 
 
@@ -205,11 +205,11 @@ def huge_png() -> bytes:
     ("files", "fault"),
     [
         ({}, "is an empty folder"),
-        ({"1.png": picture()}, "1.png: is in no folder of its class"),
-        ({"cat/1.png": picture()}, "has one class only, the folder 'cat'; it takes two"),
-        (TWO | {"dog/2.png": picture()[:40]}, "dog/2.png: is no image that can be read"),
-        (TWO | {"dog/2.png": b""}, "dog/2.png: is no image that can be read"),
-        (TWO | {"dog/2.png": b"GIF? no"}, "dog/2.png: is no image that can be read"),
+        ({"1.png": picture()}, "1.png: is not in a folder of its class"),
+        ({"cat/1.png": picture()}, "has one class only, the folder 'cat'; it needs two"),
+        (TWO | {"dog/2.png": picture()[:40]}, "dog/2.png: is not a readable image"),
+        (TWO | {"dog/2.png": b""}, "dog/2.png: is not a readable image"),
+        (TWO | {"dog/2.png": b"GIF? no"}, "dog/2.png: is not a readable image"),
         (TWO | {"dog/2.png": picture(0, mode="I;16")}, "dog/2.png: has pixels of the mode I;16"),
         (TWO | {"dog/2.png": huge_png()}, "dog/2.png: is "),
     ],

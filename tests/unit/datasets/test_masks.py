@@ -125,7 +125,7 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
         (TWO | {"labels/1.png": mask(1)}, "labels/1.png: is neither in the folder images nor"),
         (
             TWO | {"masks/2.tif": mask(1, kind="tiff")},
-            "masks/2.tif: has the same name as masks/2.png, but for its ending",
+            "masks/2.tif: has the same name as masks/2.png except for its suffix",
         ),
         (
             TWO | {"masks/2.png": mask(1, size=(4, 4))},
@@ -134,7 +134,7 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
         (TWO | {"masks/2.png": mask(7, 255)}, "masks/2.png: has a pixel of 255; the pixels of"),
         (
             {**TWO, "masks/1.png": mask(), "masks/2.png": mask()},
-            "has one class only: every pixel of its masks is 0; it takes two",
+            "has one class only: every pixel of its masks is 0; it needs two",
         ),
         (
             TWO | {"masks/2.png": picture((1, 1, 1), mode="RGB")},
@@ -148,8 +148,8 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
             TWO | {"masks/2.png": mask(1, kind="jpeg")},
             "masks/2.png: is a JPEG, which blurs the numbers of classes; give a PNG",
         ),
-        (TWO | {"images/2.png": b"no"}, "images/2.png: is no image that can be read"),
-        (TWO | {"masks/2.png": b""}, "masks/2.png: is no image that can be read"),
+        (TWO | {"images/2.png": b"no"}, "images/2.png: is not a readable image"),
+        (TWO | {"masks/2.png": b""}, "masks/2.png: is not a readable image"),
         (
             BIG | {"masks/1.png": noise("png")[:-200]},
             "masks/1.png: is a broken or truncated image",

@@ -86,13 +86,13 @@ def test_a_parquet_file_lacks_values_as_null_and_as_nan(tmp_path: Path, policy: 
 @pytest.mark.parametrize(
     ("text", "options", "fault"),
     [
-        ("x,y\n1,a\n,b\n", {}, "line 3: the column 'x' has no value; data.missing says what"),
+        ("x,y\n1,a\n,b\n", {}, "line 3: the column 'x' has no value; set data.missing to"),
         ("x,y\n1,a\n2,\n", {"missing": "mean"}, "line 3: the target 'y' has no value"),
-        ("x,y\n1,a\n2,\n", {"missing": "mean"}, "data.missing says what is done about it: drop"),
+        ("x,y\n1,a\n2,\n", {"missing": "mean"}, "set data.missing to drop"),
         ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "mean"}, "the column 'x' has no value in any row"),
         ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "drop"}, "'x' has no value in any row; leave it out"),
         ("x,z,y\n,1,a\n2,,b\n", {"missing": "drop"}, "has no row in which nothing is missing"),
-        ("x,y\n1,a\ninf,b\n", {"missing": "mean"}, "'x' is inf, which is no finite number"),
+        ("x,y\n1,a\ninf,b\n", {"missing": "mean"}, "'x' is inf, not a finite number"),
         (f"x,y\n{2**60 + 1},a\n-1e39,b\n", {}, "line 3: the column 'x' is -1e39, which is no"),
         (
             "x,y\n1,a\n2,b\n",

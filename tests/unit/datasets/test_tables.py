@@ -81,7 +81,7 @@ def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
     assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]
     assert table.vocabularies == (("1.5", "1.6"),)
-    with pytest.raises(DataError, match=r"is '1,5', no number; .* data\.decimal"):
+    with pytest.raises(DataError, match=r"is '1,5', not a number; .* data\.decimal"):
         read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
 
 
@@ -96,7 +96,9 @@ def test_a_file_that_is_not_in_the_encoding_it_is_said_to_be(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
     text = b"x,y\n1,a\n2,\x81\n"
-    with pytest.raises(DataError, match=r"is not cp1252, as data.encoding says: the byte at offs"):
+    with pytest.raises(
+        DataError, match=r"is not cp1252, as data.encoding states: the byte at offs"
+    ):
         read_csv(text, tmp_path, policy, encoding="cp1252")
 
 
@@ -136,7 +138,7 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
     ("text", "fault"),
     [
         ("", "table.csv: is an empty file"),
-        ("\n\n", "table.csv: is empty: it has not even a header"),
+        ("\n\n", "table.csv: is empty: it has no header"),
         ("x,y\n", "table.csv: has column names but no row"),
         ("\nx,y\n\n", "table.csv: has column names but no row"),
         ('x,y\n1,a\n2,"b\n3,c\n', "table.csv, line 3: has a quotation mark that no other one"),
@@ -146,34 +148,34 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ("# of 2026\nx,y\n1,a\n", "is it a comment? The first line is the header"),
         (
             bz2.compress(b"x,y\n1,a\n"),
-            "table.csv: is packed by bzip2: unpack it, or pack it by gzip",
+            "table.csv: is compressed as bzip2: decompress it, or use gzip",
         ),
-        (lzma.compress(b"x,y\n1,a\n"), "table.csv: is packed by xz"),
-        (b"PK\x03\x04...", "table.csv: is packed by zip"),
+        (lzma.compress(b"x,y\n1,a\n"), "table.csv: is compressed as xz"),
+        (b"PK\x03\x04...", "table.csv: is compressed as zip"),
         ("x,y\n1,a\n2\n", "table.csv, line 3: has 1 fields, but the header names 2"),
         ('x,y\n"1\n",a\n\n2,b,c\n', "table.csv, line 5: has 3 fields, but the header names 2"),
         ("x,y\n1,a\n\n,b\n", "table.csv, line 4: the column 'x' has no value"),
         ("x,y\n1,a\nNaN,b\n", "table.csv, line 3: the column 'x' has no value"),
-        ("x,y\n1,a\n-inf,b\n", "table.csv, line 3: the column 'x' is -inf, which is no finite"),
-        ("x,y\n1,a\n1e39,b\n", "table.csv, line 3: the column 'x' is 1e39, which is no finite"),
+        ("x,y\n1,a\n-inf,b\n", "table.csv, line 3: the column 'x' is -inf, not a finite"),
+        ("x,y\n1,a\n1e39,b\n", "table.csv, line 3: the column 'x' is 1e39, not a finite"),
         ("x,y\nred,a\n,b\n", "table.csv, line 3: the column 'x' has no value"),
         ("x,y\n1,a\n2,\n", "table.csv, line 3: the target 'y' has no value"),
-        ("x,y\n1,a\n2,a\n", "table.csv: the target 'y' has one class only, 'a'; it takes two"),
+        ("x,y\n1,a\n2,a\n", "table.csv: the target 'y' has one class only, 'a'; it needs two"),
         ("x,Y\n1,a\n", "there is no column 'y', only 'x', 'Y'; did you mean 'Y'?"),
         ("x;y\n1;2\n", "only 'x;y'; data.delimiter: \";\" would find 2 columns"),
         ("x|y\n1|2\n", 'data.delimiter: "|" would find 2 columns'),
         ("x\ty\n1\t2\n", "data.delimiter: tab would find 2 columns"),
         ("x,y\n1,a\n".encode("utf-16"), "data.encoding names another encoding, such as utf-16"),
         ("x,y\n1,a\n".encode("utf-16-le"), "data.encoding: utf-16-le is one with zero bytes"),
-        (COMMAS, "'x' has another text in every row, so nothing can be learned from it; leave"),
+        (COMMAS, "'x' has a different text in every row, so nothing can be learned from it; leave"),
         (COMMAS, 'data.decimal: "," reads it as a number'),
         ("y\n1\n2\n", "table.csv: has no column besides the target"),
         ("x,x,y\n1,2,3\n", "table.csv: has 2 columns of the name 'x'"),
         (",y\n1,2\n", "table.csv: column 1 has no name"),
         (b"x,y\n1,\xff\n", "table.csv: is not UTF-8: the byte at offset 6 is not text"),
         (b"x,y\n1,\xff\n", "data.encoding names another encoding, such as latin-1 or cp1252"),
-        (IDENTIFIERS, "the column 'x' has another text in every row"),
-        (MEASURES, "the target 'y' has more than 100 different fractions, which are no classes"),
+        (IDENTIFIERS, "the column 'x' has a different text in every row"),
+        (MEASURES, "the target 'y' has more than 100 different fractions, which are not classes"),
         ('x,y\n"' + "z" * (5 << 20), "is a quotation mark left open?"),
     ],
 )
@@ -221,7 +223,9 @@ def test_a_row_is_named_though_another_column_is_no_text(
 
 
 def test_regression_does_not_predict_text(tmp_path: Path, policy: DataPolicy) -> None:
-    with pytest.raises(DataError, match="line 3: the target 'y' is 'many', no number; regression"):
+    with pytest.raises(
+        DataError, match="line 3: the target 'y' is 'many', not a number; regression"
+    ):
         read_csv("x,y\n1,2\n2,many\n", tmp_path, policy, classifies=False)
 
 
@@ -278,7 +282,7 @@ def test_a_parquet_file_cut_short(tmp_path: Path, policy: DataPolicy) -> None:
     path = tmp_path / "t.parquet"
     data = parquet_file({"x": list(range(1000)), "y": [0, 1] * 500}, path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="is no Parquet file, or not a whole one"):
+    with pytest.raises(DataError, match="is not a Parquet file, or is incomplete"):
         open_table(data, policy, classifies=True)
 
 
@@ -345,7 +349,7 @@ def test_npz_targets_that_are_text_are_no_numbers(tmp_path: Path, policy: DataPo
 def test_a_file_that_is_no_npz(tmp_path: Path, policy: DataPolicy) -> None:
     path = tmp_path / "t.npz"
     path.write_bytes(b"PK\x03\x04 not really")
-    with pytest.raises(DataError, match=r"t\.npz: is no npz file, or not a whole one"):
+    with pytest.raises(DataError, match=r"t\.npz: is not an npz file, or is incomplete"):
         open_table(Data(source=path.as_uri()), policy, classifies=True)
 
 

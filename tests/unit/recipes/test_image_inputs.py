@@ -67,5 +67,5 @@ def test_what_is_wrong_with_an_array_is_said(images: Any, fault: str) -> None:
 
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_text("text")
-    with pytest.raises(DataError, match=r"x\.png: is no image that can be read"):
+    with pytest.raises(DataError, match=r"x\.png: is not a readable image"):
         form().tensor(tmp_path / "x.png")
