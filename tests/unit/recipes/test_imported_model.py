@@ -121,9 +121,9 @@ def test_a_module_of_the_users_own_may_have_a_name_of_python(
     ("name", "args", "said"),
     [
         ("Net", {"num_classes": 3}, r"shape \(2, 3\).*expected \(batch, classes\), here \(2, 10\)"),
-        ("Wide", {}, "returns a dict, and no tensor"),
+        ("Wide", {}, "returns a dict, not a tensor"),
         ("Frozen", {}, "no parameter to train"),
-        ("number", {}, "made a int, and no torch.nn.Module"),
+        ("number", {}, "made a int, not a torch.nn.Module"),
         ("Other", {}, "no Other in the module my_net"),
     ],
 )

@@ -187,7 +187,7 @@ def test_a_model_that_answers_otherwise_when_it_trains_is_told_so(tmp_path: Path
     work = text(tmp_path, **{"import": "my_nets:Moody"})
     tokens, _ = work.train.take(torch.tensor([0]))
     assert work.model.eval()(tokens).shape == (1, 8, 256)
-    with pytest.raises(ModelError, match=r"Moody returns a tuple, and no tensor of shape"):
+    with pytest.raises(ModelError, match=r"Moody returns a tuple, not a tensor of shape"):
         work.model.train()(tokens)
 
 

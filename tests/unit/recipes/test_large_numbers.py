@@ -181,7 +181,9 @@ def test_values_that_become_equal_are_counted(tmp_path: Path) -> None:
 def test_whole_numbers_that_are_too_far_apart_are_counted(tmp_path: Path) -> None:
     x = [0, *(2**60 + at for at in range(1, 40))]
     work = built("tabular_classification", written("csv", x, ["a", "b"] * 20, tmp_path), tmp_path)
-    assert any("39 values of more digits than float64 holds were rounded" in a for a in work.about)
+    assert any(
+        "39 values with more digits than float64 holds were rounded" in a for a in work.about
+    )
 
 
 def test_what_differs_by_too_little_for_float32_is_refused(tmp_path: Path) -> None:

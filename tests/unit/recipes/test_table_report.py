@@ -43,7 +43,7 @@ def test_each_column_has_a_line(tmp_path: Path) -> None:
     [
         (
             "indicator",
-            "filled in by 30 (mean), with an input that says where",
+            "filled in by 30 (mean), with an input that marks them",
             "which are a category of their own",
         ),
         ("mean", "filled in by 30 (mean)", "filled in by 'red' (most_frequent)"),

@@ -206,9 +206,9 @@ def test_a_single_row_and_an_array_are_rows_too() -> None:
         ({**ROWS[0], "size": None}, "row 0: the column 'size' has no value"),
         ({**ROWS[0], "size": float("nan")}, "row 0: the column 'size' has no value"),
         ({**ROWS[0], "colour": None}, "row 0: the column 'colour' has no value"),
-        ({**ROWS[0], "size": "big"}, "row 0: the column 'size' is 'big', no number"),
-        ({"size": [1, 2], "weight": [1], "colour": ["red", "red"]}, "as many values each"),
-        (np.ones((2, 3)), "an array names no columns, and 'colour' hold names or dates"),
+        ({**ROWS[0], "size": "big"}, "row 0: the column 'size' is 'big', not a number"),
+        ({"size": [1, 2], "weight": [1], "colour": ["red", "red"]}, "the same number of values"),
+        (np.ones((2, 3)), "an array has no column names, but 'colour' contain names or dates"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said(rows: Any, fault: str) -> None:
