@@ -168,7 +168,7 @@ def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}
     own = environ.get(SOURCE)
     if own and task.silo_source not in (None, "", own):
-        raise ValueError(f"{SOURCE} names other data than the job document: leave out its `source`")
+        raise ValueError(f"{SOURCE} names other data than the job document: omit its `source`")
     source = own or task.silo_source
     policy = task.data_policy
     if own:

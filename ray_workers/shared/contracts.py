@@ -347,8 +347,8 @@ class PollReply:
 AWAITING = -1
 """The generation of a process that is assigned to a group once it is ready to join one."""
 NOT_PREPARED = (
-    "elastic is for scripts that call dray.train.prepare(), which shares the batches out "
-    "anew: call it, or leave elastic out"
+    "elastic requires a script that calls dray.train.prepare(), which redistributes the "
+    "batches: call it, or leave elastic out"
 )
 
 

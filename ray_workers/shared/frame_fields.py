@@ -106,7 +106,7 @@ def _name_of_round(name: str, info: ValidationInfo) -> str:
 def _awaited(value: str) -> str:
     """Refuse unknown values, because the value becomes part of a path."""
     if value not in (UPDATE, *MaskingPhase):
-        raise ValueError(f"not a thing that clients send: {value!r}")
+        raise ValueError(f"not a message that clients send: {value!r}")
     return value
 
 

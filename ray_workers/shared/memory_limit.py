@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class RoomOfMemory:
+class MemoryUse:
     """Memory of a group, in bytes. Reclaimable file cache counts as available."""
 
     used: int
@@ -32,7 +32,7 @@ UNLIMITED = 1 << 60
 """Limits from here on mean no limit; version 1 uses a number for that."""
 
 
-def room_in_control_groups(proc: Path, sys: Path) -> list[RoomOfMemory]:
+def memory_in_control_groups(proc: Path, sys: Path) -> list[MemoryUse]:
     """The memory of the process's own group and the visible ones around it that have a limit."""
     found = []
     for directory, files in _groups(proc, sys / "fs" / "cgroup"):
@@ -44,15 +44,15 @@ def room_in_control_groups(proc: Path, sys: Path) -> list[RoomOfMemory]:
         except (OSError, ValueError, KeyError):  # `max` is no limit; or the group does not exist
             continue
         if limit < UNLIMITED:
-            found.append(RoomOfMemory(used, max(0, limit - used)))
+            found.append(MemoryUse(used, max(0, limit - used)))
     return found
 
 
 def memory_here(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
     """Bytes of memory that this process could have if it were the only one."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    rooms = room_in_control_groups(proc, sys)
-    return min([machine, *(room.used + room.available for room in rooms)])
+    limits = memory_in_control_groups(proc, sys)
+    return min([machine, *(group.used + group.available for group in limits)])
 
 
 def _groups(proc: Path, mount: Path) -> Iterator[tuple[Path, _Files]]:

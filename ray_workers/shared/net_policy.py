@@ -162,5 +162,5 @@ def _checked_name(entry: str) -> str:
     name = canonical_host(entry)
     labels = name.split(".")
     if not all(label and label.replace("-", "").replace("_", "").isalnum() for label in labels):
-        raise ValueError(f"{entry!r} is no host name, address or network (such as 10.0.0.0/8)")
+        raise ValueError(f"{entry!r} is not a host name, address or network (such as 10.0.0.0/8)")
     return name

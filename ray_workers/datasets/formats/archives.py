@@ -47,7 +47,7 @@ def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
             raise broken(file.place, f"is compressed as {packing}: decompress it, or use gzip")
     if not begins.startswith(_GZIP):
         return file.path
-    with reading(file.place, "can't be unpacked to its end"), gzip.open(file.path) as packed:
+    with reading(file.place, "can't be unpacked completely"), gzip.open(file.path) as packed:
         _copy(packed, target, budget)
     return target
 

@@ -83,9 +83,9 @@ def _refuse_repeated(paths: Sequence[Parts], place: str) -> None:
     if others and len(first) > 1 and all(names == first for names in others):
         raise broken(
             place,
-            f"has the same folders in each folder, so either may be the classes: it has "
-            f"{_found(paths)}. Have one folder for each class, or train and val with one for each "
-            "class in them",
+            f"has the same folders in each folder, so upper or lower ones may be the classes: it "
+            f"has {_found(paths)}. Use a folder for each class, or train and val with a folder for "
+            "each class in them",
         )
 
 

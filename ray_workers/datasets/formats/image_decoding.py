@@ -84,8 +84,8 @@ def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tu
             raise broken(
                 file.place,
                 f"is {found[0]} x {found[1]} pixels (height x width), but "
-                f"{files[0].name} is {first[0]} x {first[1]}; give data.image_size to "
-                "scale all to one size",
+                f"{files[0].name} is {first[0]} x {first[1]}; set data.image_size to "
+                "scale all images to one size",
             )
     assert first is not None
     return (*(size or first), 1 if is_grey else 3)
@@ -120,7 +120,7 @@ def refuse_pages(image: Any, place: str) -> None:
     count = getattr(image, "n_frames", 1)
     if count > 1 and image.format != "MPO":
         raise broken(
-            place, f"has {count:,} pages or frames, and a file is one image; save each as a file"
+            place, f"has {count:,} pages or frames; save each of them in a file of its own"
         )
 
 
@@ -138,9 +138,9 @@ def raw_mode(image: Any) -> tuple[str, int]:
 def _refuse_deep(image: Any, place: str) -> None:
     layout, white = raw_mode(image)
     if image.mode in DEEP_MODES:
-        raise broken(place, f"has pixels of the mode {image.mode}; 8 bits are read")
+        raise broken(place, f"has pixels of the mode {image.mode}; only 8 bits are read")
     if _DEEP_RAW.search(layout) or white > WHITE:
-        raise broken(place, "has channels of 16 bits; 8 bits are read")
+        raise broken(place, "has channels of 16 bits; only 8 bits are read")
 
 
 def _on_white(image: Any, place: str) -> Any:

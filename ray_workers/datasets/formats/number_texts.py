@@ -118,7 +118,7 @@ class NumberStyle:
         hint = f"; {first._options(self)} reads it as a number"
         # A comma before three digits may be either separator.
         if others and first.thousands is None and others[0].decimal != first.decimal:
-            hint += f", {others[0]._options(self)} as one of thousands"
+            hint += f", {others[0]._options(self)} as one with separators of thousands"
         return hint
 
     def _near(self, text: str) -> Iterator[NumberStyle]:

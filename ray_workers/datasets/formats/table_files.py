@@ -100,7 +100,7 @@ class CsvFile:
     def hint(self) -> str:
         header = self._delimiter.join(self.names)
         if "\0" in header:
-            return "; is it in another encoding? data.encoding: utf-16-le is one with zero bytes"
+            return "; is it in another encoding? data.encoding: utf-16-le, for example"
         if header.startswith(("{", "[")):
             return "; is it JSON? Save the table as CSV or Parquet"
         if header.startswith("#"):
@@ -217,7 +217,7 @@ class ParquetFile:
 
     def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
         columns = list(dict.fromkeys(names))
-        with reading(self.place, "can't be read to its end"):
+        with reading(self.place, "can't be read completely"):
             for batch in self._file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False):
                 yield [_plain(batch.column(name)) for name in names]
 

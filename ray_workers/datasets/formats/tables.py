@@ -241,8 +241,8 @@ class _Building:
         raise broken(
             self.file.place,
             f"the column {shortened(column.name)} divides the rows into {listed(column.values)}, "
-            "and no model should learn from that. data.validation_fraction divides them here: "
-            "leave the column out of data.features, or name it there",
+            "but data.validation_fraction does that, and no model should learn from the column: "
+            "list data.features without it, or with it if it is needed",
         )
 
     def _refuse_one_class(self) -> None:

@@ -117,7 +117,7 @@ class HttpOrigin:
         refused, since the checked host might differ from the host of the request.
         """
         if not location:
-            raise TransferError("the server redirects to nowhere")
+            raise TransferError("the server redirects without an address")
         if _IN_NO_URL.search(location):
             raise broken(
                 self._place,
@@ -142,8 +142,8 @@ class HttpOrigin:
         if status in WORTH_ANOTHER_TRY:
             raise TransferError(f"the server answers {status}")
         known = {
-            401: "the server asks for credentials (401): name some in data.credentials",
-            403: "the server refuses it (403)",
+            401: "the server asks for credentials (401): set data.credentials",
+            403: "the server denies access (403)",
             404: "there is no such file (404)",
             410: "the file is gone (410)",
         }
@@ -161,5 +161,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection: {error.os_error.strerror or 'refused'}"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "the server broke off before the end"
+        return "the server closed the connection before the end"
     return f"the transfer failed ({type(error).__name__})"

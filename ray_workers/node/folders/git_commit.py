@@ -298,7 +298,7 @@ def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
         if not is_named and (reason := refused_address(address, allowed)) is not None:
             raise _refused(host, reason)
         if parts.scheme != "https" and not is_named and not allowed.has_address(address):
-            raise _refused(host, "a git repository is read by https:// alone, except from hosts")
+            raise _refused(host, "git is read by https:// alone, except from private hosts")
     name = f"[{host}]" if ":" in host else host
     listed = ",".join(
         f"[{one}]" if one.version == 6 else str(one) for one in sorted(addresses, key=str)

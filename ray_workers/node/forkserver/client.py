@@ -73,7 +73,7 @@ class ForkedProcess:
                 raise ForkFailed("the forkserver closed the connection without an answer")
             reply = json.loads(answer)
             if "pid" not in reply:
-                raise ForkFailed("the process ended before it began")
+                raise ForkFailed("the process ended before it started")
             return cls(reply["pid"], read_end, reader, writer)
         except BaseException as error:
             # Also on cancellation, because a forked process lives as long as the connection.

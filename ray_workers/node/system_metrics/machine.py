@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ray_workers.node.system_metrics.processes import Values, growth
-from ray_workers.shared.memory_limit import RoomOfMemory, room_in_control_groups
+from ray_workers.shared.memory_limit import MemoryUse, memory_in_control_groups
 from ray_workers.shared.processes.procfs import TICKS_PER_S
 
 CPU = "system/node/cpu"
@@ -29,7 +29,7 @@ class MachineReading:
 
     cpu_s: float | None
     """Processor seconds spent on anything but idling, summed over all processors."""
-    memory: RoomOfMemory | None
+    memory: MemoryUse | None
     disks: Counters
     """Bytes read and written, of whole physical disks."""
     networks: Counters
@@ -75,17 +75,17 @@ class MachineMeter:
             return None
         return (user + nice + system + irq + softirq) / TICKS_PER_S if name == "cpu" else None
 
-    def _memory(self) -> RoomOfMemory | None:
+    def _memory(self) -> MemoryUse | None:
         """The memory of the machine, or of the control group around it with the least available."""
         sizes = {}
         for line in _lines(self._proc / "meminfo"):
             name, size, *_ = line.split()
             sizes[name] = int(size) * 1024
-        rooms = room_in_control_groups(self._proc, self._sys)
+        found = memory_in_control_groups(self._proc, self._sys)
         if "MemTotal:" in sizes and "MemAvailable:" in sizes:
             available = sizes["MemAvailable:"]
-            rooms.append(RoomOfMemory(sizes["MemTotal:"] - available, available))
-        return min(rooms, key=lambda room: room.available, default=None)
+            found.append(MemoryUse(sizes["MemTotal:"] - available, available))
+        return min(found, key=lambda one: one.available, default=None)
 
     def _disks(self) -> Counters:
         """Counters of physical disks. Partitions and devices such as LVM's would count twice."""

@@ -194,7 +194,7 @@ def _packed(dice: random.Random) -> Made:
         case "two gz":
             return good | {"content": gzip.compress(plain[:9]) + gzip.compress(plain[9:])}
         case "cut gz":
-            refusal = Refusal("can't be unpacked to its end")
+            refusal = Refusal("can't be unpacked completely")
             return {"content": gzip.compress(plain)[:-12], "refusal": refusal}
         case "bz2":
             packed, kind = bz2.compress(plain), "bzip2"

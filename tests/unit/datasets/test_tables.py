@@ -166,7 +166,7 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ("x|y\n1|2\n", 'data.delimiter: "|" would find 2 columns'),
         ("x\ty\n1\t2\n", "data.delimiter: tab would find 2 columns"),
         ("x,y\n1,a\n".encode("utf-16"), "data.encoding names another encoding, such as utf-16"),
-        ("x,y\n1,a\n".encode("utf-16-le"), "data.encoding: utf-16-le is one with zero bytes"),
+        ("x,y\n1,a\n".encode("utf-16-le"), "data.encoding: utf-16-le, for example"),
         (COMMAS, "'x' has a different text in every row, so nothing can be learned from it; leave"),
         (COMMAS, 'data.decimal: "," reads it as a number'),
         ("y\n1\n2\n", "table.csv: has no column besides the target"),
@@ -235,7 +235,7 @@ def test_a_compressed_csv_file(tmp_path: Path, policy: DataPolicy) -> None:
     data = Data(source=path.as_uri(), target="y")
     assert open_table(data, policy, classifies=True).target.tolist() == [0, 1]
     path.write_bytes(gzip.compress(b"x,y\n1,a\n2,b\n")[:-6])
-    with pytest.raises(DataError, match=r"table\.csv\.gz: can't be unpacked to its end"):
+    with pytest.raises(DataError, match=r"table\.csv\.gz: can't be unpacked completely"):
         open_table(data, policy, classifies=True)
 
 

@@ -62,5 +62,5 @@ def test_the_reason_is_one_that_a_person_reads() -> None:
 
 @pytest.mark.parametrize("entry", ["", "10.0.0.0/99", "a b", "http://x", "*.example.org"])
 def test_an_entry_that_allows_nothing_is_an_error(entry: str) -> None:
-    with pytest.raises(ValueError, match="is no host name, address or network"):
+    with pytest.raises(ValueError, match="is not a host name, address or network"):
         AllowedHosts([entry])
