@@ -17,7 +17,7 @@ from tests.unit.datasets.test_masks import mask
 
 
 def laid(root: Path, *folders: str) -> Path:
-    """Two images in each folder, each of another grey."""
+    """Write two images into each folder, each with another grey."""
     names = [f"{folder}/{at}.png" for folder in folders for at in range(2)]
     return lay(root, {name: picture(10 + number) for number, name in enumerate(names)})
 

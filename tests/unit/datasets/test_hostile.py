@@ -1,6 +1,6 @@
 """A source with any bytes or names is read, or refused as bad data.
 
-An error of any other kind would be booked as the training code's, and the same file read again.
+An error of any other kind would be blamed on the training code, and the file would be read again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def raised_by(open_data: Open, *given: Any) -> Exception | None:
 
 
 def outcome(open_data: Open, data: Data, policy: DataPolicy) -> str | None:
-    """The sentence in which the source was refused; None if it was read."""
+    """The sentence with which the source was refused; None if it was read."""
     error = raised_by(open_data, data, policy)
     if error is None:
         return None
@@ -214,7 +214,7 @@ def test_a_redirect_to_what_is_no_address_is_no_error_of_the_training_code(
         web.answers["/t.csv"] = Answer(status=302, headers={"Location": location})
         data = Data(source=web.url("/t.csv"), target="y")
         error = raised_by(FORMATS["csv"].open, data, policy)
-    if isinstance(error, SourceUnavailableError):  # a host may have an address another day
+    if isinstance(error, SourceUnavailableError):  # the host may have an address some day
         assert "\\" not in location
         return
     assert isinstance(error, DataError), repr(error)
@@ -270,7 +270,7 @@ def test_a_tokenizer_may_not_ask_for_a_model_of_any_size(
 
 
 class PanicException(BaseException):
-    """Stands for the error that libraries in Rust raise."""
+    """Stands for the error that Rust libraries raise."""
 
 
 RAISED = (

@@ -1,4 +1,4 @@
-"""Files from web servers: fetched once, checked, and never from where nobody may read."""
+"""Files from web servers are fetched once, checked, and never read from forbidden addresses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
 
 @pytest.fixture
 def near(policy: DataPolicy) -> DataPolicy:
-    """The test's own server may be read from, by its address."""
+    """Allow the address of the test's own server."""
     return replace(policy, private_hosts=("127.0.0.1",))
 
 
@@ -156,7 +156,7 @@ def test_no_redirect_leads_within(target: str, web: Web, near: DataPolicy) -> No
 def test_a_name_that_leads_within_is_found_out_when_it_is_connected_to(
     web: Web, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The address counts, not the name that the job was submitted with."""
+    """The address counts, not the name with which the job was submitted."""
     look_up = socket.getaddrinfo
 
     def rebound(host: Any, *rest: Any, **options: Any) -> Any:
@@ -176,7 +176,7 @@ def test_a_name_that_leads_within_is_found_out_when_it_is_connected_to(
 def test_the_connection_itself_is_guarded(
     host: str, web: Web, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Literal addresses pass by no resolver, so this looks at the socket alone."""
+    """Literal addresses use no resolver, so this is checked at the socket alone."""
     monkeypatch.setattr(net_policy, "refused_host", lambda host, allowed: None)
     web.answers["/t.csv"] = Answer(CSV)
     with pytest.raises(DataError, match=r"127\.0\.0\.1 is the machine itself"):
@@ -195,7 +195,7 @@ def test_a_proxy_of_the_environment_is_not_asked(
 
 
 def for_loopback(web: Web) -> dict[str, Any]:
-    """Headers for this server, as a file of credentials has them."""
+    """Headers for this server, as in a file of credentials."""
     host = urlsplit(web.url("/")).netloc
     return {"headers": {"X-Key": "s3cret"}, "hosts": [host], "plain_http": True}
 
@@ -248,7 +248,7 @@ def credentials(folder: Path, options: dict[str, Any], mode: int = 0o600) -> str
 def test_credentials_go_to_the_source_alone(
     web: Web, near: DataPolicy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Not to where it redirects, and into no error."""
+    """They are neither sent to the target of a redirect nor shown in an error."""
     folder = credentials(tmp_path / "keys", for_loopback(web))
     known = replace(near, credentials_dir=folder)
     web.answers["/t.csv"] = Answer(CSV)

@@ -119,7 +119,7 @@ def test_the_folder_of_one_class_is_not_left_out(tmp_path: Path, policy: DataPol
 def test_an_archive_without_its_end_is_refused(
     cut: int, tmp_path: Path, policy: DataPolicy
 ) -> None:
-    """tarfile stops at a header that it can't read, as if the archive ended there."""
+    """tarfile stops at an unreadable header, as if the archive ended there."""
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, content in (TWO | {"dog/2.png": picture(40)}).items():
             member = tarfile.TarInfo(name)
@@ -148,7 +148,7 @@ def test_an_image_is_turned_upright(
 ) -> None:
     upright = np.zeros((16, 24), np.uint8)
     upright[:8, :8] = 200
-    turns = {3: 2, 6: 1, 8: 3}[orientation]  # by 90 degrees, against the clock
+    turns = {3: 2, 6: 1, 8: 3}[orientation]  # by 90 degrees, counterclockwise
     image = Image.fromarray(np.ascontiguousarray(np.rot90(upright, turns))).convert(mode)
     exif = image.getexif()
     exif[0x0112] = orientation

@@ -17,11 +17,11 @@ from ray_workers.training.core.errors import DataError
 from tests.unit.datasets.test_images import arrays, lay, picture, zipped
 
 SIZE = (3, 2)
-"""(width, height) of every picture here, unless it says otherwise."""
+"""(width, height) of every picture here, unless stated otherwise."""
 
 
 def mask(*values: int, mode: str = "L", size: tuple[int, int] = SIZE, kind: str = "png") -> bytes:
-    """A picture of these values, row by row; what is left is 0."""
+    """A picture of these values, row by row; the remaining values are 0."""
     image = Image.new(mode, size)
     image.putdata(values)
     if mode == "P":

@@ -1,4 +1,4 @@
-"""Values that are missing from a table: what counts as that, and which rows stay."""
+"""Missing values of a table: which notations count as missing, and which rows stay."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_pandas_takes_for_missing_is_missing(
 def test_names_of_classes_and_of_categories_are_what_they_say_unless_asked(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
-    """Of Namibia, and of people without schooling."""
+    """For Namibia, and for people without schooling."""
     text = "x,country,y\n1,NA,none\n2,DE,some\n"
     assert read_csv(text, tmp_path, policy).vocabularies == (("DE", "NA"),)
     table = read_csv(text, tmp_path, policy, missing="drop", missing_columns={"country": "error"})

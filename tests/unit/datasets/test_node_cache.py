@@ -1,4 +1,4 @@
-"""The node's cache: fetched once for all processes, bounded, and never removed while in use."""
+"""The node's cache is filled once for all processes, bounded, and never removed while in use."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ print(json.dumps({
 
 
 def write_large(path: Path) -> None:
-    """Some 240 MB once it is prepared."""
+    """Write a table of some 240 MB once prepared."""
     random = np.random.default_rng(0)
     match path.suffix:
         case ".csv":
@@ -341,13 +341,13 @@ def write_large(path: Path) -> None:
                 file.write("a,b,colour,y\n")
                 for _ in range(115):
                     file.write(block)
-        case ".parquet":  # of one row group, the largest piece that a writer may make
+        case ".parquet":  # one row group, the largest unit that a writer may make
             count = 12_000_000
             numbers = {name: random.random(count) for name in ("a", "b")}
             colours = pyarrow.DictionaryArray.from_arrays(np.arange(count) % 2, ["red", "blue"])
             table = pyarrow.table({**numbers, "colour": colours, "y": np.arange(count) % 3})
             pyarrow.parquet.write_table(table, path, row_group_size=count)
-        case ".npz":  # the targets alone are more than fits
+        case ".npz":  # the targets alone exceed the limit
             count = 22_000_000
             np.savez(path, x=random.integers(0, 99, count, np.uint8), y=np.arange(count) % 3)
         case _:

@@ -38,7 +38,7 @@ CSV = b"x,y\n1,a\n2,b\n3,a\n"
 
 @pytest.fixture
 def cloud(s3: ObjectStore, policy: DataPolicy, tmp_path: Path) -> DataPolicy:
-    """This node may read the store, by the credentials `lab`."""
+    """This node may read the store with the credentials `lab`."""
     folder = tmp_path / "keys"
     folder.mkdir()
     (folder / "lab.json").write_text(json.dumps({"key": s3.key, "secret": s3.secret}))
@@ -164,7 +164,7 @@ def test_a_store_that_does_not_answer_is_asked_again_and_then_given_up(
 
 @pytest.fixture
 def results(s3: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A storage URL, reached as the service and the ranks reach it: by their environment."""
+    """A storage URL, reached like from the service and the ranks: by their environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
@@ -223,7 +223,7 @@ def test_checkpoints_on_s3(results: str) -> None:
 
 
 def test_what_another_process_left_is_deleted_too(results: str, s3: ObjectStore) -> None:
-    """A listing that was remembered from before it was written would miss it."""
+    """A listing that was cached before it was written would miss it."""
     store = Storage(results)
     store.write_bytes("jobs/a/log", b"x")
     store.delete_tree("jobs/b")

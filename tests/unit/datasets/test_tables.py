@@ -1,4 +1,4 @@
-"""CSV, Parquet and npz as tables: what is read, and the sentence for each fault."""
+"""CSV, Parquet and npz files as tables, and the message for each fault."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_other_separators_and_encodings(
 
 
 def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
-    """A version such as 1.5 is a name then."""
+    """A version such as 1.5 is then a name."""
     text = "x;version;y\n1,5;1.5;a\n-2;1.6;b\n1e-1;1.5;b\n"
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
     assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]

@@ -1,4 +1,4 @@
-"""`https://` with real TLS: read from a server that proves who it is, and from no other."""
+"""`https://` with real TLS reads only from servers that prove their identity."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ try:
 except SourceUnavailableError as error:
     print(error)
 """
-"""In a process of its own, because which authorities are trusted is read when it starts."""
+"""Runs in a separate process, because the trusted authorities are read at its start."""
 
 REFUSED = "/t.csv: the server's certificate can't be verified; tried 4 times"
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PEM file of a key and of a certificate for 127.0.0.1 that it signed itself."""
+    """A PEM file with a key and a self-signed certificate for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dray's tests")])
     now = datetime.now(UTC)

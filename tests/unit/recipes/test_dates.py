@@ -1,4 +1,4 @@
-"""Columns of dates: what they are to a model, in training and in prediction alike."""
+"""Columns of dates are the same inputs of a model in training and in prediction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WRITTEN = [
 
 
 def told_by_python(text: str) -> list[float]:
-    """The same by the standard library."""
+    """The parts of a date as computed by the standard library."""
     when = datetime.fromisoformat(text.strip())
     when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
     midnight = when.replace(hour=0, minute=0, second=0, microsecond=0)

@@ -1,4 +1,4 @@
-"""A model that is exported says what `predict` goes by, for any number of samples."""
+"""An exported model computes the numbers that `predict` uses, for any number of samples."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ KINDS = pytest.mark.parametrize(
 
 
 def trained(document: dict[str, Any], folder: Path) -> tuple[Any, Tensor]:
-    """(a model as it is loaded, samples that it takes)."""
+    """(a loaded model, samples for it)."""
     spec = JobSpec.model_validate(document)
     work = recipes.RECIPES[document["recipe"]].build(spec, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), 0)
@@ -154,7 +154,7 @@ def test_what_onnx_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class Absent:
-    """As if there were no onnxscript."""
+    """Acts as if onnxscript were not installed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "onnxscript":

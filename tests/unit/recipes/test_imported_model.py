@@ -1,4 +1,4 @@
-"""A recipe trains a model of the user's own."""
+"""A recipe trains a user's own model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_result_is_rebuilt_with_its_code_at_hand(tmp_path: Path) -> None:
 
 
 def test_results_that_name_a_function_of_python_do_not_call_it(tmp_path: Path) -> None:
-    """Otherwise who loads the files of another's job would run a command of that other."""
+    """Otherwise a user who loads the files of another user's job would run that user's command."""
     work = build()
     folder, done = tmp_path / "artifacts", tmp_path / "done"
     folder.mkdir()

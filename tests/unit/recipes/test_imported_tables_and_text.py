@@ -1,4 +1,4 @@
-"""Recipes for tables and text train a model of the user's own."""
+"""Recipes for tables and text train a user's own model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Numbers that are large and close together: float32 would make them equal.
+"""Numbers that are large and close together, which float32 would make equal.
 
-The references are computed by Python's whole numbers and by numpy in float64, from the same rows.
+The references are computed with Python's whole numbers, and with float64 in numpy, from these rows.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_metrics_are_of_the_numbers_in_the_file(base: int, form: str, tmp_path: 
     for at in (slice(0, 5), slice(5, None)):
         metrics.update(predictions[at], targets[at])
     found = {name: value.item() for name, value in metrics.compute().items()}
-    # What the file says, less what a float64 can't hold.
+    # The values in the file, less what float64 can't represent.
     taken = json.loads(_config(work, tmp_path))["bases"].get("y", 0)
     exact = np.array([one - taken for one in wanted], dtype=np.float64)
     assert [int(one) + taken for one in exact] == wanted
@@ -233,7 +233,7 @@ def test_numbers_beyond_float64_are_not_exported(tmp_path: Path) -> None:
 
 
 def test_models_without_offsets_are_as_they_were(tmp_path: Path) -> None:
-    """Their files have no tensor that older ones lack, and a config of an older version loads."""
+    """Their files have no additional tensor, and the configuration of an older version loads."""
     x = list(range(60))
     work = built(
         "tabular_regression", written("csv", x, [2 * one for one in x], tmp_path), tmp_path

@@ -1,4 +1,4 @@
-"""The data of clients outside of the cluster are encoded as the job's model takes them."""
+"""The data of clients outside of the cluster are encoded for the job's model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = "age,town,ill\n30,Ulm,yes\n40,Bonn,no\n50,Ulm,yes\n60,Bonn,no\n35,Ulm,no\
 
 
 def opened(tmp_path: Path, text: str, name: str = "private.csv", **data: Any) -> PrivateData:
-    """A client's table, for a job that was trained on ROWS."""
+    """A client's table, for a job trained on ROWS."""
     (tmp_path / "known.csv").write_text(ROWS)
     source = (tmp_path / "known.csv").as_uri()
     data = {"target": "ill", "validation_fraction": 0.4, **data}
@@ -38,7 +38,7 @@ def opened(tmp_path: Path, text: str, name: str = "private.csv", **data: Any) ->
 
 
 def test_rows_have_the_codes_that_the_job_knows(tmp_path: Path) -> None:
-    """Whichever towns and classes the client has."""
+    """This holds for any towns and classes that the client has."""
     found = opened(tmp_path, "town,ill,age\nUlm,yes,31\nUlm,yes,1e1\n")
     assert found.inputs.tolist() == [[31.0, 2.0], [10.0, 2.0]]
     assert found.targets.tolist() == [1, 1]

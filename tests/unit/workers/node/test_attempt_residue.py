@@ -20,7 +20,7 @@ from ray_workers.shared.quarantine import QuarantineBook, Quarantined
 from tests.unit.workers.node.test_orphans import record
 
 NOBODY = (1 << 22) + 1
-"""A pid above the largest that Linux gives."""
+"""A pid above the largest pid of Linux."""
 OF_THE_DEAD = (1 << 22) + 2
 """The pid of a rank that is gone."""
 
@@ -71,7 +71,7 @@ def test_a_sentence_names_the_process() -> None:
 
 
 def test_what_an_ending_forkserver_still_looks_after_is_left(tmp_path: Path) -> None:
-    """One that is not asked any more: its node agent was started again."""
+    """No agent asks it any more: its node agent was restarted."""
     entry = record(server_started=started_ticks(os.getpid()))
     session_records.write_session(tmp_path, entry)
     code = "import time; time.sleep(600)"
@@ -91,14 +91,14 @@ def test_memory_of_the_dead_keeps_a_gpu_from_being_free(tmp_path: Path, holder: 
     found = left(tmp_path, gpu=FakeGpuMemory({holder: 3 << 20, os.getpid(): 1 << 30}))
     assert (found.pids, found.gpu_bytes, len(found)) == ((), {"GPU-1": 3 << 20}, 1)
     assert found.sentence() == "GPU GPU-1: 3 MiB held for processes that are gone"
-    clean = FakeGpuMemory({os.getpid(): 1 << 30})  # others may use it
+    clean = FakeGpuMemory({os.getpid(): 1 << 30})  # other processes may use it
     assert not left(tmp_path, gpu=clean)
     assert clean.asked == ["GPU-1"]
     assert session_records.read_sessions(tmp_path) == [], "it is done with"
 
 
 def test_memory_of_others_on_a_shared_gpu_keeps_no_slot(tmp_path: Path) -> None:
-    """In a container the processes of other jobs there have no name that this node knows."""
+    """In a container the processes of other jobs on the GPU have no pid that this node knows."""
     shared = record(pid=OF_THE_DEAD, gpus="0", shares_gpus=True)
     session_records.write_session(tmp_path, shared)
     assert left(tmp_path, gpu=FakeGpuMemory({OF_THE_DEAD: 1, NOBODY: 2})).gpu_bytes == {"0": 1}
@@ -114,7 +114,7 @@ def test_of_a_gpu_is_asked_only_when_its_processes_are_gone(tmp_path: Path) -> N
 
 
 class FakeNvml:
-    """As much of NVML's bindings as is used: GPU 0 has two processes, GPU-b cannot be read."""
+    """The part of NVML's bindings that is used: GPU 0 has two processes, GPU-b can't be read."""
 
     class NVMLError(Exception):
         pass

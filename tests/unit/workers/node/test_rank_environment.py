@@ -1,4 +1,4 @@
-"""The variables of a node's environment that come to its ranks."""
+"""The variables of a node's environment that reach its ranks."""
 
 from __future__ import annotations
 

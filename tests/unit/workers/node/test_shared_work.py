@@ -1,4 +1,4 @@
-"""Work for which several jobs may wait is done once, and its failure is told for a while."""
+"""Work for which several jobs may wait is done once, and its failure is reported for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ray_workers.shared.node_needs import BuildState
 
 
 class Work:
-    """Ends as the test says; counts how often it was begun."""
+    """Ends as the test determines; counts how often it began."""
 
     def __init__(self, *ends: Exception | None) -> None:
         self.ends = list(ends)

@@ -1,4 +1,4 @@
-"""Of a silo's reports nothing leaves its node but what the node's owner has opened."""
+"""A silo's reports leave its node only as far as the node's owner has opened them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_job_names_no_other_data_where_the_owner_names_some(tmp_path: Path) ->
 async def test_a_node_with_a_silos_source_starts_no_other_rank_and_builds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks: a service that does not know the rule, or another one on the same Ray."""
+    """This also holds for an older service, and for another service on the same Ray."""
     monkeypatch.delenv(silo_gate.SOURCE, raising=False)
     rank_class = RankActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
     actor = rank_class("dray:j:1:r0:0", "j", Timings())

@@ -1,4 +1,4 @@
-"""The stacks of a rank are collected without its help, also when it is stuck or stopped."""
+"""The stacks of a rank are collected without its help, even if it is stuck or stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["light", "server"]
 MAIN_THREAD = "Stack (most recent call first):"
 """The first line of faulthandler."""
 MANY_DUMPS = 300
-"""One in 40 was fatal when the handler looked at every thread."""
+"""One in 40 was fatal when the handler read every thread."""
 
 STUCK = """
 import ctypes, signal, sys, threading, time
@@ -99,7 +99,7 @@ async def test_every_thread_is_in_it(
 async def test_who_never_lets_the_interpreter_go_shows_its_main_thread(
     server: Server, tmp_path: Path
 ) -> None:
-    # From the second line on no other thread runs; unlike a sleep, the wait outlives a signal.
+    # From the second line on no other thread runs. Unlike a sleep, the wait survives a signal.
     keeps_the_lock = (
         "[sys.setswitchinterval(1000), LIBC.write(1, b'stuck\\n', 6), "
         "LIBC.pthread_mutex_lock(MUTEX), LIBC.pthread_mutex_lock(MUTEX)]"

@@ -1,4 +1,4 @@
-"""A process tells in which collective it waits, and the ranks that have not joined it are named."""
+"""A process shows in which collective it waits; ranks that have not joined it are named."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _waits_for_rank_1(rank: int, folder: Path) -> None:
 
 
 def _ask_for_stacks(path: Path, store: Any) -> None:
-    """Once the main thread waits in the third collective."""
+    """Ask once the main thread waits in the third collective."""
     until(lambda: any(one.waits_in == 3 for one in collectives.recorded()))
     os.kill(os.getpid(), signal.SIGUSR2)
     text = until(lambda: path.read_bytes().endswith(END) and path.read_bytes())
@@ -94,9 +94,9 @@ def entry(number: int, seq: int, **other: Any) -> dict[str, Any]:
     ("entries", "found"),
     [
         ([], [GroupRecord("0", 0), GroupRecord("late", 0)]),
-        # Of a group without entries nothing is known once entries were dropped.
+        # A group without entries is left out once entries were dropped.
         ([entry(7, 5)], [GroupRecord("0", 5)]),
-        # A group that was formed anew counts from 1 again.
+        # A group that was formed again counts from 1.
         ([entry(5, 9, retired=False), entry(6, 1, pg_id=3)], [GroupRecord("0", 1)]),
         ([entry(5, 1), entry(6, 4, is_p2p=True)], [GroupRecord("0", 1)]),
         ([entry(5, 1), entry(6, 2, retired=False, state="completed")], [GroupRecord("0", 2)]),

@@ -1,4 +1,4 @@
-"""Types that cross the boundary arrive as they were sent."""
+"""Types that cross the boundary arrive unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a rank: written by one process, read and poked by others."""
+"""The page of a rank is written by one process, and read and changed by others."""
 
 from __future__ import annotations
 

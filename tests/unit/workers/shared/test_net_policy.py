@@ -1,4 +1,4 @@
-"""Which hosts a source may name."""
+"""The hosts that a source may name."""
 
 from __future__ import annotations
 

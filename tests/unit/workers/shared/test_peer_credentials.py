@@ -1,4 +1,4 @@
-"""Other users of a node get neither in between its processes nor at its forkserver."""
+"""Other users of a node can reach neither connections between its processes nor its forkserver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may write to, as a temporary folder is."""
+    """A folder that every user may write to, like a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="open") as folder:
         Path(folder).chmod(0o777)
         yield Path(folder)
@@ -117,7 +117,7 @@ async def test_a_process_of_this_user_is_told_from_others(
 
 @pytest.fixture(params=["asks", "reads the tables"])
 def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The way by which a connection's owner is found out; the other is taken away."""
+    """The way in which a connection's owner is found; the other way is disabled."""
     if request.param == "asks":
         monkeypatch.setattr(peer_credentials, "_looked_up", lambda theirs, ours: None)
     else:
@@ -149,7 +149,7 @@ def test_so_is_one_that_connects_by_tcp(
                 patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
                 assert not is_own_tcp(theirs, accepted.getsockname())
             connecting.close()
-            assert not is_own_tcp(theirs, accepted.getsockname())  # nobody holds it any more
+            assert not is_own_tcp(theirs, accepted.getsockname())  # no process holds it any more
 
 
 @needs_root
@@ -175,12 +175,12 @@ def test_roots_connections_count_where_that_is_asked(monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(os, "getuid", lambda: NOBODY)
             assert not is_own_tcp(*ends)
             assert is_own_tcp(*ends, or_roots=True)
-            connecting.close()  # a socket that no process holds is listed as user 0's
+            connecting.close()  # a socket that no process holds is listed with user 0
             assert not is_own_tcp(*ends, or_roots=True)
 
 
 def bind_once_free(to_bind: socket.socket, address: tuple[str, int]) -> None:
-    """Bind as soon as the kernel has done with the connection that was reset."""
+    """Bind as soon as the kernel has finished with the connection that was reset."""
     deadline = time.monotonic() + 10.0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Silence counts only the time in which the process that asks was itself running."""
+"""Silence counts only the time in which the asking process itself was running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's copies of uploaded code: checked, made once, and put back at each start."""
+"""A node's copies of uploaded code are checked, made once, and restored at each start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = {
 
 
 class Storage:
-    """As the service leaves code there."""
+    """Code as the service stores it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,7 +68,7 @@ def cache(tmp_path: Path) -> CodeCache:
 
 
 def copies(folder: Path) -> dict[str, Path]:
-    """The copies in a cache, by the hash that they are of."""
+    """The copies in a cache, by their hash."""
     return {
         path.name.partition("-")[0]: path
         for path in folder.iterdir()
@@ -95,7 +95,7 @@ def test_every_start_finds_the_same_bytes(
     assert below(work) == FILES
     assert os.access(work / "run.sh", os.X_OK)
     assert not os.access(work / "train.py", os.X_OK)
-    # An attempt changes, removes and replaces files, puts links in their place, and leaves more.
+    # An attempt changes, removes and replaces files, replaces others by links, and leaves new ones.
     (work / "train.py").write_text("print(2)\n")
     (work / "empty").unlink()
     (work / "empty").mkdir()

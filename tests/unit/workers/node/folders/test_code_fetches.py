@@ -1,4 +1,4 @@
-"""Code that a node fetches before a job starts, and puts back when it does."""
+"""Code that a node fetches before a job starts, and restores when it does."""
 
 from __future__ import annotations
 

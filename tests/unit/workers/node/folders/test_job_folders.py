@@ -1,4 +1,4 @@
-"""The files that a script leaves in its folders are kept, once, whatever they are."""
+"""The files that a script leaves in its folders are kept, once, whatever their kind."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_hostile_files_are_left_out_and_named(tmp_path: Path) -> None:
 def test_files_that_are_too_large_together_are_left_out_and_named(
     tmp_path: Path, num_bytes: int
 ) -> None:
-    """A sparse file takes no room on the node, and its whole length in the storage."""
+    """A sparse file takes no space on the node, but its whole length in the storage."""
     node = Node(tmp_path, limit_bytes=1_000_000)
     with node.write("hole.bin", "x").open("r+b") as file:
         file.truncate(1 << 40)
@@ -286,7 +286,7 @@ def test_a_mirror_copies_what_has_stopped_changing_and_another_node_finds_it(
     first.copy(everything=True)
     (tmp_path / "a" / "step-1" / "w.pt").unlink()
     first.copy(everything=True)
-    other.copy(everything=True)  # its own old copy is no news
+    other.copy(everything=True)  # its own old copy is no change
     assert mirror(tmp_path / "d", url).restore() == 1
     assert (tmp_path / "d" / "step-2.pt").read_text() == "two"
 

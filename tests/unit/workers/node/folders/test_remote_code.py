@@ -111,7 +111,7 @@ def test_a_link_that_leads_elsewhere_refuses_the_whole(
 
 
 def of_tree(root: Path, entries: list[tuple[str, str, str]]) -> str:
-    """A commit whose tree has (mode, object, name) as they are, however wrong."""
+    """A commit whose tree has these (mode, object, name), however wrong."""
     raw = b"".join(
         f"{mode} {name}\0".encode() + bytes.fromhex(object_id) for mode, object_id, name in entries
     )
@@ -214,7 +214,7 @@ def test_a_server_that_does_not_answer_is_left_at_the_limit(
 
 def test_a_closed_port_may_be_tried_again(server: GitServer, tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and listens not
+        taken.bind(("127.0.0.1", 0))  # without listening
         gone = replace(
             of_git(server, "a" * 40), git=f"http://127.0.0.1:{taken.getsockname()[1]}/repo"
         )
@@ -233,7 +233,7 @@ def test_addresses_that_jobs_may_not_read_from_are_not_asked(
 def test_git_asks_the_address_that_was_checked(
     server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that leads elsewhere when it is looked up again leads nowhere."""
+    """A name that resolves to another address at a second lookup is not followed there."""
     commit = repository(server.folder / "repo", FILES)
     place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
     monkeypatch.setattr(git_commit.socket, "getaddrinfo", lambda *_, **__: [place])

@@ -1,4 +1,4 @@
-"""A forkserver that is killed is started again, and what it could not take along is ended."""
+"""A forkserver that is killed is restarted, and the processes that survived it are ended."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_stopped_forkserver_is_told_of_and_replaced_and_a_short_stop_is_
 async def test_one_that_is_stopped_as_soon_as_it_serves_is_told_of_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No ping was answered yet, but it is not importing any more."""
+    """No ping was answered yet, but the forkserver is not importing any more."""
     monkeypatch.setattr(forkserver_manager, "PING_S", 0.5)
     async with managed("tests.unit.workers.light_forkserver", 4.0) as (manager, path, _):
         before = manager.pid
