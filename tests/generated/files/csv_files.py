@@ -172,7 +172,7 @@ class CsvCase:
             found += self._refusals_of(at, lines)
         truths = self.truths()
         if not truths[self.target].values:
-            found.append(Refusal("has no row in which nothing is missing"))
+            found.append(Refusal("has no row without missing values"))
         if self.classifies and len({*truths[self.target].values}) == 1:
             found.append(Refusal("one class only"))
         return found

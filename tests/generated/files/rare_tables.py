@@ -146,7 +146,7 @@ def _header_alone(dice: random.Random) -> Made:
 
 def _nothing(dice: random.Random) -> Made:
     text, words = dice.choice(
-        (("", "is an empty file"), ("\n\r\n", "not even a header"), ("\ufeff", "not even a header"))
+        (("", "is an empty file"), ("\n\r\n", "has no header"), ("\ufeff", "has no header"))
     )
     return {"content": text.encode(), "refusal": Refusal(words)}
 

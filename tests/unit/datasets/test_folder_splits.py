@@ -173,9 +173,7 @@ def built(path: Path, policy: DataPolicy) -> Any:
     return recipes.RECIPES["image_classification"].build(spec, policy)
 
 
-def test_the_recipe_trains_and_measures_as_the_folders_say(
-    tmp_path: Path, policy: DataPolicy
-) -> None:
+def test_the_recipe_trains_and_measures_by_the_folders(tmp_path: Path, policy: DataPolicy) -> None:
     folders = [f"{part}/{kind}" for part in ("train", "val", "test") for kind in ("a", "b")]
     work = built(laid(tmp_path / "set", *folders), policy)
     assert (len(work.train), len(work.validation)) == (4, 4)

@@ -102,7 +102,7 @@ def test_a_transfer_that_never_ends_well_is_given_up(web: Web, near: DataPolicy)
         (Answer(status=302, headers={"Location": "gopher://x/"}), {}, "to gopher://"),
     ],
 )
-def test_what_is_wrong_with_a_web_source_is_said(
+def test_errors_name_the_fault_of_a_web_source(
     answer: Answer, options: dict[str, Any], fault: str, web: Web, near: DataPolicy
 ) -> None:
     web.answers["/t.csv"] = answer
@@ -113,7 +113,9 @@ def test_what_is_wrong_with_a_web_source_is_said(
 
 def test_a_source_larger_than_the_cache_is_not_fetched(web: Web, near: DataPolicy) -> None:
     web.answers["/t.csv"] = Answer(CSV * 1000)
-    with pytest.raises(DataError, match="has more than the 1,000 bytes that a node's cache"):
+    with pytest.raises(
+        DataError, match="has more than the 1,000 bytes that are allowed in a node's"
+    ):
         read(web.url("/t.csv"), replace(near, cache_limit_bytes=1000))
 
 
@@ -122,7 +124,9 @@ def test_a_server_that_announces_no_length_is_read_to_the_limit(web: Web, near: 
     assert len(read(web.url("/t.csv"), near).target) == 3
     web.answers["/long.csv"] = Answer(CSV * 1000, announced=-1)
     small = replace(near, cache_limit_bytes=1000)
-    with pytest.raises(DataError, match="has more than the 1,000 bytes that a node's cache"):
+    with pytest.raises(
+        DataError, match="has more than the 1,000 bytes that are allowed in a node's"
+    ):
         read(web.url("/long.csv"), small)
     assert list(Path(near.cache_dir or "", "scratch").iterdir()) == []
 

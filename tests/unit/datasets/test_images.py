@@ -63,7 +63,7 @@ def test_images_are_scaled_when_asked(tmp_path: Path, policy: DataPolicy) -> Non
     images = read(folder, policy, image_size=(4, 5))
     assert images.pixels.shape == (4, 1, 4, 5)
     assert images.pixels[3].max() == images.pixels[3].min() == 40
-    with pytest.raises(DataError, match=r"2\.png: is 9 x 9 pixels .* give data\.image_size"):
+    with pytest.raises(DataError, match=r"2\.png: is 9 x 9 pixels .* set data\.image_size"):
         read(folder, policy)
 
 
@@ -214,7 +214,7 @@ def huge_png() -> bytes:
         (TWO | {"dog/2.png": huge_png()}, "dog/2.png: is "),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said(
+def test_errors_name_the_fault_of_a_folder(
     files: dict[str, bytes], fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     (tmp_path / "set").mkdir()

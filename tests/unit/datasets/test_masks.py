@@ -92,7 +92,7 @@ def test_a_scaled_mask_has_no_class_that_it_did_not_have(
     assert images.pixels.shape == (2, 1, 9, 7)
     assert images.masks.shape == (2, 9, 7)
     assert set(images.masks[0].ravel().tolist()) == {0, 2}
-    with pytest.raises(DataError, match=r"images/2\.png: is 2 x 3 pixels .* give data\.image_size"):
+    with pytest.raises(DataError, match=r"images/2\.png: is 2 x 3 pixels .* set data\.image_size"):
         read(folder, policy)
 
 
@@ -156,7 +156,7 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
         ),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said(
+def test_errors_name_the_fault_of_a_folder(
     files: dict[str, bytes], fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     (tmp_path / "set").mkdir()
@@ -165,7 +165,7 @@ def test_what_is_wrong_with_a_folder_is_said(
     assert fault in str(raised.value)
 
 
-def test_a_number_beyond_the_named_classes_is_told_with_its_mask(
+def test_an_error_names_the_mask_with_a_number_beyond_the_named_classes(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
     folder = lay(tmp_path / "set", TWO)

@@ -90,7 +90,9 @@ def test_a_prefix_is_a_folder(s3: ObjectStore, cloud: DataPolicy) -> None:
     assert images.classes == ("cat", "dog")
     assert images.pixels[:, 0, 0, 0].tolist() == [10, 20, 30]
     s3.put("sets/pets/dog/2.png", b"broken")
-    with pytest.raises(DataError, match=r"s3://bucket/sets/pets/dog/2\.png: is no image"):
+    with pytest.raises(
+        DataError, match=r"s3://bucket/sets/pets/dog/2\.png: is not a readable image"
+    ):
         open_images(Data(source="s3://bucket/sets/pets/", credentials="lab"), cloud)
 
 
@@ -123,7 +125,7 @@ def test_a_folder_where_a_file_is_meant(s3: ObjectStore, cloud: DataPolicy) -> N
         read("s3://bucket/set", cloud)
 
 
-def test_a_node_without_an_identity_says_so(s3: ObjectStore, cloud: DataPolicy) -> None:
+def test_a_node_without_an_identity_reports_it(s3: ObjectStore, cloud: DataPolicy) -> None:
     with pytest.raises(DataError, match="this node has no credentials for S3"):
         read(s3.put("t.csv", CSV), cloud, credentials=None)
 
@@ -141,15 +143,17 @@ def test_credentials_that_s3_refuses_show_up_nowhere(
 ) -> None:
     url = s3.put("t.csv", CSV)
     s3.trust(0)
-    with pytest.raises(DataError, match=r"S3 (refuses it to these|does not know the)") as raised:
+    with pytest.raises(
+        DataError, match=r"S3 (denies access with these|does not know the)"
+    ) as raised:
         read(url, cloud)
     assert raised.value.__suppress_context__
-    told = "".join((*capfd.readouterr(), str(raised.value)))
+    shown = "".join((*capfd.readouterr(), str(raised.value)))
     kept = b"".join(
         path.read_bytes() for path in Path(cloud.cache_dir or "").rglob("*") if path.is_file()
     )
     for secret in (s3.key, s3.secret):
-        assert secret not in told
+        assert secret not in shown
         assert secret.encode() not in kept
 
 

@@ -92,9 +92,7 @@ def test_tabs_by_the_files_ending(tmp_path: Path, policy: DataPolicy) -> None:
     assert open_table(data, policy, classifies=True).numeric.tolist() == [[1.0], [2.0]]
 
 
-def test_a_file_that_is_not_in_the_encoding_it_is_said_to_be(
-    tmp_path: Path, policy: DataPolicy
-) -> None:
+def test_a_file_that_is_not_in_the_stated_encoding(tmp_path: Path, policy: DataPolicy) -> None:
     text = b"x,y\n1,a\n2,\x81\n"
     with pytest.raises(
         DataError, match=r"is not cp1252, as data.encoding states: the byte at offs"
@@ -110,8 +108,8 @@ def test_a_number_to_predict(tmp_path: Path, policy: DataPolicy) -> None:
 
 
 def test_quoted_fields_and_a_byte_order_mark(tmp_path: Path, policy: DataPolicy) -> None:
-    text = '\ufeffname,y\n"a, b\nc",1\n"say ""x""",2\n'
-    assert read_csv(text, tmp_path, policy).vocabularies == (("a, b\nc", 'say "x"'),)
+    text = '\ufeffname,y\n"a, b\nc",1\n"see ""x""",2\n'
+    assert read_csv(text, tmp_path, policy).vocabularies == (("a, b\nc", 'see "x"'),)
 
 
 def test_marks_of_inches_are_not_open_quotation_marks(tmp_path: Path, policy: DataPolicy) -> None:
@@ -141,7 +139,7 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ("\n\n", "table.csv: is empty: it has no header"),
         ("x,y\n", "table.csv: has column names but no row"),
         ("\nx,y\n\n", "table.csv: has column names but no row"),
-        ('x,y\n1,a\n2,"b\n3,c\n', "table.csv, line 3: has a quotation mark that no other one"),
+        ('x,y\n1,a\n2,"b\n3,c\n', "table.csv, line 3: has a quotation mark that is not closed"),
         ('x,y\n1,a\n2,"b\n' + "3,c\n" * 300_000, "is a quotation mark left open?"),
         ('{"x": 1, "y": 2}\n{"x": 3, "y": 4}\n', "is it JSON? Save the table as CSV or Parquet"),
         ('[{"x": 1, "y": 2}, {"x": 1, "y": 2}]', "is it JSON? Save the table as CSV or Parquet"),
@@ -179,7 +177,7 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ('x,y\n"' + "z" * (5 << 20), "is a quotation mark left open?"),
     ],
 )
-def test_what_is_wrong_with_a_csv_file_is_said(
+def test_errors_name_the_fault_of_a_csv_file(
     text: str | bytes, fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     with pytest.raises(DataError) as raised:
@@ -269,7 +267,7 @@ def test_parquet_keeps_its_types(tmp_path: Path, policy: DataPolicy) -> None:
         ({"x": [1, 2], "z": [1, 2]}, "there is no column 'y', only 'x', 'z'"),
     ],
 )
-def test_what_is_wrong_with_a_parquet_file_is_said(
+def test_errors_name_the_fault_of_a_parquet_file(
     columns: dict[str, Any], fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     data = parquet_file(columns, tmp_path / "t.parquet")
@@ -319,7 +317,7 @@ def test_npz_as_a_table(tmp_path: Path, policy: DataPolicy) -> None:
         ({"x": np.array([1, np.nan]), "y": np.array([0, 1])}, "array 'x', sample 1: has a value"),
         ({"a": np.ones(2), "y": np.array([0, 1])}, "there is no array 'x', only 'a', 'y'"),
         ({"x": np.ones(2), "y": np.array([1, 1])}, "array 'y': has one class only, '1'"),
-        ({"x": np.ones(0), "y": np.ones(0)}, "array 'y': has no value"),
+        ({"x": np.ones(0), "y": np.ones(0)}, "array 'y': is empty"),
         ({"x": np.array(["a", "b"]), "y": np.array([0, 1])}, "array 'x': has the shape (2,)"),
         ({"x": np.ones(2), "y": np.array([0, np.nan])}, "array 'y': has a value that is missing"),
         (
@@ -332,7 +330,7 @@ def test_npz_as_a_table(tmp_path: Path, policy: DataPolicy) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_an_npz_file_is_said(
+def test_errors_name_the_fault_of_an_npz_file(
     arrays: dict[str, Any], fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     with pytest.raises(DataError) as raised:
@@ -357,7 +355,7 @@ def test_a_column_that_divides_the_rows_is_no_feature(tmp_path: Path, policy: Da
     text = "x,split,y\n" + "".join(
         f"{at},{('train', 'Test')[at % 3 > 1]},{at % 2}\n" for at in range(30)
     )
-    with pytest.raises(DataError, match=r"'split' divides the rows into .*leave the column out"):
+    with pytest.raises(DataError, match=r"'split' divides the rows .*data\.features without it"):
         read_csv(text, tmp_path, policy)
     assert read_csv(text, tmp_path, policy, features=["x", "split"]).category_names == ("split",)
 
@@ -366,9 +364,9 @@ MEASURED = [f"{at * 0.37:.2f}" for at in range(200)]
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "fragment"),
     [
-        ("oops", "line 102: the column 'x' is 'oops', no number, and 199 of its 200 values are"),
+        ("oops", "line 102: the column 'x' is 'oops', not a number, and 199 of its 200 values are"),
         ('"1,163.74"', 'data.numbers: {thousands: ","} reads it as a number; correct the file'),
         ("$100.50", 'data.numbers: {units: ["$"]} reads it'),
         ("5%", 'data.numbers: {units: ["%"]} reads it'),
@@ -378,13 +376,13 @@ MEASURED = [f"{at * 0.37:.2f}" for at in range(200)]
     ],
 )
 def test_a_bad_cell_among_numbers_is_named(
-    cell: str, said: str, tmp_path: Path, policy: DataPolicy
+    cell: str, fragment: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     cells = [*MEASURED[:100], cell, *MEASURED[101:]]
     text = "x,y\n" + "".join(f"{one},{at % 2}\n" for at, one in enumerate(cells))
     with pytest.raises(DataError) as raised:
         read_csv(text, tmp_path, policy)
-    assert said in str(raised.value)
+    assert fragment in str(raised.value)
     assert "table.csv, line 102: the column 'x'" in str(raised.value)
     assert read_csv(text, tmp_path, policy, categorical=["x"]).category_names == ("x",)
 

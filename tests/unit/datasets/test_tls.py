@@ -89,7 +89,7 @@ def test_a_server_is_read_that_proves_who_it_is(
         environment["SSL_CERT_FILE"] = str(certificate)
     with serving(tls) as web:
         web.answers["/t.csv"] = Answer(b"x,y\n1,a\n2,b\n3,a\n")
-        told = subprocess.run(
+        printed = subprocess.run(
             [sys.executable, "-c", READ, web.url("/t.csv", host), policy.cache_dir or ""],
             cwd=ROOT,
             env=environment,
@@ -97,5 +97,5 @@ def test_a_server_is_read_that_proves_who_it_is(
             text=True,
             check=True,
         ).stdout.strip()
-        assert told.endswith(expected)
+        assert printed.endswith(expected)
         assert bool(web.asked) == (expected != REFUSED), "nothing is sent to a stranger"

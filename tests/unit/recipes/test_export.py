@@ -91,7 +91,7 @@ def trained(document: dict[str, Any], folder: Path) -> tuple[Any, Tensor]:
 
 
 @KINDS
-def test_onnx_says_what_the_model_says(
+def test_onnx_computes_what_the_model_computes(
     documented: Callable[[Path], dict[str, Any]], name: str, tmp_path: Path
 ) -> None:
     model, samples = trained(documented(tmp_path), tmp_path / "result")
@@ -106,7 +106,7 @@ def test_onnx_says_what_the_model_says(
 
 
 @KINDS
-def test_a_program_of_torch_says_what_the_model_says(
+def test_a_program_of_torch_computes_what_the_model_computes(
     documented: Callable[[Path], dict[str, Any]], name: str, tmp_path: Path
 ) -> None:
     model, samples = trained(documented(tmp_path), tmp_path / "result")
@@ -115,7 +115,7 @@ def test_a_program_of_torch_says_what_the_model_says(
         torch.testing.assert_close(program(samples[:count]), model.model(samples[:count]))
 
 
-def test_a_file_says_what_its_columns_and_labels_are(tmp_path: Path) -> None:
+def test_a_file_lists_its_columns_and_labels(tmp_path: Path) -> None:
     model, _ = trained(table(tmp_path), tmp_path / "result")
     written = onnx.load(model.export(tmp_path / "model.onnx"))
     about = json.loads({one.key: one.value for one in written.metadata_props}["about"])
@@ -145,7 +145,7 @@ def test_another_ending_is_refused_and_the_model_is_left_as_it_was(tmp_path: Pat
     assert not (tmp_path / "model.pt").exists()
 
 
-def test_what_onnx_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_what_onnx_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = trained(number(tmp_path), tmp_path / "result")
     monkeypatch.delitem(sys.modules, "onnxscript", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])

@@ -180,7 +180,7 @@ def test_the_result_is_rebuilt_from_its_files_and_predicts_the_same(
 
 
 @SOAK
-def test_it_learns_to_tell_discs_from_boxes(source: str, tmp_path: Path) -> None:
+def test_it_learns_to_distinguish_discs_from_boxes(source: str, tmp_path: Path) -> None:
     assert run_ranks(tmp_path, document(source), world_size=1) == [0]
     dice, iou = (list(series(tmp_path, f"val/{name}").values()) for name in ("dice", "iou"))
     assert dice[-1] > 0.85

@@ -118,7 +118,7 @@ def test_a_module_of_the_users_own_may_have_a_name_of_python(
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "said"),
+    ("name", "args", "message"),
     [
         ("Net", {"num_classes": 3}, r"shape \(2, 3\).*expected \(batch, classes\), here \(2, 10\)"),
         ("Wide", {}, "returns a dict, not a tensor"),
@@ -127,13 +127,13 @@ def test_a_module_of_the_users_own_may_have_a_name_of_python(
         ("Other", {}, "no Other in the module my_net"),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused_for_good(name: str, args: Any, said: str) -> None:
-    with pytest.raises(ModelError, match=said) as caught:
+def test_a_model_that_does_not_fit_is_refused_for_good(name: str, args: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
         build(name, **args)
     assert cause_of(caught.value) is Cause.CANNOT_RUN
 
 
-def test_a_model_that_can_not_compute_the_data_says_their_shape() -> None:
+def test_an_error_names_the_shape_of_data_that_the_model_can_not_compute() -> None:
     options = JobSpec.model_validate(
         {"recipe": "image_segmentation", "model": {"import": "my_net:Net"}, "data": DATA}
     ).model

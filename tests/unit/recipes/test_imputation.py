@@ -101,9 +101,7 @@ def test_what_is_filled_in_counts_as_if_it_had_been_there(
         np.testing.assert_array_equal(partial, whole)
 
 
-def test_an_indicator_says_where_values_are_missing(
-    rows: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_an_indicator_marks_missing_values(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     """Numbers get an additional input, only if some are missing; categories get another code."""
     work, loaded = trained(rows, tmp_path, missing="indicator")
     first = next(part for part in work.model.modules() if isinstance(part, torch.nn.Linear))

@@ -62,7 +62,7 @@ def test_a_number_is_predicted_in_its_own_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("town,ill,age\nUlm,maybe,31\n", "row 1: has the class 'maybe'; the job knows"),
         ("town,ill\nUlm,yes\n", "age"),
@@ -73,8 +73,8 @@ def test_a_number_is_predicted_in_its_own_unit(tmp_path: Path) -> None:
         ("town,ill,age\nUlm,yes,\n", "has no value"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_what_does_not_fit_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         opened(tmp_path, text)
 
 

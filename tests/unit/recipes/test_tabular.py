@@ -211,7 +211,7 @@ def test_a_single_row_and_an_array_are_rows_too() -> None:
         (np.ones((2, 3)), "an array has no column names, but 'colour' contain names or dates"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said(rows: Any, fault: str) -> None:
+def test_errors_name_the_fault_of_a_row(rows: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         FORM.tensor(rows)
 

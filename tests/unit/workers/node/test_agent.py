@@ -94,7 +94,7 @@ async def test_what_a_stopped_rank_actor_keeps_alive_is_killed_before_slots_are_
     node = node_agent(tmp_path, monkeypatch)
     assert await node.running("j", 1) == 1
     assert await node.running("j", 1, [5]) == 0
-    assert killed == [], "asking harms nobody"
+    assert killed == [], "asking harms no process"
     assert await node.quarantine("j", 1)
     assert killed == [("j", 1, 0, signal.SIGKILL), ("j", 1, -1, signal.SIGKILL)]
     (entry,) = node._book.entries()
@@ -185,5 +185,5 @@ async def test_what_an_attempt_left_on_a_dead_node_of_the_machine_is_read_and_dr
         ("", "RuntimeError"),
     ],
 )
-def test_an_error_of_rays_is_told_in_a_line(text: str, words: str) -> None:
+def test_an_error_of_rays_is_shown_in_a_line(text: str, words: str) -> None:
     assert brief(RuntimeError(text)) == words

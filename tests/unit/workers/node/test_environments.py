@@ -85,7 +85,7 @@ async def test_a_package_is_installed_once_and_the_nodes_own_stay(
     assert ran.stdout.strip() == "1.2"
 
 
-async def test_what_is_asked_for_replaces_the_nodes_package_and_the_answer_says_so(
+async def test_requirements_replace_the_nodes_package_and_the_answer_names_it(
     node: Environments, tmp_path: Path
 ) -> None:
     (tmp_path / "preloaded").write_text("numpy\ntorch\n")
@@ -210,7 +210,7 @@ async def test_a_build_ends_with_the_last_owner_whose_jobs_need_it(
 async def test_a_build_that_no_service_asks_for_ends(
     node: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a cancellation while no service ran; also if the command is stopped."""
+    """Like after a cancellation while no service ran; also if the command is stopped."""
     child = await is_running(node, tmp_path / "pid", "ann")
     os.kill(child, signal.SIGSTOP)
     monkeypatch.setattr(shared_work, "WANTED_S", 0.2)
@@ -362,7 +362,7 @@ async def test_packages_that_fill_the_installers_cache_end_the_build(
     monkeypatch.setattr(build, "uv_program", lambda: str(fills))
     wanted = {"python_packages": ["hello-pkg"]}
     answer = await settle(node, wanted, replace(POLICY, limit_bytes=200_000))
-    assert answer.state is BuildState.UNREACHABLE, "they may be those of another build"
+    assert answer.state is BuildState.UNREACHABLE, "they may belong to another build"
     assert "DRAY_ENVIRONMENT_LIMIT_BYTES" in answer.message
 
 

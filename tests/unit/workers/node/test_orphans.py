@@ -102,7 +102,7 @@ async def test_a_leader_is_ended_by_pid_and_start(
     assert await asyncio.to_thread(sleeper.wait, PATIENCE_S) == -9
 
 
-async def test_a_pid_that_is_used_again_is_nobody_of_ours(
+async def test_a_pid_that_is_used_again_is_no_orphan(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     started = started_ticks(sleeper.pid)
@@ -152,14 +152,14 @@ async def test_what_survives_is_answered_when_the_time_is_up(
 def node_folder(root: Path, name: str, **owner: object) -> Path:
     folder = root / name
     folder.mkdir()
-    said = {
+    notes = {
         "place": procfs.place(),
         "boot_id": procfs.boot_id(),
         "raylet": os.getpid(),
         "started": 1,
         **owner,
     }
-    (folder / session_records.OWNER).write_text(json.dumps(said))
+    (folder / session_records.OWNER).write_text(json.dumps(notes))
     return folder
 
 

@@ -33,7 +33,7 @@ async def test_many_who_ask_begin_it_once() -> None:
     assert work.num_begun == 1
 
 
-async def test_a_final_failure_is_told_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_final_failure_is_reported_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     work, shared = Work(NotDone("no such package"), None), SharedWork()
     for _ in range(2):
         answer = await shared.standing("k", work)

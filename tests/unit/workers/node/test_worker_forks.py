@@ -201,11 +201,11 @@ def test_a_parent_that_does_not_answer_is_ended(tmp_path: Path) -> None:
         assert parent.wait(10) == -signal.SIGKILL
 
 
-def test_the_word_of_a_forked_process_counts_until_nobody_can_say_it(
+def test_the_notification_of_a_forked_process_counts_until_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is forked too late can't notify, and so does not become a worker."""
-    path, said, ended = str(tmp_path / "forks"), threading.Event(), threading.Event()
+    path, notified, ended = str(tmp_path / "forks"), threading.Event(), threading.Event()
     late: list[OSError] = []
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -216,7 +216,7 @@ def test_the_word_of_a_forked_process_counts_until_nobody_can_say_it(
             connection, _ = listener.accept()
             with connection:
                 if is_in_time:
-                    assert said.wait(10)
+                    assert notified.wait(10)
                     connection.sendall(worker_entry.FORKED)
                     ended.set()
                     continue
@@ -232,7 +232,7 @@ def test_the_word_of_a_forked_process_counts_until_nobody_can_say_it(
 
     def end(_: socket.socket) -> None:
         """The limit is over, and the notification arrives at the last moment."""
-        said.set()
+        notified.set()
         assert ended.wait(10)
 
     monkeypatch.setattr(worker_entry, "_end", end)

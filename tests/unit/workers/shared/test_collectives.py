@@ -55,9 +55,9 @@ def _waits_for_rank_1(rank: int, folder: Path) -> None:
     assert other == GroupRecord("1", 1)
     assert own == [GroupRecord("0", 2), GroupRecord("1", 1)]
     assert collective_hangs.absent_ranks(stacks) == {1}
-    told = collective_hangs.with_absences(stacks)
-    assert told[0] == stacks[0]
-    assert told[1].endswith(
+    shown = collective_hangs.with_absences(stacks)
+    assert shown[0] == stacks[0]
+    assert shown[1].endswith(
         "\n\nHas not joined collective 3 (gloo:all_reduce) of group 0, in which rank 0 waits.\n"
     )
     dist.all_reduce(torch.ones(1))
@@ -71,7 +71,7 @@ def _ask_for_stacks(path: Path, store: Any) -> None:
     store.set("stacks", text.removesuffix(END))
 
 
-def test_a_process_without_groups_has_nothing_to_tell() -> None:
+def test_a_process_without_groups_has_no_record() -> None:
     assert described() == ""
 
 
@@ -111,7 +111,7 @@ def test_the_record_of_a_group(
     assert collectives.recorded() == found
 
 
-def test_a_recorder_that_is_off_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorder_that_is_off_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat_torch, "group_names", lambda: ["0"])
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     assert described() == ""

@@ -154,7 +154,7 @@ async def test_what_fails_in_time_raises_its_error() -> None:
 LOST = Outcome.of(Cause.WORKER_LOST, "rank 1 was lost", 1, -9)
 
 
-def test_an_end_that_an_overloaded_machine_made_says_so() -> None:
+def test_an_end_on_an_overloaded_machine_names_the_overload() -> None:
     outcome = excused(LOST, 31.4)
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (LOST.cause, 1, -9)
     assert outcome.slowness == 31.4

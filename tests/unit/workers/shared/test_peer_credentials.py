@@ -105,7 +105,7 @@ def test_a_folder_of_another_user_is_refused(
         own_folder(tmp_path / "theirs")
 
 
-async def test_a_process_of_this_user_is_told_from_others(
+async def test_a_process_of_this_user_is_distinguished_from_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other = socket.socketpair()
@@ -225,8 +225,8 @@ async def test_no_task_is_handed_to_another_users_forkserver(open_folder: Path) 
         assert Path(path).stat().st_uid == NOBODY
         with pytest.raises(ForkFailed, match="another user listens there"):
             await ask
-        told, _ = await asyncio.to_thread(other.communicate, timeout=60)
-        assert told == "b''\n"
+        printed, _ = await asyncio.to_thread(other.communicate, timeout=60)
+        assert printed == "b''\n"
 
 
 @needs_root
@@ -235,7 +235,7 @@ async def test_a_forkserver_answers_no_other_user(light: Server) -> None:
     Path(light.path).parent.chmod(0o777)
     Path(light.path).chmod(0o777)
     other = run_as_another(CONNECT, light.path)
-    await until(lambda: other.poll() is not None, "it was not let go")
+    await until(lambda: other.poll() is not None, "it was not continued")
     assert other.communicate()[0] in ("b''\n", "")
     assert await list_tasks(light.path) == []
     assert "refused a connection of another user" in light.log.read_text()

@@ -27,7 +27,7 @@ def reserve_only(monkeypatch: pytest.MonkeyPatch, port: int) -> ReservedPort:
     return ReservedPort("127.0.0.1")
 
 
-def test_nobody_else_gets_a_reserved_port_but_a_server_that_shares_it(
+def test_only_a_server_that_shares_a_reserved_port_gets_it(
     port: ReservedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert str(port) == f"127.0.0.1:{port.port}"
@@ -59,7 +59,7 @@ def test_no_other_job_gets_a_port_that_is_open_for_its_server(
     port.close()
     again = reserve_only(monkeypatch, port.port)
     again.close()
-    assert again.port == port.port, "a port that was given back can be had"
+    assert again.port == port.port, "a released port can be reserved again"
 
 
 def test_a_reserved_port_is_none_that_connections_get(

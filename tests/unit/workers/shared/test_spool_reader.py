@@ -165,7 +165,7 @@ def test_a_writer_that_was_closed_writes_on(directory: Path) -> None:
     assert numbers(read_all(directory)) == [0, 1, 2]
 
 
-def test_a_spool_that_nobody_reads_stays_within_its_limit_and_counts_what_it_drops(
+def test_an_unread_spool_stays_within_its_limit_and_counts_what_it_drops(
     directory: Path,
 ) -> None:
     limit = 2000
@@ -242,7 +242,7 @@ def test_a_spool_that_is_not_there_is_empty(directory: Path) -> None:
     spool_reader.discard(directory, before=100)
 
 
-def test_frames_say_which_rank_and_incarnation_they_come_from(directory: Path) -> None:
+def test_frames_have_the_rank_and_incarnation_of_their_spool(directory: Path) -> None:
     writer = SpoolWriter(directory, limit_bytes=1 << 30)
     writer.append(FrameKind.LOG, {"line": 0, "text": "naïve ☂\n"})
     (frame,) = spool_reader.decode(KEY, read_all(directory))

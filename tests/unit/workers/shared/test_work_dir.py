@@ -22,7 +22,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_lies_beside_the_script_is_found_by_its_relative_path(
+def test_files_next_to_the_script_are_found_by_their_relative_paths(
     project: Path, tmp_path: Path
 ) -> None:
     work_dir.enter(tmp_path / "work" / "job", project)

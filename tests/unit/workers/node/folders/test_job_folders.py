@@ -178,8 +178,8 @@ def test_a_full_storage_is_waited_for_and_not_for_ever(
     assert kept.num_kept == num_kept
     assert (kept.problem is None) == bool(num_kept)
     assert kept.problem is None or "no space left" in kept.problem
-    said = "is tried for 600 s at most: no space left on device"
-    assert [sentence.endswith(said) for sentence in node.waits] == [True] * num_kept
+    ending = "retrying for at most 600 s: no space left on device"
+    assert [sentence.endswith(ending) for sentence in node.waits] == [True] * num_kept
 
 
 def test_an_agent_that_died_while_it_reported_does_so_again(tmp_path: Path) -> None:

@@ -133,9 +133,7 @@ def test_trees_that_no_checkout_should_see_are_refused(server: GitServer, tmp_pa
         assert refused(of_git(server, commit), folder)
 
 
-def test_names_that_a_person_cannot_tell_apart_are_refused(
-    server: GitServer, tmp_path: Path
-) -> None:
+def test_names_that_look_alike_are_refused(server: GitServer, tmp_path: Path) -> None:
     commit = repository(server.folder / "repo", {"\u00e9": "1", "e\u0301": "2"})
     assert "can't both be files" in refused(of_git(server, commit), tmp_path)
 
@@ -178,7 +176,7 @@ def test_a_submodule_is_left_out_and_its_address_not_asked(
     assert not any("inner" in path for path in server.seen)
 
 
-def test_a_commit_that_is_not_there_says_so_in_the_words_of_git(
+def test_a_missing_commit_is_reported_in_the_words_of_git(
     server: GitServer, tmp_path: Path
 ) -> None:
     repository(server.folder / "repo", FILES)
@@ -208,7 +206,7 @@ def test_a_server_that_does_not_answer_is_left_at_the_limit(
     server: GitServer, tmp_path: Path
 ) -> None:
     server.is_stopped = True
-    with pytest.raises(CodeUnreachable, match=r"in 0\.5 s"):
+    with pytest.raises(CodeUnreachable, match=r"after 0\.5 s"):
         fetched(of_git(server, "a" * 40), tmp_path, limit_s=0.5)
 
 
@@ -254,7 +252,7 @@ def test_plain_http_is_for_hosts_of_the_operator(
     assert "https:// alone" in refused(public, tmp_path)
 
 
-def test_credentials_are_sent_to_their_hosts_and_shown_to_nobody(
+def test_credentials_are_sent_to_their_hosts_and_never_shown(
     server: GitServer, tmp_path: Path
 ) -> None:
     commit = repository(server.folder / "repo", FILES)
@@ -273,12 +271,12 @@ def test_credentials_are_sent_to_their_hosts_and_shown_to_nobody(
     assert fetched(named, tmp_path / "b") == FILES
     path.write_text(json.dumps({**text, "hosts": ["other.example.org"]}))
     (tmp_path / "c").mkdir()
-    said = refused(named, tmp_path / "c")
-    assert "not for 127.0.0.1" in said
-    assert server.token not in said
+    reason = refused(named, tmp_path / "c")
+    assert "not for 127.0.0.1" in reason
+    assert server.token not in reason
 
 
-def test_a_node_without_git_says_so(
+def test_a_node_without_git_reports_it(
     server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

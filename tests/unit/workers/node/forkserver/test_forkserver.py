@@ -49,8 +49,8 @@ async def test_the_exit_code_arrives_as_the_process_left_it(
     server: Server, code: str, ends: int
 ) -> None:
     forked = await server.fork(code)
-    said, text = await forked.end()
-    assert said == ends
+    result, text = await forked.end()
+    assert result == ends
     assert ("the sky is red" in text) == ("sky" in code)
     assert not is_alive(forked.pid)
 
@@ -74,7 +74,7 @@ async def test_a_forked_process_starts_clean(server: Server) -> None:
     )
 
 
-async def test_a_rank_stands_back_as_far_as_it_is_told_to(
+async def test_a_rank_has_the_requested_niceness(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nicer = min(os.nice(0) + 2, 19)
@@ -220,7 +220,7 @@ async def until_forked(server: Server) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_the_list_says_what_runs(server: Server) -> None:
+async def test_the_list_shows_what_runs(server: Server) -> None:
     wait = "print('here', flush=True); import time; time.sleep(60)"
     one = await server.fork(wait, job_id="job-1", attempt=2, rank=0)
     two = await server.fork(wait, job_id="job-2", attempt=1, rank=3)

@@ -92,7 +92,7 @@ def test_nothing_is_asked_without_gpus_and_without_nvml(nvml: TwoGpus) -> None:
     assert loads == [1]
 
 
-def test_a_call_that_hangs_holds_nobody_up_and_begins_no_other(
+def test_a_call_that_hangs_delays_no_reader_and_begins_no_other(
     nvml: TwoGpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]

@@ -190,7 +190,7 @@ def test_calls_that_waited_for_a_stopped_agent_get_no_rates_of_milliseconds(
     assert rates == [False, True, False, False, True]
 
 
-async def test_a_sample_that_does_not_end_holds_nobody_up_and_is_not_begun_again(
+async def test_a_sample_that_does_not_end_delays_no_reader_and_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes, begun = threading.Event(), threading.Semaphore(0)
