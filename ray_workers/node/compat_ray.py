@@ -169,6 +169,5 @@ def raylet_pid() -> int:
 
 
 def nvml() -> Any:
-    """NVIDIA's bindings that come with Ray, for a node without `pynvml`. Raises ImportError if Ray
-    has none."""
+    """NVIDIA's bindings in Ray, for a node without `pynvml`. ImportError if Ray has none."""
     return importlib.import_module("ray._private.thirdparty.pynvml")

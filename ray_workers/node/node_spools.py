@@ -74,8 +74,7 @@ class NodeSpools:
     def read_left(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int
     ) -> dict[str, bytes]:
-        """Return new frames of each spool of an attempt on dead nodes of this machine, like
-        `read`."""
+        """Like `read`, return new frames of an attempt's spools on dead nodes of this machine."""
         found: dict[str, bytes] = {}
         for spools in self._of_dead_nodes():
             directory = spools / job_id / str(attempt)

@@ -51,8 +51,7 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 def build_classification(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
-    """Build a classification. own: take rows from this data set instead of the document's. Raises
-    DataError."""
+    """Build a classification. own: take rows from this data set, not the document's. DataError."""
     table = open_table(document.data, policy, classifies=True)
     assert table.classes is not None
 

@@ -177,8 +177,7 @@ class Cause(StrEnum):
     USER_ERROR = "user_error"
     """The training code raised, exited non-zero or was killed by a signal of its own."""
     CANNOT_RUN = "cannot_run"
-    """The training code lacks the file or a module, or is not Python; another attempt would not
-    help."""
+    """The code lacks a file or module, or is not Python; another attempt would not help."""
     BAD_DATA = "bad_data"
     """The data set is missing or broken; another attempt would not help."""
     DIVERGED = "diverged"
@@ -380,8 +379,7 @@ class Seat:
     """Generation of the group that the process joins first, as `rank` of `world_size`. If AWAITING,
     `rank` only names the process in observations."""
     peers: tuple[str, ...]
-    """`host:port` at which each rank serves its framework, by rank; empty if the framework asks for
-    none."""
+    """`host:port` at which each rank serves its framework, by rank; empty if it needs none."""
 
 
 @dataclass(frozen=True)

@@ -213,8 +213,7 @@ class DivergenceReport(Report):
 
 @dataclass(frozen=True)
 class RoundReport(Report):
-    """A round of a federated job with clients outside of the cluster opens, opens to more clients,
-    or ends."""
+    """A round with clients outside of the cluster opens, opens to more clients, or ends."""
 
     KIND = FrameKind.ROUND
     number: Count
@@ -329,8 +328,7 @@ class ResizedReport(Report):
     world_size: Workers
     slices: Slots
     lacking: Workers
-    """The number of workers that the attempt still needs. It waits a while for them, or trains on
-    meanwhile."""
+    """Number of workers that the attempt lacks. It waits for them for a while, or trains on."""
     grants: Count
     """The number of the newest `Grant` that the attempt knew; 0 if none. The slots of a newer grant
     belong to the attempt as well."""

@@ -52,8 +52,7 @@ class DataPolicy:
 
 @dataclass(frozen=True)
 class EnvironmentPolicy:
-    """The operator's settings for environments. The policy contains no secrets, only the folder of
-    their files."""
+    """The operator's settings for environments, with the folder of secrets but no secret itself."""
 
     secrets_dir: str | None
     """Folder on each node with a file for each name that `environment.secrets` may contain."""

@@ -91,8 +91,7 @@ def shortened(value: object, limit: int = 60) -> str:
 
 
 def no_such_name(what: str, wanted: str, names: Iterable[str]) -> str:
-    """A sentence that no `what` of that name exists, with the existing names and the name that was
-    probably meant."""
+    """A sentence that no `what` has that name, with the existing names and the probable one."""
     every = list(names)
     folded = {name.casefold(): name for name in every}
     close = difflib.get_close_matches(wanted.casefold(), folded, n=1)

@@ -71,11 +71,9 @@ class Table:
     numbers come first, then the parts of each date. The column's number in `bases` is subtracted
     from every value. float32 if the source has no more digits."""
     categories: npt.NDArray[np.int32]
-    """(N, C) codes in the vocabulary of each column, -1 if a value is missing; may be a read-only
-    memory map."""
+    """(N, C) codes in each column's vocabulary, -1 if missing; may be a read-only memory map."""
     target: npt.NDArray[Any]
-    """(N,) int64 codes in `classes`; without classes float64, less the target's number in
-    `bases`."""
+    """(N,) int64 codes in `classes`, or float64 values less the target's number in `bases`."""
     numeric_names: tuple[str, ...]
     category_names: tuple[str, ...]
     vocabularies: tuple[tuple[str, ...], ...]

@@ -132,8 +132,7 @@ class Build:
         return self.environment.get("requirements") or "".join(f"{one}\n" for one in packages)
 
     def _resolve(self, folder: Path, log: Path) -> list[tuple[str, str]]:
-        """(`name==version`, requirement to install) of each package that the node lacks in a
-        fitting version."""
+        """(`name==version`, requirement) of packages that the node has in no fitting version."""
         command = ["install", "--dry-run", "--requirements", "requirements.txt"]
         if self.keeps_all:
             kept = [f"{name}=={version}" for name, version in installed()]

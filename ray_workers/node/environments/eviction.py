@@ -46,8 +46,7 @@ def make_room(root: Path, limit_bytes: int) -> None:
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove the folders of builds whose builder is gone, and end processes that they started.
-    Blocks."""
+    """Remove the folders of builds whose builder is gone, and end their processes. Blocks."""
     records = (read_record(path) for path in entries(root) if path.suffix == ".json")
     finished = {record.folder for record in records if record is not None}
     for path in entries(root):

@@ -65,8 +65,7 @@ class Output:
 
 
 def mark_of(folder: Path) -> str:
-    """The mark of all processes that build a folder, by which they are found without their
-    builder."""
+    """The mark of all processes that build a folder, which finds them without their builder."""
     return hashlib.sha256(folder.name.encode()).hexdigest()[: MARK_BITS // 4]
 
 

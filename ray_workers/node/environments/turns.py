@@ -19,8 +19,7 @@ BUILDS_OF_A_USER: Final = 2
 
 
 class BuildTurns:
-    """The wanted builds of one node, by key. Use from one event loop; `is_wanted` from any
-    thread."""
+    """The wanted builds of a node, by key. Use from one event loop; `is_wanted` from any thread."""
 
     def __init__(self) -> None:
         self._wanted = WantedWork()

@@ -59,8 +59,7 @@ def _files(directory: Path) -> Iterator[str]:
 def _size_of_result(
     place: Path, since_ns: int, copied: Path | None, saved: Collection[Version]
 ) -> int | None:
-    """The file's size in bytes; None if it is not a result. copied: the file of the code with the
-    same name."""
+    """Size of the file in bytes; None if it is no result. copied: the code's file of this name."""
     try:
         found = place.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns < since_ns:

@@ -49,8 +49,7 @@ class MetricFiles:
         since: float,
         stored: StoredNames | None = None,
     ) -> None:
-        """since: Unix seconds. stored: the names of the job's series that earlier processes
-        chose."""
+        """since: Unix seconds. stored: the names of the job's series, by earlier processes."""
         self._folders = folders
         self._sources = sources
         self._since = since

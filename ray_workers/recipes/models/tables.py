@@ -44,8 +44,7 @@ class TableModel(nn.Module):
         indicated: Sequence[int] = (),
         has_offsets: bool = False,
     ) -> None:
-        """indicated: indices of the numeric columns with an additional 0/1 input that marks missing
-        values."""
+        """indicated: indices of numeric columns with an additional 0/1 input for missing values."""
         super().__init__()
         self.num_numeric = num_numeric
         self.indicated = list(indicated)
