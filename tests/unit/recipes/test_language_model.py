@@ -69,8 +69,8 @@ def test_the_result_goes_on_from_a_prompt(text: Path, tmp_path: Path) -> None:
     work = build(text)
     work.write_results(work.model, {"val/perplexity": 9.0}, 3, tmp_path)
     generator = recipes.load(tmp_path)
-    said = generator.predict("the quick", num_tokens=5)
-    assert said == generator.predict("the quick", num_tokens=5)
+    predicted = generator.predict("the quick", num_tokens=5)
+    assert predicted == generator.predict("the quick", num_tokens=5)
     drawn = [generator.predict("the", num_tokens=20, temperature=1.0, seed=s) for s in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     with pytest.raises(ValueError, match="prompt is empty"):

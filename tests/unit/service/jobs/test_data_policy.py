@@ -212,5 +212,5 @@ async def test_the_settings_become_the_policy(
         s3_endpoint_url="https://minio.internal:9000",
     )
     monkeypatch.setenv("DRAY_DATA_PRIVATE_HOSTS", "10.0.0.0/99")
-    with pytest.raises(ValidationError, match="is no host name, address or network"):
+    with pytest.raises(ValidationError, match="is not a host name, address or network"):
         Settings(home=tmp_path)
