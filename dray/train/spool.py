@@ -9,7 +9,7 @@ frames itself: the vital ones, and of the others up to `WAITING_BYTES`.
 
 A file next to the segments holds two offsets. The service has stored the frames up to the first;
 frames up to the second were sent to it and may be stored. A writer reads it before it deletes a
-file that a newer one supersedes. Without a reader there is no such file. """
+file that a newer one supersedes. Without a reader there is no such file."""
 
 from __future__ import annotations
 
