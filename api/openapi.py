@@ -87,7 +87,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = Problem.model_json_schema(mode="serialization")
-    for kind in (JobSpec, *BODIES):
+    bodies: list[type[BaseModel]] = [JobSpec, *BODIES]
+    for kind in bodies:
         schemas |= _schemas_of(kind)
     for path, method, operation in _operations(document):
         _describe_problems(path, operation["responses"])
