@@ -93,8 +93,8 @@ async def no_parameters(request: Request) -> None:
 
 
 def use_cases(of: Callable[[Runtime], Any]) -> Any:
-    """The dependency on use cases, which `of` takes from the running service, or makes where they
-    have no state of their own."""
+    """Return the dependency of a route on its use cases. `of` takes them from the running service,
+    or makes them if they keep no state between requests."""
 
     async def found(request: Request) -> Any:
         return of(context_of(request).runtime)

@@ -2,7 +2,7 @@
 
 Times are RFC 3339 in UTC. A metric value that JSON cannot hold (NaN, infinities) is served as
 the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore fields they do not know, so
-that a newer server stays readable.
+that a newer server stays readable. Every class of the modules below is exported here.
 """
 
 from dray.drills import DrillKind as DrillKind

@@ -1,7 +1,8 @@
 """The errors that a caller of a use case may see, without a word of HTTP.
 
 Each class has a stable `code` that programs match on; `message` says what was wrong, `hint` what
-to do, and `pointer` (a JSON pointer) which field of the document is at fault.
+to do, and `pointer` (a JSON pointer) which field of the document is at fault. An error that only
+one class of use cases raises may stand with that class.
 """
 
 from __future__ import annotations

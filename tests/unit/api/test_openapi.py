@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from api import app, examples, openapi
@@ -32,6 +33,26 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
         for method, operation in methods.items():
             assert method in METHODS
             yield path, operation
+
+
+def test_no_path_of_one_router_matches_one_of_another() -> None:
+    """Routers are found in the order of their modules, which must not matter."""
+    paths = {
+        (route.path, method): (router, route.path_regex)
+        for router in app.ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    overlapping = [
+        (path, other)
+        for (path, method), (router, pattern) in paths.items()
+        for (other, its_method), (its_router, _) in paths.items()
+        if router is not its_router
+        and method == its_method
+        and pattern.match(re.sub(r"{\w+(:path)?}", "x", other))
+    ]
+    assert overlapping == []
 
 
 def test_every_operation_has_a_name_of_its_own_a_tag_and_a_sentence(
