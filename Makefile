@@ -126,8 +126,9 @@ $(FLOWER)/.ready: benchmarks/flower-requirements.txt
 blocking: setup ## write the blocking client anew, after a change of the asynchronous one
 	$(BIN)/python -m tests.unit.packaging.blocking_client
 
-reference: setup ## write docs/job-document.md anew, after a change of the job document
+reference: setup ## write docs/job-document.md and docs/reference.md anew, after a change of the document or the client
 	$(BIN)/python -m api.job_document > docs/job-document.md
+	$(BIN)/python -m tests.unit.packaging.reference_page
 
 openapi: setup ## write the agreed description of the API anew, after a change on purpose
 	$(BIN)/python -m api.app > tests/unit/api/openapi.json

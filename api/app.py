@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,60 +13,31 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import dray
-from api import openapi, problems
+from api import openapi, problems, routes
 from api.context import Context
 from api.http.connections import Admission, Limits
 from api.http.turns import TurnLimits, Turns
 from api.mlflow import routes as mlflow
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
-from api.routes import arrays, code, drills, federation, jobs, status, sweeps, tracking, webhooks
-from api.routes.reports import (
-    artifacts,
-    attempts,
-    checkpoints,
-    downloads,
-    events,
-    hangs,
-    logs,
-    metrics,
-)
-from api.routes.scheduling import costs, outlook, plan, queues
-from api.routes.server import cluster, health, page, reference, schema
+from api.routes import federation, jobs, status
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
 from service.config.settings import Settings
 from service.runtime import Runtime
 
-ROUTERS: tuple[APIRouter, ...] = (
-    status.router,
-    jobs.router,
-    queues.router,
-    webhooks.router,
-    costs.router,
-    outlook.router,
-    arrays.router,
-    sweeps.router,
-    tracking.router,
-    plan.router,
-    metrics.router,
-    logs.router,
-    events.router,
-    attempts.router,
-    hangs.router,
-    drills.router,
-    checkpoints.router,
-    artifacts.router,
-    downloads.router,
-    federation.router,
-    code.router,
-    cluster.router,
-    schema.router,
-    health.router,
-    reference.router,
-    mlflow.router,
-    page.router,
-)
+FIRST = (status.router, jobs.router)
+"""Most requests are for these, and paths are compared in the order of the routers."""
+
+
+def _routers() -> list[APIRouter]:
+    """The `router` of every module in `api/routes`, and of `api.mlflow`."""
+    modules = pkgutil.walk_packages(routes.__path__, f"{routes.__name__}.")
+    found = [importlib.import_module(each.name).router for each in modules if not each.ispkg]
+    return [*FIRST, *(router for router in found if router not in FIRST), mlflow.router]
+
+
+ROUTERS = _routers()
 
 
 def create_app(

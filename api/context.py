@@ -8,25 +8,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.http.turns import Turns
 from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
-from service.code.uploads import CodeUploads
-from service.costs.reports import Costs
-from service.federation.invitations import Invitations
-from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
-from service.planning.service import Plans
-from service.queues.service import Queues
 from service.runtime import Runtime
-from service.tracking.mlflow.queries import MlflowQueries
-from service.tracking.service import Tracking
-from service.webhooks.service import Webhooks
 
 
 @dataclass
@@ -101,28 +92,20 @@ async def no_parameters(request: Request) -> None:
         raise Refused("invalid_parameter", f"there is no parameter {name!r}")
 
 
-def _of(part: Callable[[Runtime], Any]) -> Any:
-    """The dependency on a part of the running service."""
+def use_cases(of: Callable[[Runtime], Any]) -> Any:
+    """Return the dependency of a route on its use cases. `of` takes them from the running service,
+    or makes them if they keep no state between requests."""
 
     async def found(request: Request) -> Any:
-        return part(context_of(request).runtime)
+        return of(context_of(request).runtime)
 
     return Depends(found)
 
 
 TheContext = Annotated[Context, Depends(context)]
-TheJobs = Annotated[Jobs, _of(lambda runtime: runtime.jobs)]
-TheCode = Annotated[CodeUploads, _of(lambda runtime: runtime.jobs.code)]
-TheReading = Annotated[Queries, _of(lambda runtime: runtime.reading)]
-TheChanges = Annotated[JobChanges, _of(lambda runtime: runtime.changes)]
-TheQueues = Annotated[Queues, _of(lambda runtime: runtime.queues)]
-TheCosts = Annotated[Costs, _of(lambda runtime: runtime.costs)]
-TheFaults = Annotated[FaultService, _of(lambda runtime: runtime.faults)]
-TheInvitations = Annotated[Invitations, _of(lambda runtime: runtime.invitations)]
-TheMlflow = Annotated[MlflowQueries, _of(lambda runtime: runtime.mlflow)]
-TheTracking = Annotated[Tracking, _of(lambda runtime: runtime.tracking)]
-ThePlans = Annotated[Plans, _of(lambda runtime: runtime.plans)]
-TheWebhooks = Annotated[Webhooks, _of(lambda runtime: runtime.webhooks)]
+TheJobs = Annotated[Jobs, use_cases(lambda runtime: runtime.jobs)]
+TheReading = Annotated[Queries, use_cases(lambda runtime: runtime.reading)]
+TheFaults = Annotated[FaultService, use_cases(lambda runtime: runtime.faults)]
 Caller = Annotated[str, Depends(caller)]
 Actor = Annotated[str, Depends(actor)]
 Admin = Annotated[str, Depends(admin)]
@@ -134,3 +117,11 @@ class Query(BaseModel):
     """Base of a route's query parameters: unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class PageQuery(Query):
+    """Which page of a list is asked for."""
+
+    limit: Annotated[int, Field(ge=1, le=500)] = 100
+    cursor: str | None = None
+    """`next_cursor` of the previous page."""

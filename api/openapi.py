@@ -16,27 +16,8 @@ from pydantic import BaseModel
 from api import examples
 from api.http.downloads import BINARY
 from api.problems import CODES, EVERYWHERE, STATUS, declare
-from dray.requests import (
-    AnnotationRequest,
-    CodeRequest,
-    DownloadRequest,
-    DrillRequest,
-    ExperimentRequest,
-    InvitationRequest,
-    JobChangeRequest,
-    PlanRequest,
-    PreemptRequest,
-    QueueChangeRequest,
-    QueueRequest,
-    UpdateRequest,
-    WebhookChangeRequest,
-    WebhookRequest,
-)
 from dray.spec import JobSpec
 from dray.views import Problem
-
-SPEC_REF = "#/components/schemas/JobSpec.{model}"
-"""Prefix of the schemas of a job document, since a view may have the same name."""
 
 JOB_SPEC_BODY: dict[str, Any] = {
     "requestBody": {
@@ -51,19 +32,14 @@ JOB_SPEC_BODY: dict[str, Any] = {
 }
 """The body of a submit: FastAPI can't derive it, since `api.http.body` reads it."""
 
-REQUESTS = (
-    *(PreemptRequest, DrillRequest, CodeRequest),
-    *(JobChangeRequest, QueueRequest, QueueChangeRequest),
-    *(AnnotationRequest, ExperimentRequest),
-    *(WebhookRequest, WebhookChangeRequest, DownloadRequest),
-    *(InvitationRequest, UpdateRequest),
-)
-"""The other bodies that `api.http.body` reads."""
+BODIES: list[type[BaseModel]] = []
+"""The bodies that routes described by `json_body`."""
 
 
 def json_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """Description of the body for a route that reads one of `REQUESTS`."""
+    """Description of the body for a route that reads a `kind`."""
     name = kind.__name__
+    BODIES.append(kind)
     content = {
         "schema": {"$ref": f"#/components/schemas/{name}"},
         "example": examples.REQUESTS[name],
@@ -110,16 +86,10 @@ def describe(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    spec = JobSpec.model_json_schema(ref_template=SPEC_REF)
-    parts = spec.pop("$defs")
-    schemas |= {f"JobSpec.{name}": schema for name, schema in parts.items()}
-    schemas |= {"JobSpec": spec, "Problem": Problem.model_json_schema(mode="serialization")}
-    plan = PlanRequest.model_json_schema(ref_template=SPEC_REF)
-    del plan["$defs"]  # the parts of a job document
-    schemas["PlanRequest"] = plan
-    for kind in REQUESTS:
-        schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= schema.pop("$defs", {}) | {kind.__name__: schema}
+    schemas["Problem"] = Problem.model_json_schema(mode="serialization")
+    bodies: list[type[BaseModel]] = [JobSpec, *BODIES]
+    for kind in bodies:
+        schemas |= _schemas_of(kind)
     for path, method, operation in _operations(document):
         _describe_problems(path, operation["responses"])
         _describe_conditions(path, method, operation)
@@ -135,6 +105,15 @@ def describe(app: FastAPI) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return document
+
+
+def _schemas_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a body and of its parts. The parts of a job document have a prefix, since a
+    view may have the same name."""
+    prefix = "JobSpec." if issubclass(kind, JobSpec) else ""
+    schema = kind.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
+    parts = schema.pop("$defs", {})
+    return {f"{prefix}{name}": part for name, part in parts.items()} | {kind.__name__: schema}
 
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -190,6 +190,12 @@ def declare(*codes: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
+BODY = (
+    *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
+    "invalid_parameter",
+)
+"""Problems of a call with a JSON body."""
+
 EVERYWHERE = (
     "malformed_request",
     "unauthorized",

@@ -1,4 +1,7 @@
-"""Bodies of requests other than the job document."""
+"""Bodies of requests other than the job document.
+
+A small body that only its route reads stands with the route, as query parameters do.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,6 @@ from dray.spec.fields import (
 from dray.views import DrillKind, JobState, WebhookFormat
 
 MAX_RANK = 1_000_000
-MAX_INVITED = 1000
-"""Clients in one call, which the only writer of a SQLite database stores in one transaction."""
 MAX_GRACE_S = 24 * 3600
 
 
@@ -102,7 +103,6 @@ Tag = Annotated[
 MAX_TAGS = 32
 """Of one job."""
 MAX_NOTES = 32_768
-JobIdText = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")]
 
 
 class AnnotationRequest(Document):
@@ -118,13 +118,6 @@ class AnnotationRequest(Document):
         if not (self.add_tags or self.remove_tags or self.notes is not None):
             raise ValueError("give at least one of add_tags, remove_tags and notes")
         return self
-
-
-class ExperimentRequest(Document):
-    """Change what is stored about an experiment."""
-
-    baseline: JobIdText | None
-    """Id of the job of the experiment that the others are compared with; null for none."""
 
 
 MAX_AMOUNT = 2.0**60
@@ -336,19 +329,6 @@ class WebhookRequest(Document):
     """Only of jobs with all of these labels."""
     all_users: StrictBool = False
     """Of the jobs of all users, not of your own alone; for admins."""
-
-
-class WebhookChangeRequest(Document):
-    """Enable or disable a webhook."""
-
-    enabled: StrictBool
-
-
-class InvitationRequest(Document):
-    """Invite clients outside of the cluster to a federated job."""
-
-    clients: Annotated[Int, Field(ge=1, le=MAX_INVITED)] = 1
-    """Number of clients to invite. Further ones take another call."""
 
 
 class UpdateRequest(Document):

@@ -27,7 +27,6 @@ from service.config.home_lock import HomeLock
 from service.config.settings import EMBEDDED, Settings
 from service.config.start_refusals import StartRefused, reason_of
 from service.costs.prices_file import PricesFile
-from service.costs.reports import Costs
 from service.db import damage
 from service.db.engines import normalise_url
 from service.db.migrate import migrate
@@ -40,9 +39,6 @@ from service.db.repositories.scheduling import cluster as repository
 from service.db.session import Database, utc_now
 from service.domain.errors import DomainError
 from service.domain.tracking.document_values import defaults
-from service.federation.invitations import Invitations
-from service.jobs.changes import JobChanges
-from service.jobs.downloads import DownloadLinks
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
@@ -63,13 +59,8 @@ from service.loops.shared.term import Launches, LoopContext
 from service.loops.shared.timings import LoopTimings
 from service.loops.webhook_sender import WebhookSender
 from service.nodes import node_table
-from service.planning.service import Plans
-from service.queues.service import Queues
 from service.storage.storage import Storage
 from service.tracking.mlflow.process import MlflowProcess
-from service.tracking.mlflow.queries import MlflowQueries
-from service.tracking.service import Tracking
-from service.webhooks.service import Webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -108,18 +99,9 @@ class Runtime:
         self.signals: Signals = database.signals
         self.storage = storage
         self.jobs = Jobs(database, storage, self.signals, settings)
-        self.changes = JobChanges(database)
-        self.queues = Queues(database, prices)
-        self.costs = Costs(database, prices)
-        self.tracking = Tracking(database)
-        self.plans = Plans(database)
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
         self.reading = Queries(database, storage, self.signals, settings)
-        self.mlflow = MlflowQueries(database, self.reading)
-        self.webhooks = Webhooks(database, settings)
-        self.downloads = DownloadLinks(database)
-        self.invitations = Invitations(database)
         self.metering = Metering(database, timings)
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from api.examples.parts import ARRAY_ID, JOB_ID, OTHER_ID, WEBHOOK_ID
 from api.problems import title
+from dray.errors import CODES
 
 _UNIQUE = "use a new key for each request, and the same key only to repeat a request"
 PROBLEMS: Mapping[str, Mapping[str, str]] = {
@@ -62,7 +63,6 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "the round '000000000012-9f86d081884c7d65' is over",
         "hint": "request the round again",
     },
-    "update_refused": {"detail": "client 0 has already sent its update in round 12"},
     "bad_update": {
         "detail": "part 0 of the update is missing",
         "hint": "send this part, and then the update",
@@ -84,7 +84,6 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": f"the job {JOB_ID} has no artifact artifact-0",
         "hint": "the job's list of artifacts has their ids",
     },
-    "checkpoint_not_found": {"detail": f"the job {JOB_ID} has no checkpoint of step 7"},
     "drill_not_found": {
         "detail": f"the job {JOB_ID} has no drill drill-0",
         "hint": "the job's list of drills has the ids",
@@ -115,7 +114,6 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "PUT is not allowed on /v1/jobs",
         "hint": "it takes GET, POST",
     },
-    "conflict": {"detail": "the job's state does not allow it"},
     "idempotency_in_flight": {
         "detail": "a request with this Idempotency-Key is being processed",
         "hint": "repeat it in a moment: the answer will then be that of the first request",
@@ -169,15 +167,12 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/limit/GPU",
         "hint": "raise the limit or lower the quota",
     },
-    "checkpoint_in_use": {"detail": f"the job {OTHER_ID} starts from a checkpoint of this one"},
-    "request_too_slow": {"detail": "the body did not arrive within 60 s"},
     "headers_too_large": {"detail": "a request may have 128 headers, of 65536 bytes in all"},
     "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
     "unsupported_media_type": {
         "detail": "the content type is 'text/yaml', not application/json",
         "hint": "a YAML document is turned into JSON by `dray submit`",
     },
-    "range_not_satisfiable": {"detail": "the file has 137168 bytes, and none in that range"},
     "invalid_document": {
         "detail": "there is no field 'epocs'",
         "pointer": "/train/epocs",
@@ -204,7 +199,6 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "this Idempotency-Key was used before, for another request",
         "hint": _UNIQUE,
     },
-    "code_not_found": {"detail": f"the job {JOB_ID} brought no code: it runs what nodes have"},
     "array_not_found": {
         "detail": f"there is no array {ARRAY_ID}",
         "hint": "`dray ls` shows the jobs and arrays there are",
@@ -275,7 +269,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "storage_unavailable": {"detail": "the storage can't be read"},
     "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
 }
-"""The fields that differ between the examples of problems, by code."""
+"""The fields that differ between the examples of problems, by code. The detail of a problem that is
+not here is the description of its exception in the SDK."""
 
 
 def problem(code: str, status: int) -> dict[str, Any]:
@@ -285,6 +280,6 @@ def problem(code: str, status: int) -> dict[str, Any]:
         "title": title(status),
         "status": status,
         "code": code,
-        **PROBLEMS[code],
+        **(PROBLEMS.get(code) or {"detail": " ".join((CODES[code].__doc__ or "").split())}),
         "request_id": "5642cea436f4434fed64cbbd",
     }

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.context import Caller, TheContext, TheJobs, TheMlflow, TheReading
+from api.context import Caller, TheContext, TheJobs, TheReading, use_cases
 from api.http.body import read_as
 from api.http.downloads import download
 from api.http.waiting import turn
@@ -26,6 +26,9 @@ API, ARTIFACTS = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
 
 # MLflow's client is the description of this API, so that dray's own has none of it.
 router = APIRouter(route_class=MlflowRoute, include_in_schema=False)
+TheMlflow = Annotated[
+    MlflowQueries, use_cases(lambda runtime: MlflowQueries(runtime.database, runtime.reading))
+]
 
 
 class ExperimentSearch(BaseModel):

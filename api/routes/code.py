@@ -8,11 +8,12 @@ import io
 import re
 import tarfile
 from collections.abc import AsyncIterator, Sequence
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.context import Caller, NoParameters, TheCode, TheReading
+from api.context import Caller, NoParameters, TheReading, use_cases
 from api.http import body
 from api.http.caching import answer, fresh
 from api.http.downloads import BINARY, DOWNLOAD
@@ -24,6 +25,7 @@ from dray.requests import CodeRequest
 from service.code.uploads import CodeUploads, StoredFile
 
 router = APIRouter(prefix="/v1", tags=["code"])
+TheCode = Annotated[CodeUploads, use_cases(lambda runtime: runtime.jobs.code)]
 
 DESCRIPTION_BYTES = 16 << 20
 """The largest description of an upload: some 20,000 files."""

@@ -10,30 +10,29 @@ from fastapi import Path as PathParameter
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Actor, NoParameters, Query, TheContext, TheInvitations
+from api.context import Actor, NoParameters, Query, TheContext, use_cases
 from api.http import body
 from api.http.caching import answer, fresh
 from api.http.downloads import BINARY, DOWNLOAD, StoredFile, download
 from api.http.turns import TOO_MANY, TurnLimits
 from api.http.waiting import MAX_WAIT_S, long_poll
 from api.openapi import json_body
-from api.problems import Refused, declare
+from api.problems import BODY, Refused, declare
 from api.security.auth import client_token
 from dray import views
-from dray.requests import InvitationRequest, UpdateRequest
+from dray.requests import UpdateRequest
 from dray.secure_aggregation.messages import MAX_MESSAGE_BYTES
+from dray.spec.fields import Document, Int
 from service.db.notifications import events_of, rounds_of
 from service.federation.client_rounds import ClientRounds, RoundFile
+from service.federation.invitations import Invitations
 
 router = APIRouter(prefix="/v1", tags=["federated"])
+TheInvitations = Annotated[Invitations, use_cases(lambda runtime: Invitations(runtime.database))]
 
 UPLOADS = TurnLimits(at_once=32, of_caller=1, waiting_of_caller=1)
 """Parts of updates that are received at a time: they take 128 MiB of memory at most."""
 SMALL_BYTES = 16 << 10
-_BODY = (
-    *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
-    "invalid_parameter",
-)
 _JOB = ("invalid_parameter", "job_not_found", "not_federated")
 _ROUND = ("invalid_parameter", "malformed_request", "round_over")
 _FILE = {**DOWNLOAD, **declare(*_ROUND, "range_not_satisfiable", "storage_unavailable")}
@@ -65,6 +64,17 @@ Rounds = Annotated[ClientRounds, Depends(_rounds)]
 # For the owner of a job.
 
 
+MAX_INVITED = 1000
+"""Clients in one call, which the only writer of a SQLite database stores in one transaction."""
+
+
+class InvitationRequest(Document):
+    """Invite clients outside of the cluster to a federated job."""
+
+    clients: Annotated[Int, Field(ge=1, le=MAX_INVITED)] = 1
+    """Number of clients to invite. Further ones take another call."""
+
+
 @router.post(
     "/jobs/{job_id}/clients",
     operation_id="invite_clients",
@@ -72,7 +82,7 @@ Rounds = Annotated[ClientRounds, Depends(_rounds)]
     response_model=views.InvitationPage,
     openapi_extra=json_body(InvitationRequest),
     dependencies=[NoParameters],
-    responses=declare(*_BODY, "job_not_found", "not_federated", "job_finished", "too_many_clients"),
+    responses=declare(*BODY, "job_not_found", "not_federated", "job_finished", "too_many_clients"),
 )
 async def invite(
     request: Request, invitations: TheInvitations, actor: Actor, job_id: str
@@ -206,7 +216,7 @@ async def put_part(
     dependencies=[NoParameters],
     responses={
         200: {"model": views.UpdateReceipt, "description": "The update had been sent before."},
-        **declare(*_BODY, "round_over", "update_refused", "bad_update", "storage_unavailable"),
+        **declare(*BODY, "round_over", "update_refused", "bad_update", "storage_unavailable"),
     },
 )
 async def send_update(request: Request, rounds: Rounds, round_name: RoundName) -> Response:

@@ -14,12 +14,12 @@ from api.context import (
     Caller,
     NoParameters,
     Query,
-    TheChanges,
     TheContext,
     TheFaults,
     TheJobs,
     TheReading,
     refuse_unless_admin,
+    use_cases,
 )
 from api.http import body
 from api.http.caching import answer, fresh
@@ -35,8 +35,10 @@ from dray.functions import ENTRYPOINT
 from dray.requests import JobChangeRequest, PreemptRequest
 from dray.spec import JobSpec
 from service.config.settings import Settings
+from service.jobs.changes import JobChanges
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+TheChanges = Annotated[JobChanges, use_cases(lambda runtime: JobChanges(runtime.database))]
 
 DEFAULT_PROJECT = "default"
 

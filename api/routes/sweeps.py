@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Caller, Query, TheContext, TheJobs
+from api.context import Caller, PageQuery, Query, TheContext, TheJobs
 from api.http.caching import answer
 from api.http.waiting import MAX_WAIT_S, long_poll
 from api.problems import declare
@@ -24,12 +24,6 @@ router = APIRouter(prefix="/v1/sweeps", tags=["jobs"])
 class SweepQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
     """Answer when all trials are over, or after this many seconds."""
-
-
-class TrialQuery(Query):
-    limit: Annotated[int, Field(ge=1, le=500)] = 100
-    cursor: str | None = None
-    """`next_cursor` of the previous page."""
 
 
 @router.get(
@@ -70,7 +64,7 @@ async def trials(
     jobs: TheJobs,
     _: Caller,
     sweep_id: str,
-    query: Annotated[TrialQuery, QueryParameters()],
+    query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
     """List the trials of a sweep by their index, with their values; the best is marked."""
     page = await jobs.sweeps.trials(sweep_id, limit=query.limit, cursor=query.cursor)

@@ -6,25 +6,24 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi import Query as QueryParameters
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from api.context import Actor, Caller, NoParameters, Query, TheContext, TheTracking
+from api.context import Actor, Caller, NoParameters, PageQuery, Query, TheContext, use_cases
 from api.http import body
 from api.http.caching import answer, fresh, revision_tag, wanted_revision
 from api.http.turns import TOO_MANY
 from api.http.waiting import turn
 from api.openapi import json_body
-from api.problems import Refused, declare
+from api.problems import BODY, Refused, declare
 from dray import views
-from dray.requests import AnnotationRequest, ExperimentRequest
+from dray.requests import AnnotationRequest
+from dray.spec.fields import Document
+from service.tracking.service import Tracking
 
 router = APIRouter(prefix="/v1", tags=["tracking"])
+TheTracking = Annotated[Tracking, use_cases(lambda runtime: Tracking(runtime.database))]
 
 MAX_COMPARED = 50
-CHANGE = (
-    *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
-    "invalid_parameter",
-)
 ExperimentName = Annotated[str, Path(max_length=255)]
 
 
@@ -55,12 +54,6 @@ async def compare(
         raise Refused("invalid_parameter", detail, "/jobs")
     async with turn(request):
         return answer(request, await tracking.compare(job_ids))
-
-
-class PageQuery(Query):
-    limit: Annotated[int, Field(ge=1, le=500)] = 100
-    cursor: str | None = None
-    """`next_cursor` of the previous page."""
 
 
 @router.get(
@@ -96,13 +89,20 @@ async def get_experiment(
         return answer(request, await tracking.experiment(name))
 
 
+class ExperimentRequest(Document):
+    """Change what is stored about an experiment."""
+
+    baseline: Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")] | None
+    """Id of the job of the experiment that the others are compared with; null for none."""
+
+
 @router.patch(
     "/experiments/{name:path}",
     operation_id="change_experiment",
     response_model=views.ExperimentSummary,
     openapi_extra=json_body(ExperimentRequest),
     dependencies=[NoParameters],
-    responses=declare(*CHANGE, "experiment_not_found", "job_not_found", "not_comparable", TOO_MANY),
+    responses=declare(*BODY, "experiment_not_found", "job_not_found", "not_comparable", TOO_MANY),
 )
 async def change_experiment(
     request: Request,
@@ -139,7 +139,7 @@ async def get_annotations(
     response_model=views.Annotations,
     openapi_extra=json_body(AnnotationRequest),
     dependencies=[NoParameters],
-    responses=declare(*CHANGE, "job_not_found", "annotations_changed", "too_many_tags"),
+    responses=declare(*BODY, "job_not_found", "annotations_changed", "too_many_tags"),
 )
 async def annotate(
     request: Request,

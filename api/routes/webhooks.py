@@ -6,31 +6,32 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi import Query as QueryParameters
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from api.context import (
     Caller,
     NoParameters,
-    Query,
+    PageQuery,
     TheContext,
-    TheWebhooks,
     caller_of,
     context_of,
     refuse_unless_admin,
+    use_cases,
 )
 from api.http import body
 from api.http.caching import answer, fresh
 from api.openapi import json_body
-from api.problems import declare
+from api.problems import BODY, declare
 from dray import views
-from dray.requests import WebhookChangeRequest, WebhookRequest
+from dray.requests import WebhookRequest
+from dray.spec.fields import Document
+from service.webhooks.service import Webhooks
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+TheWebhooks = Annotated[
+    Webhooks, use_cases(lambda runtime: Webhooks(runtime.database, runtime.settings))
+]
 
-CHANGE = (
-    *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
-    "invalid_parameter",
-)
 ONE = ("invalid_parameter", "webhook_not_found")
 
 
@@ -50,7 +51,7 @@ Whose = Annotated[str | None, Depends(_whose)]
     response_model=views.Webhook,
     openapi_extra=json_body(WebhookRequest),
     dependencies=[NoParameters],
-    responses=declare(*CHANGE, "webhook_url_forbidden", "unknown_queue", "too_many_webhooks"),
+    responses=declare(*BODY, "webhook_url_forbidden", "unknown_queue", "too_many_webhooks"),
 )
 async def create(
     request: Request, context: TheContext, webhooks: TheWebhooks, caller: Caller
@@ -89,13 +90,19 @@ async def get(request: Request, webhooks: TheWebhooks, owner: Whose, webhook_id:
     return answer(request, await webhooks.get(webhook_id, owner=owner))
 
 
+class WebhookChangeRequest(Document):
+    """Enable or disable a webhook."""
+
+    enabled: StrictBool
+
+
 @router.patch(
     "/{webhook_id}",
     operation_id="change_webhook",
     response_model=views.Webhook,
     openapi_extra=json_body(WebhookChangeRequest),
     dependencies=[NoParameters],
-    responses=declare(*CHANGE, "webhook_not_found"),
+    responses=declare(*BODY, "webhook_not_found"),
 )
 async def change(
     request: Request,
@@ -141,9 +148,8 @@ async def test(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response
     return fresh(await webhooks.test(webhook_id, owner=owner), 202)
 
 
-class DeliveriesQuery(Query):
+class DeliveriesQuery(PageQuery):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: str | None = None
 
 
 @router.get(

@@ -56,7 +56,7 @@ class WebhookCalls(Calls):
         return await self._read(views.Webhook, call)
 
     async def disable_webhook(self, webhook_id: str) -> views.Webhook:
-        """Send nothing more to it; messages that wait are dropped."""
+        """Disable a webhook, and drop its messages that wait."""
         call = Call.with_json("PATCH", _path(webhook_id), {"enabled": False})
         return await self._read(views.Webhook, call)
 
@@ -65,8 +65,8 @@ class WebhookCalls(Calls):
         await self._send(Call("DELETE", _path(webhook_id)))
 
     async def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
-        """Send it a message about no job. Returns that with the receiver's answer, or with
-        `wait=False` at once. Raises WebhookDisabled."""
+        """Send a message about no job to a webhook. Returns the message with the receiver's answer,
+        or with `wait=False` at once. Raises WebhookDisabled."""
         sent = await self._read(views.WebhookDelivery, Call("POST", f"{_path(webhook_id)}/test"))
         asked = self._clock()
         while wait and sent.status is DeliveryStatus.WAITING:
@@ -79,7 +79,7 @@ class WebhookCalls(Calls):
         return sent
 
     def webhook_deliveries(self, webhook_id: str) -> AsyncGenerator[views.WebhookDelivery, None]:
-        """Its messages with the receiver's last answers, newest first."""
+        """Yield the messages of a webhook, newest first, with the receiver's last answers."""
         path = f"{_path(webhook_id)}/deliveries"
         return self._items(views.WebhookDeliveryPage, path, page_size=PAGE)
 

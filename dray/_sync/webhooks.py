@@ -57,7 +57,7 @@ class WebhookCalls(Calls):
         return self._read(views.Webhook, call)
 
     def disable_webhook(self, webhook_id: str) -> views.Webhook:
-        """Send nothing more to it; messages that wait are dropped."""
+        """Disable a webhook, and drop its messages that wait."""
         call = Call.with_json("PATCH", _path(webhook_id), {"enabled": False})
         return self._read(views.Webhook, call)
 
@@ -66,8 +66,8 @@ class WebhookCalls(Calls):
         self._send(Call("DELETE", _path(webhook_id)))
 
     def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
-        """Send it a message about no job. Returns that with the receiver's answer, or with
-        `wait=False` at once. Raises WebhookDisabled."""
+        """Send a message about no job to a webhook. Returns the message with the receiver's answer,
+        or with `wait=False` at once. Raises WebhookDisabled."""
         sent = self._read(views.WebhookDelivery, Call("POST", f"{_path(webhook_id)}/test"))
         asked = self._clock()
         while wait and sent.status is DeliveryStatus.WAITING:
@@ -80,7 +80,7 @@ class WebhookCalls(Calls):
         return sent
 
     def webhook_deliveries(self, webhook_id: str) -> Generator[views.WebhookDelivery, None, None]:
-        """Its messages with the receiver's last answers, newest first."""
+        """Yield the messages of a webhook, newest first, with the receiver's last answers."""
         path = f"{_path(webhook_id)}/deliveries"
         return self._items(views.WebhookDeliveryPage, path, page_size=PAGE)
 

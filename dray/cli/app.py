@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import sys
 
 import typer
 
-from dray.cli import exits
+from dray.cli import commands, exits
 from dray.cli.base import WrongUsage, app
-from dray.cli.commands import costs as _costs  # noqa: F401  registers its commands
-from dray.cli.commands import decisions as _decisions  # noqa: F401  registers its commands
-from dray.cli.commands import documents as _documents  # noqa: F401  registers its commands
-from dray.cli.commands import fault_injection as _faults  # noqa: F401  registers its commands
-from dray.cli.commands import federation as _federation  # noqa: F401  registers its commands
-from dray.cli.commands import jobs as _jobs  # noqa: F401  registers its commands
-from dray.cli.commands import listing as _listing  # noqa: F401  registers its commands
-from dray.cli.commands import metrics as _metrics  # noqa: F401  registers its commands
-from dray.cli.commands import plan as _plan  # noqa: F401  registers its commands
-from dray.cli.commands import queues as _queues  # noqa: F401  registers its commands
-from dray.cli.commands import reading as _reading  # noqa: F401  registers its commands
-from dray.cli.commands import results as _results  # noqa: F401  registers its commands
-from dray.cli.commands import submit as _submit  # noqa: F401  registers its commands
-from dray.cli.commands import sweeps as _sweeps  # noqa: F401  registers its commands
-from dray.cli.commands import tensorboard as _tensorboard  # noqa: F401  registers its commands
-from dray.cli.commands import tracking as _tracking  # noqa: F401  registers its commands
-from dray.cli.commands import webhooks as _webhooks  # noqa: F401  registers its commands
 from dray.cli.display import terminal
 from dray.cli.exits import Exit
+
+for _module in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}."):
+    importlib.import_module(_module.name)  # registers its commands
 
 
 def run(arguments: list[str]) -> int:

@@ -35,7 +35,7 @@ ORDER = (
     *("sweep", "plan", "schema", "cluster", "queue", "costs", "hold", "release", "move"),
     *("priority", "preempt", "drill", "hangs", "webhook", "federate"),
 )
-"""Commands in the order of the help: those needed first come first."""
+"""The order of commands in the help. Commands that are not named here come last."""
 
 
 class InOrder(typer.core.TyperGroup):

@@ -2,109 +2,21 @@
 
 Times are RFC 3339 in UTC. A metric value that JSON cannot hold (NaN, infinities) is served as
 the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore fields they do not know, so
-that a newer server stays readable.
+that a newer server stays readable. Every class of the modules below is exported here.
 """
 
 from dray.drills import DrillKind as DrillKind
 from dray.drills import DrillState as DrillState
-from dray.views.arrays import JobArray as JobArray
-from dray.views.arrays import JobSweep as JobSweep
-from dray.views.arrays import Trial as Trial
-from dray.views.arrays import TrialPage as TrialPage
-from dray.views.attempts import Attempt as Attempt
-from dray.views.attempts import AttemptPage as AttemptPage
-from dray.views.attempts import Checkpoint as Checkpoint
-from dray.views.attempts import CheckpointFile as CheckpointFile
-from dray.views.attempts import CheckpointFilePage as CheckpointFilePage
-from dray.views.attempts import CheckpointPage as CheckpointPage
-from dray.views.attempts import PassedOver as PassedOver
-from dray.views.attempts import Position as Position
-from dray.views.attempts import Receipt as Receipt
-from dray.views.base import MetricValue as MetricValue
-from dray.views.base import Problem as Problem
-from dray.views.base import Reason as Reason
-from dray.views.base import View as View
-from dray.views.cluster import AutoscalingState as AutoscalingState
-from dray.views.cluster import Cluster as Cluster
-from dray.views.cluster import NodeSlots as NodeSlots
-from dray.views.cluster import QuarantinedSlots as QuarantinedSlots
-from dray.views.cluster import StorageState as StorageState
-from dray.views.faults import Drill as Drill
-from dray.views.faults import DrillPage as DrillPage
-from dray.views.faults import Hang as Hang
-from dray.views.faults import HangPage as HangPage
-from dray.views.faults import HangRank as HangRank
-from dray.views.federation import FederatedClient as FederatedClient
-from dray.views.federation import FederatedClientPage as FederatedClientPage
-from dray.views.federation import FederatedRound as FederatedRound
-from dray.views.federation import Invitation as Invitation
-from dray.views.federation import InvitationPage as InvitationPage
-from dray.views.federation import OpenRound as OpenRound
-from dray.views.federation import RoundPhase as RoundPhase
-from dray.views.federation import UpdateReceipt as UpdateReceipt
-from dray.views.jobs import Cost as Cost
-from dray.views.jobs import Goodput as Goodput
-from dray.views.jobs import Job as Job
-from dray.views.jobs import JobPage as JobPage
-from dray.views.jobs import JobState as JobState
-from dray.views.jobs import Links as Links
-from dray.views.jobs import OtherJob as OtherJob
-from dray.views.jobs import Progress as Progress
-from dray.views.jobs import SlotSeconds as SlotSeconds
-from dray.views.outlook import Counterfactual as Counterfactual
-from dray.views.outlook import Decision as Decision
-from dray.views.outlook import DecisionOnJob as DecisionOnJob
-from dray.views.outlook import DecisionPage as DecisionPage
-from dray.views.outlook import Explanation as Explanation
-from dray.views.outlook import Forecast as Forecast
-from dray.views.outlook import ForecastError as ForecastError
-from dray.views.outlook import ForecastErrors as ForecastErrors
-from dray.views.outlook import ReplayedDecision as ReplayedDecision
-from dray.views.planner import Calibration as Calibration
-from dray.views.planner import Plan as Plan
-from dray.views.planner import PlannedMemory as PlannedMemory
-from dray.views.planner import PlannedMesh as PlannedMesh
-from dray.views.planner import SyncOption as SyncOption
-from dray.views.planner import SyncPlan as SyncPlan
-from dray.views.queues import CostItem as CostItem
-from dray.views.queues import CostReport as CostReport
-from dray.views.queues import Price as Price
-from dray.views.queues import Queue as Queue
-from dray.views.queues import QueuePage as QueuePage
-from dray.views.queues import QueueUser as QueueUser
-from dray.views.reports import Artifact as Artifact
-from dray.views.reports import ArtifactPage as ArtifactPage
-from dray.views.reports import Code as Code
-from dray.views.reports import CodeFile as CodeFile
-from dray.views.reports import CodeFilePage as CodeFilePage
-from dray.views.reports import DownloadLink as DownloadLink
-from dray.views.reports import Event as Event
-from dray.views.reports import EventPage as EventPage
-from dray.views.reports import LogLine as LogLine
-from dray.views.reports import LogPage as LogPage
-from dray.views.reports import Metrics as Metrics
-from dray.views.reports import Point as Point
-from dray.views.reports import RankSample as RankSample
-from dray.views.reports import Reset as Reset
-from dray.views.reports import Series as Series
-from dray.views.reports import SystemMetrics as SystemMetrics
-from dray.views.reports import SystemSample as SystemSample
-from dray.views.reports import SystemSeries as SystemSeries
-from dray.views.tracking import Annotations as Annotations
-from dray.views.tracking import ComparedJob as ComparedJob
-from dray.views.tracking import ComparedMetric as ComparedMetric
-from dray.views.tracking import Comparison as Comparison
-from dray.views.tracking import Experiment as Experiment
-from dray.views.tracking import ExperimentPage as ExperimentPage
-from dray.views.tracking import ExperimentSummary as ExperimentSummary
-from dray.views.tracking import FieldDifference as FieldDifference
-from dray.views.tracking import FinalMetric as FinalMetric
-from dray.views.tracking import MetricRange as MetricRange
-from dray.views.tracking import SyncFigures as SyncFigures
-from dray.views.webhooks import DeliveryAnswer as DeliveryAnswer
-from dray.views.webhooks import DeliveryStatus as DeliveryStatus
-from dray.views.webhooks import Webhook as Webhook
-from dray.views.webhooks import WebhookDelivery as WebhookDelivery
-from dray.views.webhooks import WebhookDeliveryPage as WebhookDeliveryPage
-from dray.views.webhooks import WebhookFormat as WebhookFormat
-from dray.views.webhooks import WebhookPage as WebhookPage
+from dray.views.arrays import *
+from dray.views.attempts import *
+from dray.views.base import *
+from dray.views.cluster import *
+from dray.views.faults import *
+from dray.views.federation import *
+from dray.views.jobs import *
+from dray.views.outlook import *
+from dray.views.planner import *
+from dray.views.queues import *
+from dray.views.reports import *
+from dray.views.tracking import *
+from dray.views.webhooks import *

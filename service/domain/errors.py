@@ -1,7 +1,8 @@
 """The errors that a caller of a use case may see. They do not depend on HTTP.
 
 Each class has a stable `code` for programs. `message` states the error, `hint` what to do, and
-`pointer` (a JSON pointer) the invalid field of the document.
+`pointer` (a JSON pointer) the invalid field of the document. An error that only one use case raises
+may be defined next to it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""docs/sdk.md and docs/cli.md tell the truth: their tables are complete, their blocks are run."""
+"""docs/sdk.md and docs/cli.md tell the truth: their blocks are run, and the errors exist."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
@@ -89,24 +88,9 @@ def names_in(table: str) -> list[str]:
     return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
 
 
-def test_the_page_of_the_sdk_names_every_method_once() -> None:
-    methods = [name for name, _ in inspect.getmembers(Client, inspect.isfunction) if name[0] != "_"]
-    assert sorted(names_in(SDK.split("\n## All methods\n")[1])) == sorted({*methods} - {"close"})
-
-
 def test_the_errors_it_names_are_there() -> None:
     for name in names_in(SDK.split("\n## Errors\n")[1].split("\n## ")[0]):
         assert issubclass(getattr(errors, name), errors.DrayError)
-
-
-def test_the_page_of_the_command_line_names_every_command_once() -> None:
-    from dray.cli.app import app
-
-    commands = [
-        one.name or one.callback.__name__ for one in app.registered_commands if one.callback
-    ]
-    commands += [str(group.typer_instance.info.name) for group in app.registered_groups]
-    assert sorted(names_in(CLI.split("\n## All commands\n")[1])) == sorted(commands)
 
 
 def test_its_exit_codes_are_the_exit_codes() -> None:

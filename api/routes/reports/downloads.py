@@ -7,23 +7,25 @@ the `Range` of what is missing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.context import Caller, Context, NoParameters, TheContext
+from api.context import Caller, Context, NoParameters, TheContext, use_cases
 from api.http import body
 from api.http.caching import fresh
 from api.http.downloads import BINARY, DOWNLOAD, attachment, download
 from api.openapi import json_body
-from api.problems import declare
+from api.problems import BODY, declare
 from api.routes.reports import artifacts, checkpoints
 from dray import views
 from dray.requests import DownloadRequest, LogRequest
-from service.jobs.downloads import no_such_link
+from service.jobs.downloads import DownloadLinks, no_such_link
 from service.jobs.queries import MAX_LINES, Queries
 
 router = APIRouter(prefix="/v1", tags=["downloads"])
+TheLinks = Annotated[DownloadLinks, use_cases(lambda runtime: DownloadLinks(runtime.database))]
 
 _WANTED = ("job_not_found", "artifact_not_found", "checkpoint_not_found", "storage_unavailable")
 
@@ -35,18 +37,17 @@ _WANTED = ("job_not_found", "artifact_not_found", "checkpoint_not_found", "stora
     response_model=views.DownloadLink,
     openapi_extra=json_body(DownloadRequest),
     dependencies=[NoParameters],
-    responses=declare(
-        *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
-        *("invalid_parameter", *_WANTED),
-    ),
+    responses=declare(*BODY, *_WANTED),
 )
-async def create(request: Request, context: TheContext, caller: Caller, job_id: str) -> Response:
+async def create(
+    request: Request, context: TheContext, links: TheLinks, caller: Caller, job_id: str
+) -> Response:
     """Make a link that downloads an artifact, a file of a checkpoint or a log of the job without a
     token: once, within a minute, and only while the token that asked for it is valid."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(DownloadRequest, request, limit_bytes)
     await _content(request, context, job_id, wanted)  # a browser shows no problem of a download
-    link = await context.runtime.downloads.create(
+    link = await links.create(
         job_id, wanted, owner=caller, token_id=context.authority.token_id(caller)
     )
     return fresh(link, 201, {"Location": link.url})
@@ -63,9 +64,9 @@ async def create(request: Request, context: TheContext, caller: Caller, job_id: 
         **declare(*_WANTED),
     },
 )
-async def use(request: Request, context: TheContext, secret: str) -> Response:
+async def use(request: Request, context: TheContext, links: TheLinks, secret: str) -> Response:
     """Download what the link is for, or a range of it. The link is spent from then on."""
-    link = await context.runtime.downloads.use(secret)
+    link = await links.use(secret)
     if link.token_id is None or link.token_id != context.authority.token_id(link.owner):
         raise no_such_link()
     request.state.caller = link.owner

@@ -8,13 +8,15 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 
-from api.context import Caller, Query, TheContext, TheCosts
+from api.context import Caller, Query, TheContext, use_cases
 from api.http.caching import answer
 from api.problems import Refused, declare
 from dray import views
 from dray.filters import Time
+from service.costs.reports import Costs
 
 router = APIRouter(prefix="/v1/costs", tags=["costs"])
+TheCosts = Annotated[Costs, use_cases(lambda runtime: Costs(runtime.database, runtime.prices))]
 
 
 class CostQuery(Query):

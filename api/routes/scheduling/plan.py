@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter, Request, Response
 
-from api.context import Caller, NoParameters, TheContext, ThePlans
+from api.context import Caller, NoParameters, TheContext, use_cases
 from api.http import body
 from api.http.caching import fresh
 from api.openapi import json_body
 from api.problems import declare
 from dray import views
 from dray.requests import PlanRequest
+from service.planning.service import Plans
 
 router = APIRouter(prefix="/v1", tags=["plan"])
+ThePlans = Annotated[Plans, use_cases(lambda runtime: Plans(runtime.database))]
 
 
 @router.post(

@@ -7,23 +7,20 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from fastapi import Query as QueryParameters
 
-from api.context import Admin, Caller, NoParameters, Query, TheContext, TheQueues
+from api.context import Admin, Caller, NoParameters, Query, TheContext, use_cases
 from api.http import body
 from api.http.caching import answer, fresh
 from api.openapi import json_body
-from api.problems import declare
+from api.problems import BODY, declare
 from dray import views
 from dray.requests import QueueChangeRequest, QueueRequest
 from dray.spec.fields import QUEUE_NAME
+from service.queues.service import Queues
 
 router = APIRouter(prefix="/v1/queues", tags=["queues"])
+TheQueues = Annotated[Queues, use_cases(lambda runtime: Queues(runtime.database, runtime.prices))]
 
 QueueOfPath = Annotated[str, Path(max_length=63, pattern=QUEUE_NAME)]
-
-CHANGE = (
-    *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
-    *("invalid_parameter", "invalid_queue"),
-)
 
 
 @router.get(
@@ -56,7 +53,7 @@ async def get(request: Request, queues: TheQueues, _: Caller, name: QueueOfPath)
     response_model=views.Queue,
     openapi_extra=json_body(QueueRequest),
     dependencies=[NoParameters],
-    responses=declare(*CHANGE),
+    responses=declare(*BODY, "invalid_queue"),
 )
 async def put(
     request: Request, context: TheContext, queues: TheQueues, actor: Admin, name: QueueOfPath
@@ -78,7 +75,7 @@ class ChangeQuery(Query):
     operation_id="change_queue",
     response_model=views.Queue,
     openapi_extra=json_body(QueueChangeRequest),
-    responses=declare(*CHANGE, "queue_not_found"),
+    responses=declare(*BODY, "invalid_queue", "queue_not_found"),
 )
 async def change(
     request: Request,

@@ -1,50 +1,13 @@
 """The tables. Rows only: what is done with them is in `repositories`."""
 
-from service.db.models.attempts import AttemptRow as AttemptRow
-from service.db.models.attempts import DrillRow as DrillRow
-from service.db.models.attempts import EventRow as EventRow
-from service.db.models.attempts import HangRow as HangRow
-from service.db.models.base import Base as Base
-from service.db.models.cluster import AutoscalingRow as AutoscalingRow
-from service.db.models.cluster import ClusterRow as ClusterRow
-from service.db.models.cluster import DeploymentRow as DeploymentRow
-from service.db.models.cluster import LeaseRow as LeaseRow
-from service.db.models.cluster import NodeRow as NodeRow
-from service.db.models.cluster import ServiceMetricRow as ServiceMetricRow
-from service.db.models.cluster import StorageStateRow as StorageStateRow
-from service.db.models.code import CodePackRow as CodePackRow
-from service.db.models.code import CodePartRow as CodePartRow
-from service.db.models.code import CodeRow as CodeRow
-from service.db.models.code import CodeUseRow as CodeUseRow
-from service.db.models.costs import AttemptCostRow as AttemptCostRow
-from service.db.models.costs import DeletedAttemptRow as DeletedAttemptRow
-from service.db.models.costs import SlotSecondsRow as SlotSecondsRow
-from service.db.models.federation import FederatedClientRow as FederatedClientRow
-from service.db.models.federation import FederatedRoundRow as FederatedRoundRow
-from service.db.models.jobs import FIRST_POSITIONS as FIRST_POSITIONS
-from service.db.models.jobs import IdempotencyRow as IdempotencyRow
-from service.db.models.jobs import JobDependencyRow as JobDependencyRow
-from service.db.models.jobs import JobLabelRow as JobLabelRow
-from service.db.models.jobs import JobRow as JobRow
-from service.db.models.jobs import SweepRow as SweepRow
-from service.db.models.jobs import TrialRow as TrialRow
-from service.db.models.jobs import TrialRungRow as TrialRungRow
-from service.db.models.queues import DecisionRow as DecisionRow
-from service.db.models.queues import ForecastRow as ForecastRow
-from service.db.models.queues import OutlookRow as OutlookRow
-from service.db.models.queues import QueueRow as QueueRow
-from service.db.models.reports import ArtifactRow as ArtifactRow
-from service.db.models.reports import CheckpointRow as CheckpointRow
-from service.db.models.reports import DownloadLinkRow as DownloadLinkRow
-from service.db.models.reports import LogChunkRow as LogChunkRow
-from service.db.models.reports import MetricChunkRow as MetricChunkRow
-from service.db.models.reports import RecentMetricsRow as RecentMetricsRow
-from service.db.models.reports import SystemMetricsRow as SystemMetricsRow
-from service.db.models.tracking import DocumentValueRow as DocumentValueRow
-from service.db.models.tracking import ExperimentRow as ExperimentRow
-from service.db.models.tracking import JobAnnotationRow as JobAnnotationRow
-from service.db.models.tracking import JobTagRow as JobTagRow
-from service.db.models.tracking import MetricSummaryRow as MetricSummaryRow
-from service.db.models.tracking import MlflowExportRow as MlflowExportRow
-from service.db.models.webhooks import WebhookDeliveryRow as WebhookDeliveryRow
-from service.db.models.webhooks import WebhookRow as WebhookRow
+from service.db.models.attempts import *
+from service.db.models.base import *
+from service.db.models.cluster import *
+from service.db.models.code import *
+from service.db.models.costs import *
+from service.db.models.federation import *
+from service.db.models.jobs import *
+from service.db.models.queues import *
+from service.db.models.reports import *
+from service.db.models.tracking import *
+from service.db.models.webhooks import *

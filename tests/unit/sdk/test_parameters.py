@@ -16,14 +16,11 @@ OPENAPI = Path(__file__).parents[1] / "api" / "openapi.json"
 METHODS: dict[str, Callable[..., Any]] = {
     "get_job": Client.get,
     "list_jobs": Client.jobs,
-    "list_webhook_deliveries": Client.webhook_deliveries,
     "report_costs": Client.costs,
     "list_decisions": Client.decisions,
     "get_array": Client.wait_array,
     "get_sweep": Client.sweep,
-    "list_trials": Client.trials,
     "compare_jobs": Client.compare,
-    "list_experiments": Client.experiments,
     "get_metrics": Client.metrics,
     "get_system_metrics": Client.system_metrics,
     "get_logs": Client.logs,
@@ -73,11 +70,12 @@ NOT_IN_THE_COMMANDS = {
 
 
 def questions() -> dict[str, list[str]]:
-    """The query parameters of each GET that has some, by its operation."""
+    """The query parameters of each GET that has others than `PAGES`, by its operation."""
     found = {}
     for path in json.loads(OPENAPI.read_text())["paths"].values():
         one = path.get("get", {})
-        if names := [each["name"] for each in one.get("parameters", ()) if each["in"] == "query"]:
+        names = [each["name"] for each in one.get("parameters", ()) if each["in"] == "query"]
+        if set(names) - PAGES:
             found[one["operationId"]] = names
     return found
 

@@ -75,11 +75,6 @@ def build(database: Database, revision: str, storage: Storage) -> list[Written]:
     return written
 
 
-def test_rows_of_every_table_are_tried(tmp_path: Path) -> None:
-    tables = {row.__tablename__ for row, _ in rows(Storage(tmp_path.as_uri()))}
-    assert tables == set(models.Base.metadata.tables)
-
-
 @EACH
 def test_every_row_keeps_what_it_held(empty: Database, tmp_path: Path, revision: str) -> None:
     written = build(empty, revision, Storage((tmp_path / "storage").as_uri()))

@@ -8,6 +8,7 @@ from typing import Any
 
 from dray.requests import WebhookRequest
 from dray.views import JobState
+from service.webhooks.service import Webhooks
 from tests.unit.service.loops.world import World, comes_to, eventually
 
 
@@ -25,14 +26,15 @@ async def test_a_receiver_is_told_once_what_became_of_each_job(world: World) -> 
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     runtime = await world.open(webhook_private_hosts=["127.0.0.1"], public_url="https://dray.x/")
     wanted = WebhookRequest.model_validate({"url": url, "states": ["FAILED", "SUCCEEDED"]})
-    hook = await runtime.webhooks.create(wanted, owner="default")
+    webhooks = Webhooks(runtime.database, runtime.settings)
+    hook = await webhooks.create(wanted, owner="default")
     good = await world.submit(runtime)
     bad = await world.submit(runtime, "fails", max_retries=0)
     await comes_to(runtime, good, JobState.SUCCEEDED)
     await comes_to(runtime, bad, JobState.FAILED)
 
     async def nothing_waits() -> bool:
-        return (await runtime.webhooks.get(hook.id, owner=None)).num_waiting == 0
+        return (await webhooks.get(hook.id, owner=None)).num_waiting == 0
 
     await eventually(nothing_waits, "messages still wait")
     data = {each["data"]["id"]: each["data"] for each in told}

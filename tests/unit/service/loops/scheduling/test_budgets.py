@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dray.requests import QueueRequest
 from dray.views import JobState
+from service.queues.service import Queues
 from tests.marks import ONE_SET
 from tests.unit.service.loops.world import World, comes_to, says
 
@@ -21,7 +22,8 @@ async def test_jobs_wait_for_a_budget_and_those_of_others_pass(
     runtime = await world.open(scheduler_tick_s=60.0, prices_file=path)
 
     async def give(name: str, budget: float | None) -> None:
-        await runtime.queues.put(name, QueueRequest.model_validate({"budget": budget}))
+        rules = QueueRequest.model_validate({"budget": budget})
+        await Queues(runtime.database, runtime.prices).put(name, rules)
 
     for name in ("night", "day"):
         await give(name, None)

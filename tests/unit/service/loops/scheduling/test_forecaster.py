@@ -15,6 +15,7 @@ from dray.spec import JobSpec
 from dray.views import JobState
 from service.domain.errors import DecisionNotFound, UnknownQueue, Unsatisfiable
 from service.domain.scheduling.outlook.situation import UNKNOWN_S
+from service.jobs.changes import JobChanges
 from service.outlook import forecasts
 from service.outlook.answers import Answers
 from service.runtime import Runtime
@@ -106,7 +107,7 @@ async def test_a_held_job_is_told_that_nobody_knows_when_it_starts(world: World)
     first = await world.submit(runtime, "waits", workers=4)
     await comes_to(runtime, first, JobState.RUNNING)
     second = await world.submit(runtime)
-    await runtime.changes.change(second, JobChangeRequest(held=True))
+    await JobChanges(runtime.database).change(second, JobChangeRequest(held=True))
 
     async def says_so() -> bool:
         start = (await runtime.reading.explain(second)).start

@@ -8,16 +8,20 @@ from dray.requests import JobChangeRequest, QueueRequest
 from dray.views import JobState
 from service.domain.errors import UnknownQueue
 from service.domain.scheduling.rules import shares
+from service.jobs.changes import JobChanges
+from service.queues.service import Queues
 from service.runtime import Runtime
 from tests.unit.service.loops.world import World, comes_to, eventually, says
 
 
 async def _set(runtime: Runtime, name: str, **rules: object) -> None:
-    await runtime.queues.put(name, QueueRequest.model_validate(rules))
+    queues = Queues(runtime.database, runtime.prices)
+    await queues.put(name, QueueRequest.model_validate(rules))
 
 
 async def _change(runtime: Runtime, job_id: str, **changes: object) -> None:
-    await runtime.changes.change(job_id, JobChangeRequest.model_validate(changes), actor="ann")
+    wanted = JobChangeRequest.model_validate(changes)
+    await JobChanges(runtime.database).change(job_id, wanted, actor="ann")
 
 
 async def test_a_limit_that_is_raised_lets_the_next_job_start(world: World) -> None:
